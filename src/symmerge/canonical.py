@@ -1,0 +1,320 @@
+"""The canonical form: the same function with every gauge fixed that a checkpoint leaves open. Exact, lazy, recorded.
+
+Folding the gains is what makes rotations of the stream possible at all; the other steps make two models comparable.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symmerge.alignment import lay
+from symmerge.errors import SymmetryError
+from symmerge.groups import GeneralLinear, Group, OrthogonalFixingOnes, RotaryPairs, ScaledPermutation
+from symmerge.model import Model, rebind
+from symmerge.notation import Role, atoms
+from symmerge.spec import Norm, Occurrence, Spec
+from symmerge.weights import DerivedWeights, Weights
+
+Computed = dict[str, Callable[[], Tensor]]
+
+
+def canonicalize(model: Model, steps: tuple[str, ...] | None = None) -> Model:
+    """The same function in canonical form; `steps` (default: all of `STEPS`) are done in their order here.
+
+    Steps that have nothing to do leave the model as it is: a post-norm or permutation-only stream keeps its gains and its tie.
+    """
+    unknown = set(steps or ()) - STEPS.keys()
+    if unknown:
+        raise SymmetryError(f"no canonical step called {', '.join(sorted(unknown))}: there are {', '.join(STEPS)}")
+    for name, step in STEPS.items():
+        if steps is None or name in steps:
+            model = step(model)
+    return model
+
+
+def _derive(model: Model, computed: Computed, step: str, what: str) -> Model:
+    if not computed:
+        return model
+    return model.derive(DerivedWeights(model.weights, computed), step={"step": step, "what": what})
+
+
+# fold: gains and shifts of the norms go into the maps that read them
+
+
+def fold(model: Model) -> Model:
+    """Fold every gain on a rotating stream into its readers, so that the norm commutes with rotations."""
+    norms = [norm for norm in model.spec.norms if model.spec.rotates(norm.stream) and not _commutes(norm, model.weights)]
+    model = _untie(model, norms)
+    computed: Computed = {}
+    shifts = 0
+    for norm in norms:
+        weights = model.weights
+        for reader in norm.readers:
+            axis = model.spec.axis_of(f"{reader}.weight", norm.stream, Role.READS)
+            computed[f"{reader}.weight"] = partial(_scaled, weights, f"{reader}.weight", norm.gain, axis)
+        computed[norm.gain] = partial(_ones, weights, norm.gain)
+        if norm.shift is None:
+            continue
+        shifts += 1
+        if all(f"{reader}.bias" in model.spec.tensors for reader in norm.readers):
+            for reader in norm.readers:
+                axis = model.spec.axis_of(f"{reader}.weight", norm.stream, Role.READS)
+                computed[f"{reader}.bias"] = partial(_pushed, weights, reader, norm.shift, axis)
+            computed[norm.shift] = partial(_zeros, weights, norm.shift)
+        else:
+            _refuse_lost_shift(norm, model)
+            computed[norm.shift] = partial(_divided, weights, norm)
+    return _derive(model, computed, "fold", f"{len(norms)} gains and {shifts} shifts folded into the maps that read them")
+
+
+def _commutes(norm: Norm, weights: Weights) -> bool:
+    """A constant gain without a shift commutes with rotations as it is; a tied head need not be untied for it."""
+    gain = weights[norm.gain]
+    return bool((gain == gain[0]).all()) and (norm.shift is None or not weights[norm.shift].any())
+
+
+def _untie(model: Model, norms: list[Norm]) -> Model:
+    """Give a tied head weights of its own where a gain must be folded into it."""
+    needed = [f"{reader}.weight" for norm in norms for reader in norm.readers if f"{reader}.weight" in model.spec.ties]
+    for alias in needed:
+        target = model.spec.ties[alias]
+        weights = DerivedWeights(
+            model.weights,
+            {alias: partial(_copy, model.weights, target)},
+            added={alias: (model.weights.shape(target), model.weights.dtype(target))},
+        )
+        step = {"step": "untie", "what": f"{alias} no longer shares {target}: the final gain is folded into it"}
+        model = rebind(model, {**model.config, "tie_word_embeddings": False}, weights, step=step)
+    return model
+
+
+def _copy(weights: Weights, name: str) -> Tensor:
+    return weights[name]
+
+
+def _scaled(weights: Weights, name: str, gain: str, axis: int) -> Tensor:
+    weight = weights[name]
+    return weight * weights[gain].reshape([-1 if dim == axis else 1 for dim in range(weight.ndim)])
+
+
+def _pushed(weights: Weights, reader: str, shift: str, axis: int) -> Tensor:
+    # With the old weight: the shift is added after the gain.
+    return weights[f"{reader}.bias"] + weights[f"{reader}.weight"].movedim(axis, -1) @ weights[shift]
+
+
+def _divided(weights: Weights, norm: Norm) -> Tensor:
+    assert norm.shift is not None
+    gain, shift = weights[norm.gain], weights[norm.shift]
+    return torch.where(gain == 0, torch.zeros_like(shift), shift / torch.where(gain == 0, torch.ones_like(gain), gain))
+
+
+def _ones(weights: Weights, name: str) -> Tensor:
+    return torch.ones_like(weights[name])
+
+
+def _zeros(weights: Weights, name: str) -> Tensor:
+    return torch.zeros_like(weights[name])
+
+
+def _refuse_lost_shift(norm: Norm, model: Model) -> None:
+    """A zero gain with a shift, read by a map without bias, has nowhere to put that shift."""
+    assert norm.shift is not None
+    lost = (model.weights[norm.gain] == 0) & (model.weights[norm.shift] != 0)
+    if not lost.any():
+        return
+    for reader in norm.readers:
+        axis = model.spec.axis_of(f"{reader}.weight", norm.stream, Role.READS)
+        if model.weights[f"{reader}.weight"].movedim(axis, 0)[lost].any():
+            places = ", ".join(str(i) for i in lost.nonzero().flatten()[:4].tolist())
+            raise SymmetryError(
+                f"{norm.gain} is zero at {places} where {norm.shift} is not, and {reader} has no bias to take it:"
+                f" rotations of '{norm.stream}' are not possible; restrict it to permutations"
+            )
+
+
+# centre: LayerNorm subtracts the mean, so nobody needs to write or read it
+
+
+def centre(model: Model) -> Model:
+    """Take the mean out of what writes to a LayerNorm stream, and the ones direction out of what reads it."""
+    computed: Computed = {}
+    shifts = {norm.shift for norm in model.spec.norms}
+    kept = {f"{reader}.weight" for norm in model.spec.norms if norm.shift and model.weights[norm.shift].any() for reader in norm.readers}
+    for name, space in model.spec.hidden.items():
+        if not isinstance(space.group, OrthogonalFixingOnes):
+            continue
+        for met in model.spec.occurrences(name):
+            tensor = met.piece.tensor
+            # A head whose norm keeps its shift also reads the shift's ones component: leave it.
+            if met.role is Role.RIDES or tensor in shifts or tensor in kept:
+                continue
+            computed[tensor] = partial(_centred, model.weights, tensor, model.spec.axis_of(tensor, name, met.role))
+    return _derive(model, computed, "centre", f"the mean over the stream taken out of {len(computed)} tensors")
+
+
+def _centred(weights: Weights, name: str, axis: int) -> Tensor:
+    tensor = weights[name]
+    return tensor - tensor.mean(axis, keepdim=True)
+
+
+# values and keys: biases inside attention that can live elsewhere, or nowhere
+
+
+def move_value_biases(model: Model) -> Model:
+    """Attention weights sum to one, so a constant on the values is a constant after the output map."""
+    computed: Computed = {}
+    for name, space in model.spec.hidden.items():
+        if space.translation != "passes":
+            continue
+        biases = [met for met in model.spec.occurrences(name) if met.role is Role.WRITES and _is_bias(met, model.spec)]
+        for output in (met for met in model.spec.occurrences(name) if met.role is Role.READS):
+            target = output.piece.tensor.removesuffix("weight") + "bias"
+            if target not in model.spec.tensors or not any(_read(bias, model.weights).any() for bias in biases):
+                continue
+            stream = next(atoms(model.spec.tensors[target])).space
+            computed[target] = partial(_with_values, model.weights, target, stream, output, tuple(biases))
+            computed |= {bias.piece.tensor: partial(_zeroed, model.weights, bias, 0) for bias in biases}
+    return _derive(model, computed, "values", f"value biases moved into the output bias of {len(computed) // 2} layers")
+
+
+def drop_key_biases(model: Model) -> Model:
+    """A constant on every key adds the same to all scores of a query, and the softmax does not see it; rotary coordinates differ."""
+    computed: Computed = {}
+    for name, space in model.spec.hidden.items():
+        if space.translation != "drops":
+            continue
+        start = space.group.rotary if isinstance(space.group, RotaryPairs) else 0
+        if start == space.group.size:
+            continue
+        for met in model.spec.occurrences(name):
+            if met.role is Role.READS and _is_bias(met, model.spec) and _read(met, model.weights).any():
+                computed[met.piece.tensor] = partial(_zeroed, model.weights, met, start)
+    return _derive(model, computed, "keys", f"key biases of {len(computed)} layers set to zero where positions do not rotate them")
+
+
+def _is_bias(met: Occurrence, spec: Spec) -> bool:
+    return len(spec.tensors[met.piece.tensor]) == 1
+
+
+def _read(met: Occurrence, weights: Weights) -> Tensor:
+    return met.piece.view(weights[met.piece.tensor])
+
+
+def _zeroed(weights: Weights, met: Occurrence, start: int) -> Tensor:
+    tensor = weights[met.piece.tensor].clone()
+    view = met.piece.view(tensor)
+    view.narrow(met.position, start, view.shape[met.position] - start).zero_()
+    return tensor
+
+
+def _with_values(weights: Weights, target: str, stream: str, output: Occurrence, biases: tuple[Occurrence, ...]) -> Tensor:
+    bias = weights[target].clone()
+    letters = dict(zip((atom.space for atom in output.piece.atoms), string.ascii_lowercase, strict=False))
+    for value in biases:
+        inputs = ["".join(letters[atom.space] for atom in met.piece.atoms) for met in (output, value)]
+        bias += torch.einsum(f"{inputs[0]},{inputs[1]}->{letters[stream]}", _read(output, weights), _read(value, weights))
+    return bias
+
+
+# balance: share the size of a circuit evenly between the two sides of its space
+
+
+def balance(model: Model) -> Model:
+    """In every space where only products matter, give writers and readers the same size; heads go to the basis of their SVD."""
+    rebalanced = {name for name, space in model.spec.hidden.items() if type(space.group) in BALANCE}
+    if not rebalanced:
+        return model
+    sides = lru_cache(maxsize=6)(partial(_balanced_pieces, model))  # a tensor may hold pieces of several spaces
+    computed: Computed = {}
+    for name in rebalanced:
+        for met in model.spec.occurrences(name):
+            if met.role is not Role.RIDES:
+                computed[met.piece.tensor] = partial(_rebalanced, model, sides, met.piece.tensor, rebalanced)
+    return _derive(model, computed, "balance", f"writers and readers of {len(rebalanced)} spaces balanced")
+
+
+def _rebalanced(model: Model, sides: Callable[[str], Mapping[Any, Tensor]], tensor: str, spaces: set[str]) -> Tensor:
+    result = model.weights[tensor].clone()
+    for piece in model.spec.pieces[tensor]:
+        for atom in piece.atoms:
+            if atom.space in spaces and atom.role is not Role.RIDES:
+                piece.view(result).copy_(sides(atom.space)[piece])
+    return result
+
+
+def _balanced_pieces(model: Model, space: str) -> dict[Any, Tensor]:
+    per = model.spec.spaces[space].per
+    stacks: dict[Role, list[tuple[Any, Tensor, Callable[[Tensor], Tensor]]]] = {Role.WRITES: [], Role.READS: []}
+    for met in model.spec.occurrences(space):
+        if met.role is Role.RIDES:
+            continue
+        outer = None if per is None else next(met.piece.positions(per))
+        laid, undo = lay(_read(met, model.weights), met.position, outer)
+        stacks[met.role].append((met.piece, laid, undo))
+    x, y = (torch.cat([laid for _, laid, _ in stacks[role]], -1) for role in (Role.WRITES, Role.READS))
+    group = model.spec.spaces[space].group
+    found: dict[Any, Tensor] = {}
+    for role, whole in zip((Role.WRITES, Role.READS), BALANCE[type(group)](group, x.double(), y.double()), strict=True):
+        widths = [laid.shape[-1] for _, laid, _ in stacks[role]]
+        for (piece, laid, undo), part in zip(stacks[role], whole.split(widths, -1), strict=True):
+            found[piece] = undo(part.to(laid))
+    return found
+
+
+Pair = tuple[Float[Tensor, "b n x"], Float[Tensor, "b n y"]]
+
+
+def _balance_circuit(group: Group, x: Float[Tensor, "b n x"], y: Float[Tensor, "b n y"]) -> Pair:
+    """x'y = U S V' without forming it: QR both thin factors, SVD the small core."""
+    (x_basis, x_core), (y_basis, y_core) = torch.linalg.qr(x.mT), torch.linalg.qr(y.mT)
+    u, s, vh = torch.linalg.svd(x_core @ y_core.mT, full_matrices=False)
+    root = s.sqrt()[..., None]
+    pad = (0, 0, 0, x.shape[-2] - s.shape[-1])
+    grow = torch.nn.functional.pad
+    return grow(root * (x_basis @ u).mT, pad), grow(root * (y_basis @ vh.mT).mT, pad)
+
+
+def _balance_rows(x: Tensor, y: Tensor) -> Pair:
+    sizes = x.norm(dim=-1, keepdim=True), y.norm(dim=-1, keepdim=True)
+    scale = torch.where((sizes[0] > 0) & (sizes[1] > 0), (sizes[1] / sizes[0].clamp_min(1e-300)).sqrt(), torch.ones_like(sizes[0]))
+    return x * scale, y / scale
+
+
+def _balance_scales(group: Group, x: Tensor, y: Tensor) -> Pair:
+    return _balance_rows(x, y)
+
+
+def _balance_rotary(group: Group, x: Tensor, y: Tensor) -> Pair:
+    assert isinstance(group, RotaryPairs)
+    turned, rest = [], []
+    for side in (x, y):
+        first, second, others = group.split(side)
+        turned.append(torch.cat([first, second], -1))
+        rest.append(others)
+    turned = _balance_rows(*turned)
+    rest = _balance_circuit(group, *rest) if group.rest.size else rest
+    half = turned[0].shape[-1] // 2, turned[1].shape[-1] // 2
+    queries, keys = (side.split(width, -1) for side, width in zip(turned, half, strict=True))
+    return group.join(queries[0], queries[1], rest[0]), group.join(keys[0], keys[1], rest[1])
+
+
+BALANCE: dict[type[Group], Callable[[Any, Tensor, Tensor], Pair]] = {
+    GeneralLinear: _balance_circuit,
+    ScaledPermutation: _balance_scales,
+    RotaryPairs: _balance_rotary,
+}
+
+STEPS: dict[str, Callable[[Model], Model]] = {
+    "fold": fold,
+    "centre": centre,
+    "values": move_value_biases,
+    "keys": drop_key_biases,
+    "balance": balance,
+}

@@ -1,0 +1,68 @@
+"""The record that travels with a written checkpoint: symmerge.json for programs, README.md for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from symmerge.model import Model
+
+SCHEMA = 1
+
+
+def versions() -> dict[str, str]:
+    """Of what can change a result."""
+    return {name: version(name) for name in ("symmerge", "torch", "transformers", "numpy", "scipy")}
+
+
+def provenance(model: Model, evidence: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Where a model came from, what was done to it, and how it was checked."""
+    return {
+        "schema": SCHEMA,
+        "source": model.where,
+        "source_sha256": model.digest(),
+        "architecture": model.spec.architecture,
+        "family": model.spec.family,
+        "spec_sha256": model.spec.fingerprint,
+        "steps": [dict(step) for step in model.history],
+        "verified": dict(evidence) if evidence else None,
+        "versions": versions(),
+    }
+
+
+def model_card(record: Mapping[str, Any]) -> str:
+    """A model card in the hub's form."""
+    steps = "\n".join(f"{number}. **{step['step']}**: {step['what']}" for number, step in enumerate(record["steps"], 1))
+    return f"""---
+library_name: transformers
+tags:
+- symmerge
+---
+# {record["architecture"]}, moved along its symmetries
+
+Written by [symmerge](symmerge.json) {record["versions"]["symmerge"]} from `{record["source"]}`. It is a stock checkpoint: other
+weights, the same function. Load it with `transformers` as you would the source.
+
+## What was done
+{steps or "Nothing: the weights are the source's."}
+
+## Is it the same function?
+{_verdict(record["verified"])}
+
+## Provenance
+```json
+{json.dumps({key: record[key] for key in ("source_sha256", "spec_sha256", "versions")}, indent=2)}
+```
+"""
+
+
+def _verdict(verified: Mapping[str, Any] | None) -> str:
+    if not verified:
+        return "Not checked: it was written without verification."
+    return (
+        f"Yes. Relative difference of the logits {verified['difference']:.1e} (tolerance {verified['tolerance']:.0e} for {verified['dtype']}),"
+        f" largest absolute difference {verified['largest']:.1e}, on {verified['inputs']}."
+    )

@@ -1,0 +1,130 @@
+"""BERT and RoBERTa: post-LayerNorm encoders with learned positions, for masked language and for classification."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from symmerge.families.base import Family, Reading, attention, feed_forward, visible
+from symmerge.groups import GeneralLinear, Group, Permutation, SignedPermutation, Trivial
+from symmerge.spec import Space
+
+# The gain of a post-LayerNorm sits on the stream itself and only follows a permutation, so nothing can be folded or rotated.
+ENCODER = """
+{base}.embeddings.word_embeddings.weight                       vocabulary   residual
+{base}.embeddings.position_embeddings.weight                   position     residual
+{base}.embeddings.token_type_embeddings.weight                 type         residual
+{base}.embeddings.LayerNorm.weight                             residual~
+{base}.embeddings.LayerNorm.bias                               residual
+{base}.encoder.layer.{i}.attention.self.query.weight           (head.{i} qk.{i})    residual*
+{base}.encoder.layer.{i}.attention.self.query.bias             (head.{i} qk.{i})
+{base}.encoder.layer.{i}.attention.self.key.weight             (head.{i} qk.{i}*)   residual*
+{base}.encoder.layer.{i}.attention.self.key.bias               (head.{i} qk.{i}*)
+{base}.encoder.layer.{i}.attention.self.value.weight           (head.{i} vo.{i})    residual*
+{base}.encoder.layer.{i}.attention.self.value.bias             (head.{i} vo.{i})
+{base}.encoder.layer.{i}.attention.output.dense.weight         residual     (head.{i} vo.{i}*)
+{base}.encoder.layer.{i}.attention.output.dense.bias           residual
+{base}.encoder.layer.{i}.attention.output.LayerNorm.weight     residual~
+{base}.encoder.layer.{i}.attention.output.LayerNorm.bias       residual
+{base}.encoder.layer.{i}.intermediate.dense.weight             ff.{i}       residual*
+{base}.encoder.layer.{i}.intermediate.dense.bias               ff.{i}
+{base}.encoder.layer.{i}.output.dense.weight                   residual     ff.{i}*
+{base}.encoder.layer.{i}.output.dense.bias                     residual
+{base}.encoder.layer.{i}.output.LayerNorm.weight               residual~
+{base}.encoder.layer.{i}.output.LayerNorm.bias                 residual
+{base}.pooler.dense.weight                                     pooled       residual*    if pooler
+{base}.pooler.dense.bias                                       pooled                    if pooler
+"""
+
+# A tied decoder is the embedding: the transform's output is then the residual space itself. Untied, it is a space of its own.
+BERT_HEADS = """
+cls.predictions.transform.dense.weight         transform   residual*     if mlm
+cls.predictions.transform.dense.bias           transform                 if mlm
+cls.predictions.transform.LayerNorm.weight     transform~                if mlm
+cls.predictions.transform.LayerNorm.bias       transform                 if mlm
+cls.predictions.decoder.weight                 vocabulary  transform*    if untied
+cls.predictions.bias                           vocabulary                if mlm
+cls.predictions.decoder.bias                   vocabulary                if untied
+cls.seq_relationship.weight                    next        pooled*       if nsp
+cls.seq_relationship.bias                      next                      if nsp
+classifier.weight                              label       pooled*       if classifier
+classifier.bias                                label                     if classifier
+"""
+
+ROBERTA_HEADS = """
+lm_head.dense.weight                           transform   residual*     if mlm
+lm_head.dense.bias                             transform                 if mlm
+lm_head.layer_norm.weight                      transform~                if mlm
+lm_head.layer_norm.bias                        transform                 if mlm
+lm_head.decoder.weight                         vocabulary  transform*    if untied
+lm_head.bias                                   vocabulary                if mlm
+lm_head.decoder.bias                           vocabulary                if untied
+classifier.dense.weight                        classifier  residual*     if classifier
+classifier.dense.bias                          classifier                if classifier
+classifier.out_proj.weight                     label       classifier*   if classifier
+classifier.out_proj.bias                       label                     if classifier
+"""
+
+
+def read(config: Any, names: Collection[str]) -> Reading:
+    width = config.hidden_size
+    head_size = width // config.num_attention_heads
+    has = {
+        "mlm": any(name in names for name in ("cls.predictions.bias", "lm_head.dense.weight")),
+        "nsp": "cls.seq_relationship.weight" in names,
+        "classifier": any(name.startswith("classifier.") for name in names),
+        "pooler": any(name.endswith(".pooler.dense.weight") for name in names),
+    }
+    # Without a head that reads it, the pooler's output is what users of the bare encoder see.
+    pooled: Group = SignedPermutation(width) if has["nsp"] or "classifier.weight" in names else Trivial(width)
+    return Reading(
+        layers=config.num_hidden_layers,
+        spaces=(
+            *visible(vocabulary=config.vocab_size, position=config.max_position_embeddings, type=config.type_vocab_size),
+            *visible(label=config.num_labels, next=2),
+            Space("residual", Permutation(width)),
+            *attention(heads=config.num_attention_heads, queries=1, qk=GeneralLinear(head_size), vo=head_size),
+            Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
+            Space("pooled", pooled),
+            Space("classifier", SignedPermutation(width)),
+            Space("transform", Permutation(width)),
+        ),
+        flags={**has, "untied": has["mlm"] and not config.tie_word_embeddings},
+    )
+
+
+def _family(name: str, heads: str, architectures: dict[str, tuple[str, str]], decoder: str) -> Family:
+    table = (ENCODER + heads).replace("{base}", name)
+    return Family(
+        name=name,
+        model_types=(name,),
+        architectures=architectures,
+        table=table,
+        norms="",
+        read=read,
+        ties={f"{decoder}.weight": f"{name}.embeddings.word_embeddings.weight", f"{decoder}.bias": f"{decoder.rpartition('.')[0]}.bias"},
+        tied_spaces={"transform": "residual"},
+        renames=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
+        buffers=(r"\.position_ids$", r"\.token_type_ids$"),
+    )
+
+
+BERT = _family(
+    "bert",
+    BERT_HEADS,
+    {
+        "BertForPreTraining": ("masked-lm", "cls.seq_relationship.weight"),
+        "BertForMaskedLM": ("masked-lm", "cls.predictions.bias"),
+        "BertForSequenceClassification": ("text-classification", "classifier.weight"),
+    },
+    "cls.predictions.decoder",
+)
+ROBERTA = _family(
+    "roberta",
+    ROBERTA_HEADS,
+    {
+        "RobertaForMaskedLM": ("masked-lm", "lm_head.dense.weight"),
+        "RobertaForSequenceClassification": ("text-classification", "classifier.dense.weight"),
+    },
+    "lm_head.decoder",
+)

@@ -1,0 +1,76 @@
+"""Llama, Mistral and Qwen2: pre-RMSNorm, rotary positions, grouped heads, a gated feed-forward layer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from symmerge.families.base import Family, Reading, attention, gated, visible
+from symmerge.groups import Orthogonal, RotaryPairs
+from symmerge.spec import Space
+
+TABLE = """
+model.embed_tokens.weight                           vocabulary                       residual
+model.layers.{i}.input_layernorm.weight             residual~
+model.layers.{i}.self_attn.q_proj.weight            (head.{i} query.{i} qk.{i})      residual*
+model.layers.{i}.self_attn.q_proj.bias              (head.{i} query.{i} qk.{i})                               if qkv_bias
+model.layers.{i}.self_attn.k_proj.weight            (head.{i} qk.{i}*)               residual*
+model.layers.{i}.self_attn.k_proj.bias              (head.{i} qk.{i}*)                                        if qkv_bias
+model.layers.{i}.self_attn.v_proj.weight            (head.{i} vo.{i})                residual*
+model.layers.{i}.self_attn.v_proj.bias              (head.{i} vo.{i})                                         if qkv_bias
+model.layers.{i}.self_attn.o_proj.weight            residual                         (head.{i} query.{i} vo.{i}*)
+model.layers.{i}.self_attn.o_proj.bias              residual                                                  if o_bias
+model.layers.{i}.post_attention_layernorm.weight    residual~
+model.layers.{i}.mlp.gate_proj.weight               ff.{i}~                          residual*
+model.layers.{i}.mlp.gate_proj.bias                 ff.{i}~                                                   if mlp_bias
+model.layers.{i}.mlp.up_proj.weight                 ff.{i}                           residual*
+model.layers.{i}.mlp.up_proj.bias                   ff.{i}                                                    if mlp_bias
+model.layers.{i}.mlp.down_proj.weight               residual                         ff.{i}*
+model.layers.{i}.mlp.down_proj.bias                 residual                                                  if mlp_bias
+model.norm.weight                                   residual~
+lm_head.weight                                      vocabulary                       residual*                if untied
+"""
+
+NORMS = """
+model.layers.{i}.input_layernorm             -> model.layers.{i}.self_attn.q_proj model.layers.{i}.self_attn.k_proj model.layers.{i}.self_attn.v_proj
+model.layers.{i}.post_attention_layernorm    -> model.layers.{i}.mlp.gate_proj model.layers.{i}.mlp.up_proj
+model.norm                                   -> lm_head
+"""
+
+
+def read(config: Any, names: Collection[str]) -> Reading:
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv_heads = config.num_key_value_heads
+    attention_bias = getattr(config, "attention_bias", False)
+    return Reading(
+        layers=config.num_hidden_layers,
+        spaces=(
+            *visible(vocabulary=config.vocab_size),
+            Space("residual", Orthogonal(config.hidden_size)),
+            *attention(
+                heads=kv_heads,
+                queries=config.num_attention_heads // kv_heads,
+                qk=RotaryPairs(head_size, rotary=head_size),
+                vo=head_size,
+            ),
+            Space("ff.{i}", gated(config.intermediate_size)),
+        ),
+        flags={
+            "untied": not config.tie_word_embeddings,
+            "qkv_bias": config.model_type == "qwen2" or attention_bias,
+            "o_bias": attention_bias,
+            "mlp_bias": getattr(config, "mlp_bias", False),
+        },
+    )
+
+
+FAMILY = Family(
+    name="llama",
+    model_types=("llama", "mistral", "qwen2"),
+    architectures=dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"), ("causal-lm", "model.embed_tokens.weight")),
+    table=TABLE,
+    norms=NORMS,
+    read=read,
+    ties={"lm_head.weight": "model.embed_tokens.weight"},
+    buffers=(r"rotary_emb\.inv_freq$",),
+)

@@ -1,0 +1,65 @@
+"""GPT-NeoX and Pythia: pre-LayerNorm, partial rotary positions, QKV fused head by head, parallel or sequential residual."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from symmerge.families.base import Family, Reading, attention, feed_forward, visible
+from symmerge.groups import OrthogonalFixingOnes, RotaryPairs
+from symmerge.spec import Space
+
+# Parallel and sequential blocks differ in what the second norm sees, not in who writes and reads the stream: one table serves both.
+TABLE = """
+gpt_neox.embed_in.weight                                  vocabulary   residual
+gpt_neox.layers.{i}.input_layernorm.weight                residual~
+gpt_neox.layers.{i}.input_layernorm.bias                  residual
+gpt_neox.layers.{i}.attention.query_key_value.weight      (head.{i} (qk.{i} + qk.{i}* + vo.{i}))   residual*
+gpt_neox.layers.{i}.attention.query_key_value.bias        (head.{i} (qk.{i} + qk.{i}* + vo.{i}))                  if attention_bias
+gpt_neox.layers.{i}.attention.dense.weight                residual     (head.{i} vo.{i}*)
+gpt_neox.layers.{i}.attention.dense.bias                  residual                                                if attention_bias
+gpt_neox.layers.{i}.post_attention_layernorm.weight       residual~
+gpt_neox.layers.{i}.post_attention_layernorm.bias         residual
+gpt_neox.layers.{i}.mlp.dense_h_to_4h.weight              ff.{i}       residual*
+gpt_neox.layers.{i}.mlp.dense_h_to_4h.bias                ff.{i}
+gpt_neox.layers.{i}.mlp.dense_4h_to_h.weight              residual     ff.{i}*
+gpt_neox.layers.{i}.mlp.dense_4h_to_h.bias                residual
+gpt_neox.final_layer_norm.weight                          residual~
+gpt_neox.final_layer_norm.bias                            residual
+lm_head.weight                                            vocabulary   residual*                                  if untied
+"""
+
+NORMS = """
+gpt_neox.layers.{i}.input_layernorm             -> gpt_neox.layers.{i}.attention.query_key_value
+gpt_neox.layers.{i}.post_attention_layernorm    -> gpt_neox.layers.{i}.mlp.dense_h_to_4h
+gpt_neox.final_layer_norm                       -> lm_head
+"""
+
+
+def read(config: Any, names: Collection[str]) -> Reading:
+    head_size = config.hidden_size // config.num_attention_heads
+    rotary = int(head_size * config.rope_parameters.get("partial_rotary_factor", 1.0))
+    rotary += rotary % 2  # transformers makes one frequency per started pair, so an odd number is rounded up
+    return Reading(
+        layers=config.num_hidden_layers,
+        spaces=(
+            *visible(vocabulary=config.vocab_size),
+            Space("residual", OrthogonalFixingOnes(config.hidden_size)),
+            *attention(heads=config.num_attention_heads, queries=1, qk=RotaryPairs(head_size, rotary=rotary), vo=head_size),
+            Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
+        ),
+        flags={"untied": not config.tie_word_embeddings, "attention_bias": config.attention_bias},
+    )
+
+
+FAMILY = Family(
+    name="neox",
+    model_types=("gpt_neox",),
+    architectures={"GPTNeoXForCausalLM": ("causal-lm", "gpt_neox.embed_in.weight")},
+    table=TABLE,
+    norms=NORMS,
+    read=read,
+    ties={"lm_head.weight": "gpt_neox.embed_in.weight"},
+    renames=((r"^embed_out\.", "lm_head."),),
+    buffers=(r"\.attention\.(bias|masked_bias)$", r"rotary_emb\.inv_freq$"),
+)

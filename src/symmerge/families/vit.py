@@ -1,0 +1,84 @@
+"""ViT for image classification: pre-LayerNorm, learned positions, a class token."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from symmerge.families.base import Family, Reading, attention, feed_forward, visible
+from symmerge.groups import GeneralLinear, OrthogonalFixingOnes
+from symmerge.spec import Space
+
+TABLE = """
+vit.embeddings.cls_token                               one one      residual
+vit.embeddings.position_embeddings                     one position residual
+vit.embeddings.patch_embeddings.projection.weight      residual     channel patch_height patch_width
+vit.embeddings.patch_embeddings.projection.bias        residual
+vit.layers.{i}.layernorm_before.weight                 residual~
+vit.layers.{i}.layernorm_before.bias                   residual
+vit.layers.{i}.attention.q_proj.weight                 (head.{i} qk.{i})    residual*
+vit.layers.{i}.attention.q_proj.bias                   (head.{i} qk.{i})                     if qkv_bias
+vit.layers.{i}.attention.k_proj.weight                 (head.{i} qk.{i}*)   residual*
+vit.layers.{i}.attention.k_proj.bias                   (head.{i} qk.{i}*)                    if qkv_bias
+vit.layers.{i}.attention.v_proj.weight                 (head.{i} vo.{i})    residual*
+vit.layers.{i}.attention.v_proj.bias                   (head.{i} vo.{i})                     if qkv_bias
+vit.layers.{i}.attention.o_proj.weight                 residual     (head.{i} vo.{i}*)
+vit.layers.{i}.attention.o_proj.bias                   residual
+vit.layers.{i}.layernorm_after.weight                  residual~
+vit.layers.{i}.layernorm_after.bias                    residual
+vit.layers.{i}.mlp.fc1.weight                          ff.{i}       residual*
+vit.layers.{i}.mlp.fc1.bias                            ff.{i}
+vit.layers.{i}.mlp.fc2.weight                          residual     ff.{i}*
+vit.layers.{i}.mlp.fc2.bias                            residual
+vit.layernorm.weight                                   residual~
+vit.layernorm.bias                                     residual
+classifier.weight                                      label        residual*
+classifier.bias                                        label
+"""
+
+NORMS = """
+vit.layers.{i}.layernorm_before    -> vit.layers.{i}.attention.q_proj vit.layers.{i}.attention.k_proj vit.layers.{i}.attention.v_proj
+vit.layers.{i}.layernorm_after     -> vit.layers.{i}.mlp.fc1
+vit.layernorm                      -> classifier
+"""
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def read(config: Any, names: Collection[str]) -> Reading:
+    head_size = config.hidden_size // config.num_attention_heads
+    (height, width), (patch_height, patch_width) = _pair(config.image_size), _pair(config.patch_size)
+    patches = (height // patch_height) * (width // patch_width)
+    return Reading(
+        layers=config.num_hidden_layers,
+        spaces=(
+            *visible(one=1, position=patches + 1, channel=config.num_channels, patch_height=patch_height, patch_width=patch_width),
+            *visible(label=config.num_labels),
+            Space("residual", OrthogonalFixingOnes(config.hidden_size)),
+            *attention(heads=config.num_attention_heads, queries=1, qk=GeneralLinear(head_size), vo=head_size),
+            Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
+        ),
+        flags={"qkv_bias": config.qkv_bias},
+    )
+
+
+FAMILY = Family(
+    name="vit",
+    model_types=("vit",),
+    architectures={"ViTForImageClassification": ("image-classification", "classifier.weight")},
+    table=TABLE,
+    norms=NORMS,
+    read=read,
+    # transformers 5 renamed the modules but still writes the old names; both are read
+    renames=(
+        (r"^vit\.encoder\.layer\.", "vit.layers."),
+        (r"\.attention\.attention\.query\.", ".attention.q_proj."),
+        (r"\.attention\.attention\.key\.", ".attention.k_proj."),
+        (r"\.attention\.attention\.value\.", ".attention.v_proj."),
+        (r"\.attention\.output\.dense\.", ".attention.o_proj."),
+        (r"\.intermediate\.dense\.", ".mlp.fc1."),
+        (r"\.output\.dense\.", ".mlp.fc2."),
+    ),
+)

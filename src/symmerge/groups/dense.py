@@ -1,0 +1,262 @@
+"""Matrix groups: rotations, rotations that fix the ones vector, and every invertible matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symmerge.errors import SymmetryError
+from symmerge.groups.base import Check, Element, Gram, Group, normal, total, uniform
+from symmerge.notation import Role
+
+TOLERANCE = 1e-6  # how far rounding may leave a float64 (or float32) matrix from its group
+
+
+def multiply(matrix: Float[Tensor, "*#batch n n"], x: Float[Tensor, "*batch n m"]) -> Float[Tensor, "*batch n m"]:
+    """matrix @ x in the layout of x, so that no transposed copy is made when x is a transposed view."""
+    matrix = matrix.to(x)
+    if x.stride(-2) == 1 and x.stride(-1) != 1:
+        return (x.mT @ matrix.mT).mT
+    return matrix @ x
+
+
+def ride(group: str, x: Tensor) -> Tensor:
+    """A constant gain commutes with every matrix; any other gain does not."""
+    if (x == x[..., :1, :]).all():
+        return x
+    raise SymmetryError(f"pointwise, and not constant, but its space is {group}: canonicalize the model first (it folds the gains)")
+
+
+def _eye(n: int, batch: tuple[int, ...]) -> Tensor:
+    return torch.eye(n, dtype=torch.float64).expand(*batch, n, n).clone()
+
+
+def _rotation(n: int, generator: torch.Generator, batch: tuple[int, ...]) -> Tensor:
+    q, r = torch.linalg.qr(normal(generator, (*batch, n, n)))
+    return q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]  # the sign makes it uniform over O(n)
+
+
+def _polar(cross: Tensor) -> Tensor:
+    u, _, vh = torch.linalg.svd(cross.double())
+    return u @ vh
+
+
+def _is_orthogonal(matrix: Tensor) -> Check:
+    error = (matrix @ matrix.mT - torch.eye(matrix.shape[-1]).to(matrix)).abs().amax().item() if matrix.numel() else 0.0
+    return Check(error <= TOLERANCE, "" if error <= TOLERANCE else f"not orthogonal: |g g' - 1| reaches {error:.1e}")
+
+
+@final
+@dataclass(frozen=True)
+class Orthogonal(Group):
+    """Rotations and reflections: the stream of a pre-RMSNorm model, once the gains are folded."""
+
+    size: int
+
+    @property
+    def dimension(self) -> int:
+        return self.size * (self.size - 1) // 2
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"matrix": (self.size, self.size)}
+
+    def identity(self, batch: tuple[int, ...] = ()) -> Element:
+        return {"matrix": _eye(self.size, batch)}
+
+    def random(self, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
+        return {"matrix": _rotation(self.size, generator, batch)}
+
+    def compose(self, outer: Element, inner: Element) -> Element:
+        return {"matrix": outer["matrix"] @ inner["matrix"]}
+
+    def inverse(self, element: Element) -> Element:
+        return {"matrix": element["matrix"].mT.contiguous()}
+
+    def act(self, element: Element, x: Float[Tensor, "*batch n m"], role: Role) -> Float[Tensor, "*batch n m"]:
+        return ride(self.name, x) if role is Role.RIDES else multiply(element["matrix"], x)
+
+    def check(self, element: Element) -> Check:
+        return _is_orthogonal(element["matrix"])
+
+    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
+        return {"matrix": _polar(total(write, read))}
+
+
+@final
+@dataclass(frozen=True)
+class OrthogonalFixingOnes(Group):
+    """Rotations g with g 1 = 1, which commute with LayerNorm's mean: the stream of a pre-LayerNorm model."""
+
+    size: int
+
+    @property
+    def dimension(self) -> int:
+        return (self.size - 1) * (self.size - 2) // 2
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"matrix": (self.size, self.size)}
+
+    def identity(self, batch: tuple[int, ...] = ()) -> Element:
+        return {"matrix": _eye(self.size, batch)}
+
+    def random(self, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
+        basis = ones_complement(self.size)
+        inner = _rotation(self.size - 1, generator, batch)
+        return {"matrix": basis @ inner @ basis.mT + 1 / self.size}
+
+    def compose(self, outer: Element, inner: Element) -> Element:
+        return {"matrix": outer["matrix"] @ inner["matrix"]}
+
+    def inverse(self, element: Element) -> Element:
+        return {"matrix": element["matrix"].mT.contiguous()}
+
+    def act(self, element: Element, x: Float[Tensor, "*batch n m"], role: Role) -> Float[Tensor, "*batch n m"]:
+        return ride(self.name, x) if role is Role.RIDES else multiply(element["matrix"], x)
+
+    def check(self, element: Element) -> Check:
+        moved = (element["matrix"].sum(-1) - 1).abs().amax().item()
+        if moved > TOLERANCE:
+            return Check(False, f"moves the ones vector by {moved:.1e}")
+        return _is_orthogonal(element["matrix"])
+
+    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
+        # Solve in the complement of the ones vector: exact, where adding a multiple of 1 1' only tends to it.
+        basis = ones_complement(self.size).to(write.cross)
+        inner = _polar(basis.mT @ total(write, read) @ basis)
+        basis = basis.to(inner)
+        return {"matrix": basis @ inner @ basis.mT + 1 / self.size}
+
+
+def ones_complement(n: int) -> Float[Tensor, "n k"]:
+    """An orthonormal basis of the vectors whose sum is zero: the last n - 1 columns of a Householder reflection."""
+    v = torch.full((n,), n**-0.5, dtype=torch.float64)
+    v[0] -= 1
+    norm = v.norm()
+    if norm == 0:  # n == 1
+        return torch.zeros(1, 0, dtype=torch.float64)
+    v = v / norm
+    return (torch.eye(n, dtype=torch.float64) - 2 * torch.outer(v, v))[:, 1:]
+
+
+@final
+@dataclass(frozen=True)
+class GeneralLinear(Group):
+    """Every invertible matrix: inside a head, where only the products of writers and readers matter."""
+
+    size: int
+
+    @property
+    def dimension(self) -> int:
+        return self.size**2
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"matrix": (self.size, self.size)}
+
+    def identity(self, batch: tuple[int, ...] = ()) -> Element:
+        return {"matrix": _eye(self.size, batch)}
+
+    def random(self, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
+        left, right = (_rotation(self.size, generator, batch) for _ in range(2))
+        stretch = uniform(generator, (*batch, self.size), -0.5, 0.5).exp()  # condition number at most e
+        return {"matrix": (left * stretch[..., None, :]) @ right}
+
+    def compose(self, outer: Element, inner: Element) -> Element:
+        return {"matrix": outer["matrix"] @ inner["matrix"]}
+
+    def inverse(self, element: Element) -> Element:
+        return {"matrix": torch.linalg.inv(element["matrix"])}
+
+    def act(self, element: Element, x: Float[Tensor, "*batch n m"], role: Role) -> Float[Tensor, "*batch n m"]:
+        if role is Role.RIDES:
+            return ride(self.name, x)
+        matrix = element["matrix"] if role is Role.WRITES else torch.linalg.inv(element["matrix"]).mT
+        return multiply(matrix, x)
+
+    def check(self, element: Element) -> Check:
+        values = torch.linalg.svdvals(element["matrix"].double())
+        if not values.numel():
+            return Check(True)
+        condition = (values[..., 0] / values[..., -1]).max().item()
+        ok = condition < 1e8  # beyond, float64 products lose more than float32 stores
+        return Check(ok, "" if ok else f"nearly singular: condition number {condition:.1e}")
+
+    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
+        if read is None:
+            return {"matrix": torch.linalg.solve(write.needs_right().mT, write.cross.mT).mT}
+        return {"matrix": nearest_invertible(write, read)}
+
+
+def nearest_invertible(write: Gram, read: Gram, *, max_steps: int = 100) -> Float[Tensor, "*batch n n"]:
+    """Minimise |XA - g XB|^2 + |YA - g^-T YB|^2 over invertible g, from the Gram matrices alone.
+
+    Gauss-Newton on g <- (1 + z) g. The normal equations z P + Q z = R, with P and Q the Gram matrices of the moved
+    factors, are a Sylvester equation that two symmetric eigendecompositions solve. A step that does not lower the
+    objective is halved, so the objective never increases. Starts: rotation, least squares on each side; the best wins.
+    """
+    p, q = write.needs_right(), read.needs_right()
+
+    def objective(g: Tensor) -> Tensor:
+        h = torch.linalg.inv(g).mT
+        return _quadratic(g, p, write.cross) + _quadratic(h, q, read.cross)
+
+    g = _best_start(write, read, objective)
+    value = objective(g)
+    for _ in range(max_steps):
+        h = torch.linalg.inv(g).mT
+        moved_p, moved_q = g @ p @ g.mT, h @ q @ h.mT
+        step = _sylvester(moved_p, moved_q, (write.cross @ g.mT - moved_p) - (h @ read.cross.mT - moved_q))
+        size = torch.ones_like(value)
+        candidate, reached = g, value
+        for _ in range(12):
+            candidate = g + size[..., None, None] * step @ g
+            reached = torch.where(torch.linalg.det(candidate).abs() > 0, objective(_solvable(candidate)), torch.inf)
+            worse = ~(reached <= value)
+            if not worse.any():
+                break
+            size = torch.where(worse, size / 2, size)
+        accept = reached < value
+        gain = torch.where(accept, value - reached, 0)
+        g = torch.where(accept[..., None, None], candidate, g)
+        value = torch.where(accept, reached, value)
+        if (gain <= 1e-14 * value.abs()).all():
+            break
+    return g
+
+
+def _quadratic(g: Tensor, right: Tensor, cross: Tensor) -> Tensor:
+    """|A - g B|^2 less |A|^2."""
+    return ((g @ right - 2 * cross) * g).sum((-2, -1))
+
+
+def _solvable(g: Tensor) -> Tensor:
+    """The identity in place of matrices that have no inverse; their objective is discarded."""
+    singular = torch.linalg.det(g) == 0
+    return torch.where(singular[..., None, None], torch.eye(g.shape[-1]).to(g), g)
+
+
+def _sylvester(p: Tensor, q: Tensor, right: Tensor) -> Tensor:
+    """Solve z p + q z = right for symmetric positive p and q."""
+    (p_values, p_basis), (q_values, q_basis) = torch.linalg.eigh(p), torch.linalg.eigh(q)
+    sums = q_values[..., :, None] + p_values[..., None, :]
+    floor = 1e-12 * sums.amax((-2, -1), keepdim=True)
+    return q_basis @ ((q_basis.mT @ right @ p_basis) / sums.maximum(floor)) @ p_basis.mT
+
+
+def _best_start(write: Gram, read: Gram, objective) -> Tensor:
+    starts = [_polar(write.cross + read.cross)]
+    for gram, transpose in ((write, False), (read, True)):
+        right = gram.needs_right()
+        ridge = 1e-12 * right.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None] * torch.eye(right.shape[-1]).to(right)
+        solved, info = torch.linalg.solve_ex(right + ridge, gram.cross.mT)
+        start = solved.mT
+        values = torch.linalg.svdvals(start)
+        usable = (info == 0) & (values[..., -1] > 1e-8 * values[..., 0])
+        start = torch.where(usable[..., None, None], start, starts[0])
+        starts.append(torch.linalg.inv(start).mT if transpose else start)
+    values = torch.stack([objective(start) for start in starts])
+    best = values.argmin(0)
+    return torch.stack(starts).gather(0, best[None, ..., None, None].expand(1, *starts[0].shape)).squeeze(0)

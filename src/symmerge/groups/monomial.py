@@ -1,0 +1,234 @@
+"""Permutations, with and without signs and scales: groups whose matrices have one entry per row and column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lgamma, log
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from symmerge.groups.base import Check, Element, Gram, Group, total, uniform
+from symmerge.notation import Role
+
+
+def take(x: Float[Tensor, "*batch n m"], index: Int[Tensor, "*#batch n"]) -> Float[Tensor, "*batch n m"]:
+    """Row i of the result is row index[i] of x."""
+    if index.ndim == 1:
+        return x.index_select(-2, index.to(x.device))
+    return x[torch.arange(len(index), device=x.device)[:, None], index.to(x.device)]
+
+
+def _log10_factorial(n: int) -> float:
+    return lgamma(n + 1) / log(10)
+
+
+def _identity(n: int, batch: tuple[int, ...]) -> Tensor:
+    return torch.arange(n).expand(*batch, n).clone()
+
+
+def _shuffle(n: int, generator: torch.Generator, batch: tuple[int, ...]) -> Tensor:
+    return torch.rand((*batch, n), generator=generator, dtype=torch.float64).argsort(-1)
+
+
+def _is_permutation(index: Tensor) -> Check:
+    ok = torch.equal(index.sort(-1).values, torch.arange(index.shape[-1], device=index.device).expand_as(index))
+    return Check(ok, "" if ok else "index is not a permutation: some coordinates are used twice, others never")
+
+
+def assign(score: Float[Tensor, "*batch n n"]) -> Int[Tensor, "*batch n"]:
+    """The permutation with the largest total score."""
+    flat = score.detach().reshape(-1, *score.shape[-2:]).double().cpu().numpy()
+    chosen = [torch.as_tensor(linear_sum_assignment(block, maximize=True)[1]) for block in flat]
+    return torch.stack(chosen).reshape(score.shape[:-1])
+
+
+def _gather(values: Tensor, index: Tensor) -> Tensor:
+    return values.gather(-1, index.to(values.device))
+
+
+@final
+@dataclass(frozen=True)
+class Permutation(Group):
+    """Coordinates change places: new[i] = old[index[i]]."""
+
+    size: int
+
+    @property
+    def log10_order(self) -> float:
+        return _log10_factorial(self.size)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"index": (self.size,)}
+
+    def identity(self, batch: tuple[int, ...] = ()) -> Element:
+        return {"index": _identity(self.size, batch)}
+
+    def random(self, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
+        return {"index": _shuffle(self.size, generator, batch)}
+
+    def compose(self, outer: Element, inner: Element) -> Element:
+        return {"index": _gather(inner["index"], outer["index"])}
+
+    def inverse(self, element: Element) -> Element:
+        return {"index": element["index"].argsort(-1)}
+
+    def act(self, element: Element, x: Float[Tensor, "*batch n m"], role: Role) -> Float[Tensor, "*batch n m"]:
+        return take(x, element["index"])
+
+    def check(self, element: Element) -> Check:
+        return _is_permutation(element["index"])
+
+    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
+        return {"index": assign(total(write, read))}
+
+
+@final
+@dataclass(frozen=True)
+class SignedPermutation(Group):
+    """Coordinates change places and signs: new[i] = sign[i] old[index[i]]."""
+
+    size: int
+
+    @property
+    def log10_order(self) -> float:
+        return _log10_factorial(self.size) + self.size * log(2) / log(10)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"index": (self.size,), "sign": (self.size,)}
+
+    def identity(self, batch: tuple[int, ...] = ()) -> Element:
+        return {"index": _identity(self.size, batch), "sign": torch.ones(*batch, self.size, dtype=torch.float64)}
+
+    def random(self, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
+        sign = uniform(generator, (*batch, self.size), -1, 1).sign()
+        return {"index": _shuffle(self.size, generator, batch), "sign": sign}
+
+    def compose(self, outer: Element, inner: Element) -> Element:
+        sign = outer["sign"] * _gather(inner["sign"], outer["index"])
+        return {"index": _gather(inner["index"], outer["index"]), "sign": sign}
+
+    def inverse(self, element: Element) -> Element:
+        index = element["index"].argsort(-1)
+        return {"index": index, "sign": _gather(element["sign"], index)}
+
+    def act(self, element: Element, x: Float[Tensor, "*batch n m"], role: Role) -> Float[Tensor, "*batch n m"]:
+        moved = take(x, element["index"])
+        if role is Role.RIDES:  # a gain follows the permutation, not the sign
+            return moved
+        return moved * element["sign"].to(x)[..., None]
+
+    def check(self, element: Element) -> Check:
+        if not (element["sign"].abs() == 1).all():
+            return Check(False, "a sign is neither 1 nor -1")
+        return _is_permutation(element["index"])
+
+    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
+        score = total(write, read)
+        index = assign(score.abs())
+        met = score.gather(-1, index.to(score.device)[..., None]).squeeze(-1)
+        return {"index": index, "sign": torch.where(met < 0, -1.0, 1.0).double().cpu()}
+
+
+@final
+@dataclass(frozen=True)
+class ScaledPermutation(Group):
+    """Coordinates change places and scale: new[i] = scale[i] old[index[i]]; readers take the reciprocal.
+
+    `positive` where a negative scale is no symmetry (ReLU); gated units allow both signs.
+    """
+
+    size: int
+    positive: bool = True
+
+    @property
+    def dimension(self) -> int:
+        return self.size
+
+    @property
+    def log10_order(self) -> float:
+        return _log10_factorial(self.size) + (0 if self.positive else self.size * log(2) / log(10))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"index": (self.size,), "scale": (self.size,)}
+
+    def identity(self, batch: tuple[int, ...] = ()) -> Element:
+        return {"index": _identity(self.size, batch), "scale": torch.ones(*batch, self.size, dtype=torch.float64)}
+
+    def random(self, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
+        scale = uniform(generator, (*batch, self.size), -0.5, 0.5).exp()
+        if not self.positive:
+            scale = scale * uniform(generator, (*batch, self.size), -1, 1).sign()
+        return {"index": _shuffle(self.size, generator, batch), "scale": scale}
+
+    def compose(self, outer: Element, inner: Element) -> Element:
+        scale = outer["scale"] * _gather(inner["scale"], outer["index"])
+        return {"index": _gather(inner["index"], outer["index"]), "scale": scale}
+
+    def inverse(self, element: Element) -> Element:
+        index = element["index"].argsort(-1)
+        return {"index": index, "scale": 1 / _gather(element["scale"], index)}
+
+    def act(self, element: Element, x: Float[Tensor, "*batch n m"], role: Role) -> Float[Tensor, "*batch n m"]:
+        moved = take(x, element["index"])
+        if role is Role.RIDES:  # the gate follows the permutation, not the scale of the up branch
+            return moved
+        scale = element["scale"] if role is Role.WRITES else 1 / element["scale"]
+        return moved * scale.to(x)[..., None]
+
+    def check(self, element: Element) -> Check:
+        scale = element["scale"]
+        if (scale == 0).any() or not scale.isfinite().all():
+            return Check(False, "a scale is zero or not finite")
+        if self.positive and (scale < 0).any():
+            return Check(False, "a negative scale, but this activation is homogeneous for positive scales only")
+        return _is_permutation(element["index"])
+
+    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
+        if read is None:
+            read = Gram(torch.zeros_like(write.cross), torch.zeros_like(write.cross))
+        cost, scale = best_scales(write, read, self.positive)
+        index = assign(-cost)
+        return {"index": index, "scale": scale.gather(-1, index.to(scale.device)[..., None]).squeeze(-1).double().cpu()}
+
+
+def best_scales(write: Gram, read: Gram, positive: bool) -> tuple[Tensor, Tensor]:
+    """For every pair (i, j): the least of |a_i - s b_j|^2 + |c_i - d_j / s|^2 over s, less what no s changes; and that s.
+
+    The stationary points are roots of a quartic; in t = log |s| every minimum is found by Newton steps from three starts
+    (balance, the writer's own optimum, the reader's), which costs less than the quartic's formula and does not cancel.
+    """
+    write_norm = write.needs_right().diagonal(dim1=-2, dim2=-1)[..., None, :].expand_as(write.cross)
+    read_norm = read.needs_right().diagonal(dim1=-2, dim2=-1)[..., None, :].expand_as(read.cross)
+    signs = (1.0,) if positive else (1.0, -1.0)
+    tries = [_best_positive(write_norm, read_norm, sign * write.cross, sign * read.cross) for sign in signs]
+    if positive:
+        return tries[0]
+    flip = tries[1][0] < tries[0][0]
+    return torch.where(flip, tries[1][0], tries[0][0]), torch.where(flip, -tries[1][1], tries[0][1])
+
+
+def _best_positive(write_norm: Tensor, read_norm: Tensor, write_cross: Tensor, read_cross: Tensor) -> tuple[Tensor, Tensor]:
+    tiny = torch.finfo(write_norm.dtype).tiny
+    p, q = write_norm.clamp_min(tiny), read_norm.clamp_min(tiny)
+
+    def cost(t: Tensor) -> Tensor:
+        s = t.exp()
+        return s * (s * write_norm - 2 * write_cross) + (read_norm / s - 2 * read_cross) / s
+
+    starts = [(q / p).log() / 4, (write_cross.clamp_min(tiny) / p).log(), -(read_cross.clamp_min(tiny) / q).log()]
+    best_cost, best_t = torch.full_like(p, torch.inf), torch.zeros_like(p)
+    for t in starts:
+        t = t.clamp(-12, 12)  # a unit scaled by e^12 would not survive float16; the gate would refuse it anyway
+        for _ in range(12):
+            s = t.exp()
+            slope = s * (2 * s * write_norm - 2 * write_cross) - (2 * read_norm / s - 2 * read_cross) / s
+            bend = s * (4 * s * write_norm - 2 * write_cross) + (4 * read_norm / s - 2 * read_cross) / s
+            t = (t - (slope / bend.abs().clamp_min(tiny)).clamp(-1, 1)).clamp(-12, 12)
+        here = cost(t)
+        better = here < best_cost
+        best_cost, best_t = torch.where(better, here, best_cost), torch.where(better, t, best_t)
+    return best_cost, best_t.exp()

@@ -1,0 +1,159 @@
+"""Does a model compute what another does? The gate before anything is written, and a check of its own.
+
+Models run through the stock transformers classes with weights streamed in module by module, so that a checkpoint larger than
+memory can be verified. Logits are compared up to what a softmax ignores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from symmerge.errors import FunctionChanged, MismatchError
+from symmerge.model import Model, Progress
+
+# What storing the weights in a precision may change, measured on all families, with room to spare; real changes are above 1e-2.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+TOKENS, IMAGES = (2, 48), 2
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far two models' logits are apart, and whether that is rounding."""
+
+    same: bool
+    difference: float
+    largest: float
+    tolerance: float
+    dtype: str
+    inputs: str
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def verify(
+    a: Model, b: Model, *, dtype: torch.dtype = torch.float32, tolerance: float | None = None, seed: int = 0, progress: Progress | None = None
+) -> Verdict:
+    """Compare the logits of two models on the same random inputs.
+
+    `difference` is |logits A - logits B| / |logits A| after taking out what a softmax ignores. The default tolerance is that of
+    the coarser stored precision. In float64 the norms that transformers computes in float32 are computed in float64.
+    """
+    _comparable(a, b)
+    inputs = example_inputs(a, seed)
+    first = [_visible(a, logits) for logits in logits_of(a, inputs, dtype=dtype, progress=progress)]
+    second = [_visible(b, logits) for logits in logits_of(b, inputs, dtype=dtype, progress=progress)]
+    stored = max((a.dtype, b.dtype, dtype), key=lambda kind: torch.finfo(kind).eps)
+    tolerance = TOLERANCE[stored] if tolerance is None else tolerance
+    difference = max(((x - y).norm() / x.norm().clamp_min(1e-30)).item() for x, y in zip(first, second, strict=True))
+    largest = max((x - y).abs().max().item() for x, y in zip(first, second, strict=True))
+    shape = "x".join(str(n) for n in next(iter(inputs.values())).shape)
+    kind = "pixels" if "pixel_values" in inputs else "tokens"
+    return Verdict(difference <= tolerance, difference, largest, tolerance, str(stored).removeprefix("torch."), f"{shape} random {kind}, seed {seed}")
+
+
+def gate(source: Model, *, progress: Progress | None = None):
+    """A gate for `save`: the written checkpoint must compute what `source` does, or nothing is written."""
+
+    def check(written: Model) -> dict[str, Any]:
+        verdict = verify(source, written, progress=progress)
+        if not verdict.same:
+            raise FunctionChanged(
+                f"refused: the new checkpoint does not compute what {source.where} does (relative difference {verdict.difference:.1e},"
+                f" tolerance {verdict.tolerance:.0e}); nothing was written. This is a bug or an ill-conditioned element: please report it"
+            )
+        return verdict.record()
+
+    return check
+
+
+def _comparable(a: Model, b: Model) -> None:
+    # Tied or not, with one more space or fewer: what must agree is what the outside sees.
+    outside = [{name: space.group.size for name, space in model.spec.spaces.items() if name not in model.spec.hidden} for model in (a, b)]
+    shared = {"class": (a.spec.architecture, b.spec.architecture)}
+    shared |= {name: (outside[0].get(name), outside[1].get(name)) for name in {**outside[0], **outside[1]}}
+    differing = [f"{name} {x} / {y}" for name, (x, y) in shared.items() if x != y]
+    if differing:
+        raise MismatchError(f"{a.where} and {b.where} cannot be compared; they differ in: {'; '.join(differing)}")
+
+
+def example_inputs(model: Model, seed: int) -> dict[str, Tensor]:
+    """The same random inputs for the same seed: tokens, or pixels."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = model.spec.sizes
+    if model.spec.task == "image-classification":
+        side = model.config.get("image_size", 224)
+        height, width = (side, side) if isinstance(side, int) else side
+        return {"pixel_values": torch.randn(IMAGES, sizes["channel"], height, width, generator=generator)}
+    rows, length = TOKENS
+    length = min(length, sizes.get("position", length + 2) - 2)  # RoBERTa's first two positions are reserved
+    tokens = torch.randint(0, sizes["vocabulary"], (rows, length), generator=generator)
+    padding = model.config.get("pad_token_id")
+    return {"input_ids": torch.where(tokens == padding, (tokens + 1) % sizes["vocabulary"], tokens) if padding is not None else tokens}
+
+
+def _visible(model: Model, logits: Tensor) -> Tensor:
+    """Logits less what a softmax ignores; regression and multi-label heads are compared as they are."""
+    kind = model.config.get("problem_type")
+    if logits.shape[-1] == 1 or kind in ("regression", "multi_label_classification"):
+        return logits
+    return logits - logits.mean(-1, keepdim=True)
+
+
+@torch.no_grad()
+def logits_of(model: Model, inputs: dict[str, Tensor], *, dtype: torch.dtype = torch.float32, progress: Progress | None = None) -> list[Tensor]:
+    """Every logits tensor the model's class gives, with weights streamed in: at most one module's are in memory at a time."""
+    module = empty_module(model, dtype)
+    owners = [(name, owner) for name, owner in module.named_modules() if owner._parameters]
+    for name, owner in owners:
+        owner.register_forward_pre_hook(partial(_fill, model, name, dtype, progress))
+        owner.register_forward_hook(_empty)
+        if dtype == torch.float64 and hasattr(owner, "variance_epsilon"):
+            owner.forward = partial(_rms_norm, owner)  # transformers computes this norm in float32
+    cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
+    output = module(**cast)
+    found = [value for key, value in output.items() if "logits" in key]
+    assert found, f"{model.spec.architecture} gave no logits"
+    return [value.double() for value in found]
+
+
+def empty_module(model: Model, dtype: torch.dtype) -> nn.Module:
+    """The stock class with its buffers but without weights."""
+    import transformers
+
+    architecture = getattr(transformers, model.spec.architecture)
+    config = architecture.config_class.from_dict(dict(model.config))
+    config._attn_implementation = "sdpa"  # keeps float64; the eager one rounds to float32
+    with torch.device("meta"):
+        module = architecture(config).to(dtype).eval()
+    for owner in module.modules():
+        if owner._buffers:
+            owner._buffers = {name: value if value is None else torch.empty_like(value, device="cpu") for name, value in owner._buffers.items()}
+            module._init_weights(owner)  # fills position ids and rotary frequencies; parameters are still empty
+    return module
+
+
+def _fill(model: Model, prefix: str, dtype: torch.dtype, progress: Progress | None, owner: nn.Module, args: Any) -> None:
+    for key, empty in owner._parameters.items():
+        name = f"{prefix}.{key}" if prefix else key
+        name = model.spec.ties.get(name, name)
+        if empty is None or name not in model.spec.tensors:
+            continue
+        owner._parameters[key] = nn.Parameter(model.weights[name].to(dtype), requires_grad=False)
+        if progress:
+            progress(name)
+
+
+def _empty(owner: nn.Module, args: Any, output: Any) -> None:
+    for key, full in owner._parameters.items():
+        if full is not None and not full.is_meta:
+            owner._parameters[key] = nn.Parameter(torch.empty_like(full, device="meta"), requires_grad=False)
+
+
+def _rms_norm(owner: Any, x: Tensor) -> Tensor:
+    return owner.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + owner.variance_epsilon))
