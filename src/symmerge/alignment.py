@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -130,6 +131,7 @@ class Alignment:
         partial_path = path.with_name(f".{path.name}.partial")
         try:
             save_file(tensors, partial_path, {"symmerge": json.dumps(header)})
+            partial_path.chmod(0o666 & ~_umask())  # safetensors makes its files private
             partial_path.replace(path)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot write {path}: {error}") from error
@@ -137,14 +139,7 @@ class Alignment:
     @staticmethod
     def load(path: str | Path, spec: Spec) -> Alignment:
         """Read an alignment for a table; refuse one that was made for another."""
-        try:
-            with safe_open(path, "pt") as file:
-                header = json.loads((file.metadata() or {}).get("symmerge", "{}"))
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is not a mapping)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise CheckpointError(f"{path} is not an alignment file ({error}): make it again with align or random") from error
-        if header.get("format") != FORMAT:
-            raise CheckpointError(f"{path} is not an alignment file of this version ({FORMAT}): make it again with align or random")
+        header, tensors = read_alignment(path)
         if header["spec"] != spec.fingerprint:
             raise MismatchError(f"{path} was made for another {header['family']} table: another family, size, vocabulary, tie or set of tensors")
         elements: dict[str, dict[str, Tensor]] = {name: {} for name in spec.hidden}
@@ -154,6 +149,19 @@ class Alignment:
         alignment = Alignment(spec, elements, header)
         alignment.check()
         return alignment
+
+
+def read_alignment(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the parts of an alignment file, whatever table it is for."""
+    try:
+        with safe_open(path, "pt") as file:
+            header = json.loads((file.metadata() or {}).get("symmerge", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is not a mapping)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path} is not an alignment file ({error}): make one with align or random") from error
+    if header.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not an alignment file of this version ({FORMAT}): make one with align or random")
+    return header, tensors
 
 
 def lay(view: Tensor, position: int, outer: int | None):
@@ -169,6 +177,12 @@ def lay(view: Tensor, position: int, outer: int | None):
         return laid.reshape(shape).permute(back)
 
     return permuted.reshape(batch, view.shape[position], -1), undo
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _reindex(element: Element, order: Tensor) -> Element:

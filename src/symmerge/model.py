@@ -168,11 +168,12 @@ def save(
     max_shard_bytes: int = DEFAULT_SHARD,
     progress: Progress | None = None,
     gate: Callable[[Model], Mapping[str, Any]] | None = None,
+    beside: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write a stock checkpoint: weights, config, tokenizer and processor files, and a card that says what was done.
 
     The folder appears whole or not at all. `gate` sees the written checkpoint before it appears; what it returns goes into the
-    record, and if it raises, nothing appears.
+    record, and if it raises, nothing appears. `beside` may write more files into the folder.
     """
     inputs = (model.path,) if model.path else ()
     with new_folder(Path(target), overwrite=overwrite, needs_bytes=model.bytes, inputs=inputs) as folder:
@@ -180,6 +181,8 @@ def save(
             shutil.copyfile(file, folder / file.name)
         write_json(folder / "config.json", {**model.config, "architectures": [model.spec.architecture]})
         write_weights(folder, model.weights, stored_as=model.stored_as, max_shard_bytes=max_shard_bytes, progress=progress)
+        if beside:
+            beside(folder)
         evidence = gate(load(folder)) if gate else None
         record = provenance(model, evidence)
         write_json(folder / "symmerge.json", record)

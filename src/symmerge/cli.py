@@ -1,0 +1,232 @@
+"""The command line: verbs, their options, and what they print. Work is done elsewhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+import yaml
+
+from symmerge import console
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # checkpoints are local folders; nothing is ever fetched
+
+app = typer.Typer(
+    help="Merge Transformers that were trained from different initialisations: find the symmetry between them, prove that it changes no function.",
+    epilog="Exit codes: 0 yes or done, 1 no (verify), 2 a problem with the input; the message says what, where and the remedy.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _configure(context: typer.Context, file: Path | None) -> Path | None:
+    """Options from a YAML file become the defaults; unknown ones are refused."""
+    if file is None:
+        return None
+    try:
+        content = yaml.safe_load(file.read_text("utf-8")) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise click.BadParameter(f"{file} cannot be read as YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise click.BadParameter(f"{file} must hold options, one per line: 'seed: 1'")
+    options = {str(name).replace("-", "_"): value for name, value in content.items()}
+    known = {parameter.name for parameter in context.command.params} - {"config"}
+    if unknown := sorted(options.keys() - known):
+        raise click.BadParameter(f"{file}: unknown option {', '.join(unknown)}; {context.info_name} knows {', '.join(sorted(filter(None, known)))}")
+    context.default_map = {**(context.default_map or {}), **options}
+    return file
+
+
+ModelPath = Annotated[Path, typer.Argument(help="A Hugging Face checkpoint folder.", metavar="MODEL", show_default=False)]
+Out = Annotated[Path, typer.Option("--out", "-o", help="The folder to write. It appears whole or not at all.", show_default=False)]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it exists.")]
+NoVerify = Annotated[bool, typer.Option("--no-verify", help="Skip the check that the function did not change; the card will say so.")]
+ShardSize = Annotated[float, typer.Option("--max-shard-size", help="The largest weights file, in GB.", min=0.000001)]
+Residual = Annotated[str, typer.Option(help="How the stream may move: full, permutation (keeps a tied head tied) or identity.")]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="A YAML file with any of these options.", callback=_configure, is_eager=True, show_default=False),
+]
+
+
+@app.command()
+def inspect(model: ModelPath, json: Json = False, config: Config = None) -> None:
+    """Show a model's symmetries: its spaces, their groups, sizes and degrees of freedom, and the axes of its tensors.
+
+    Reads no weights. Example: [bold]symmerge inspect ./gpt2[/]
+    """
+    with console.friendly():
+        from symmerge.inspection import summary
+        from symmerge.model import load
+
+        found = summary(load(model))
+        if json:
+            console.show_json(found)
+            return
+        console.out.print(f"{found['architecture']} ({found['family']}), {found['task']}, {found['parameters']:,} parameters", soft_wrap=True)
+        console.out.print(
+            f"{found['degrees of freedom']:,} continuous degrees of freedom, and 10^{found['discrete (log10)']:.0f} permutations and signs", soft_wrap=True
+        )
+        console.show_table("Spaces", found["spaces"])
+        console.show_table("Tensors (* reads, ~ rides along)", found["tensors"])
+
+
+@app.command()
+def random(
+    model: ModelPath,
+    out: Out,
+    seed: Seed = 0,
+    residual: Residual = "full",
+    overwrite: Overwrite = False,
+    no_verify: NoVerify = False,
+    max_shard_size: ShardSize = 5.0,
+    config: Config = None,
+) -> None:
+    """Write a random member of a model's symmetry orbit: other weights, the same function.
+
+    The element is kept beside it (alignment.safetensors). Example: [bold]symmerge random ./gpt2 --out ./elsewhere --seed 1[/]
+    """
+    with console.friendly():
+        from symmerge.model import load
+        from symmerge.orbit import keep, random_member
+
+        source = load(model)
+        restrict = {} if residual == "full" else {"residual": residual}
+        alignment, moved = random_member(source.restrict(**restrict), seed)
+        _write(
+            source,
+            moved,
+            out,
+            overwrite,
+            no_verify,
+            max_shard_size,
+            lambda folder: keep(alignment, source, folder / "alignment.safetensors", restrict=restrict),
+        )
+
+
+@app.command()
+def apply(
+    alignment: Annotated[Path, typer.Argument(help="An alignment.safetensors, from random or align.", metavar="ALIGNMENT", show_default=False)],
+    model: ModelPath,
+    out: Out,
+    overwrite: Overwrite = False,
+    no_verify: NoVerify = False,
+    max_shard_size: ShardSize = 5.0,
+    config: Config = None,
+) -> None:
+    """Move a model as an alignment says: other weights, the same function. Refuses any model it was not made for.
+
+    Reads and writes tensor by tensor. Example: [bold]symmerge apply elsewhere/alignment.safetensors ./gpt2 --out ./there[/]
+    """
+    with console.friendly():
+        from symmerge.model import load
+        from symmerge.orbit import follow
+
+        source = load(model)
+        _write(source, follow(alignment, source), out, overwrite, no_verify, max_shard_size)
+
+
+@app.command()
+def canonical(
+    model: ModelPath,
+    out: Out,
+    residual: Residual = "full",
+    overwrite: Overwrite = False,
+    no_verify: NoVerify = False,
+    max_shard_size: ShardSize = 5.0,
+    config: Config = None,
+) -> None:
+    """Write a model in canonical form: gains folded, means removed, biases moved, circuits balanced; the same function.
+
+    What was done is in the model card and in symmerge.json. Example: [bold]symmerge canonical ./gpt2 --out ./gpt2-canonical[/]
+    """
+    with console.friendly():
+        from symmerge.canonical import canonicalize
+        from symmerge.model import load
+
+        source = load(model)
+        restrict = {} if residual == "full" else {"residual": residual}
+        _write(source, canonicalize(source.restrict(**restrict)), out, overwrite, no_verify, max_shard_size)
+
+
+@app.command()
+def verify(
+    a: Annotated[Path, typer.Argument(help="A checkpoint folder.", metavar="A", show_default=False)],
+    b: Annotated[Path, typer.Argument(help="Another.", metavar="B", show_default=False)],
+    dtype: Annotated[str, typer.Option(help="The precision to compute in: float32 or float64.")] = "float32",
+    tolerance: Annotated[float | None, typer.Option(help="The largest relative difference that counts as rounding.", show_default="by precision")] = None,
+    seed: Seed = 0,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Do two checkpoints compute the same function? Exit code 0 for yes, 1 for no.
+
+    Compares the logits on random inputs, up to what a softmax ignores. Example: [bold]symmerge verify ./gpt2 ./elsewhere[/]
+    """
+    with console.friendly():
+        import torch
+
+        from symmerge.errors import MismatchError
+        from symmerge.model import load
+        from symmerge.verify import verify as compare
+
+        kinds = {"float32": torch.float32, "float64": torch.float64}
+        if dtype not in kinds:
+            raise MismatchError(f"--dtype {dtype}: choose float32 or float64")
+        models = load(a), load(b)
+        with console.progress("verifying", sum(len(m.weights.names()) for m in models)) as tick:
+            verdict = compare(*models, dtype=kinds[dtype], tolerance=tolerance, seed=seed, progress=tick)
+        if json:
+            console.show_json(verdict.record())
+        else:
+            answer = "the same function" if verdict.same else "NOT the same function"
+            console.out.print(
+                f"{answer}: relative logit difference {verdict.difference:.2e}, tolerance {verdict.tolerance:.0e} ({verdict.dtype}),"
+                f" largest {verdict.largest:.2e}, on {verdict.inputs}",
+                soft_wrap=True,
+            )
+        raise typer.Exit(0 if verdict.same else 1)
+
+
+@app.command()
+def demo(seed: Seed = 0, json: Json = False, config: Config = None) -> None:
+    """Move a small model of every family by a random element of its whole symmetry group, and compare the logits."""
+    with console.friendly():
+        from symmerge.demo import rows
+        from symmerge.zoo.small import SMALL
+
+        found = []
+        with console.progress("moving models", len(SMALL)) as tick:
+            for row in rows(seed):
+                found.append(row)
+                tick(row["model"])
+        if json:
+            console.show_json(found)
+            return
+        console.show_table("A random element of the whole symmetry group: the weights move, the function does not", found)
+        raise typer.Exit(0 if all(row["same function"] == "yes" for row in found) else 1)
+
+
+def _write(source: Any, moved: Any, out: Path, overwrite: bool, no_verify: bool, max_shard_size: float, beside: Any = None) -> None:
+    from symmerge.model import save
+    from symmerge.verify import gate
+
+    with console.progress("writing and verifying", len(moved.weights.names()) * (1 if no_verify else 3)) as tick:
+        check = None if no_verify else gate(source, progress=tick)
+        save(moved, out, overwrite=overwrite, max_shard_bytes=int(max_shard_size * 1e9), progress=tick, gate=check, beside=beside)
+    done = "; ".join(f"{step['step']}: {step['what']}" for step in moved.history)
+    console.out.print(f"wrote {out} ({'not verified' if no_verify else 'verified: the same function'})", soft_wrap=True)
+    console.out.print(f"what was done: {done}", soft_wrap=True)
+
+
+def main() -> None:
+    """The entry point of the `symmerge` command."""
+    app()
