@@ -23,6 +23,7 @@ from symmerge.spec import Norm, Occurrence, Spec
 from symmerge.weights import DerivedWeights, Weights
 
 Computed = dict[str, Callable[[], Tensor]]
+SMALLEST_GAIN = 1e-4  # of the largest: dividing a shift by less costs float32 more digits than the gate allows
 
 
 def canonicalize(model: Model, steps: tuple[str, ...] | None = None) -> Model:
@@ -124,9 +125,10 @@ def _zeros(weights: Weights, name: str) -> Tensor:
 
 
 def _refuse_lost_shift(norm: Norm, model: Model) -> None:
-    """A zero gain with a shift, read by a map without bias, has nowhere to put that shift."""
+    """A zero gain with a shift, read by a map without bias, has nowhere to put that shift; nearly zero, it would lose its digits."""
     assert norm.shift is not None
-    lost = (model.weights[norm.gain] == 0) & (model.weights[norm.shift] != 0)
+    gain = model.weights[norm.gain].abs()
+    lost = (gain < SMALLEST_GAIN * gain.amax()) & (model.weights[norm.shift] != 0)
     if not lost.any():
         return
     for reader in norm.readers:
@@ -134,7 +136,7 @@ def _refuse_lost_shift(norm: Norm, model: Model) -> None:
         if model.weights[f"{reader}.weight"].movedim(axis, 0)[lost].any():
             places = ", ".join(str(i) for i in lost.nonzero().flatten()[:4].tolist())
             raise SymmetryError(
-                f"{norm.gain} is zero at {places} where {norm.shift} is not, and {reader} has no bias to take it:"
+                f"{norm.gain} is zero, or too small to divide by, at {places} where {norm.shift} is not, and {reader} has no bias to take it:"
                 f" rotations of '{norm.stream}' are not possible; restrict it to permutations"
             )
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import struct
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -98,13 +99,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
-    if (path / "adapter_config.json").exists() and not list(path.glob("model*.safetensors")):
+    if (path / "adapter_config.json").exists():  # transformers loads the base it names, not the weights beside it
         raise CheckpointError(f"{path} is a LoRA adapter, not a model: merge it into its base first (peft: model.merge_and_unload(), then save)")
     if not file.exists():
         raise CheckpointError(f"{path} has no config.json: is it a Hugging Face checkpoint folder?")
     config = read_json(file)
-    if "quantization_config" in config:
-        method = config["quantization_config"].get("quant_method", "unknown method")
+    if quantisation := config.get("quantization_config"):
+        method = quantisation.get("quant_method", "unknown method") if isinstance(quantisation, dict) else quantisation
         raise CheckpointError(f"{path} is quantised ({method}): symmetries act on full weights; use the float16 or float32 checkpoint")
     return config
 
@@ -123,11 +124,12 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _open_weights(path: Path) -> StoredWeights:
+    # In the order of transformers, so that a folder with several kinds of files means the same to both.
     for single, index in (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json")):
-        if (path / index).exists():
-            shards = _shards(path / index)
-        elif (path / single).exists():
+        if (path / single).exists():
             shards = [path / single]
+        elif (path / index).exists():
+            shards = _shards(path / index)
         else:
             continue
         return _open_safetensors(shards) if single.endswith("safetensors") else _open_pickles(shards)
@@ -139,7 +141,7 @@ def _shards(index: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{index} has no 'weight_map': restore it from where the model came")
-    names = sorted(set(weight_map.values()))
+    names = sorted({str(name) for name in weight_map.values()})
     missing = [name for name in names if not (index.parent / name).exists()]
     if missing:
         raise CheckpointError(f"{index.parent}: missing shard {', '.join(missing)} of {len(names)}: the download is incomplete; fetch it again")
@@ -169,22 +171,27 @@ def read_header(path: Path) -> Iterator[tuple[str, Entry]]:
             header = json.loads(file.read(header_size))
         metadata = header.pop("__metadata__", None)
         assert metadata is None or isinstance(metadata, dict)
-        found = [(name, item["dtype"], tuple(item["shape"]), *item["data_offsets"]) for name, item in header.items()]
+        found = sorted(_placed(name, item) for name, item in header.items())
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise CheckpointError(f"{corrupt}: its header does not parse ({error}); {remedy}") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     expected = 0
-    for name, code, shape, start, end in sorted(found, key=lambda item: item[3]):
+    for start, end, name, code, shape in found:
         if code not in DTYPES and code not in ("I64", "I32", "U8", "BOOL", "I8", "F8_E4M3", "F8_E5M2"):
             raise CheckpointError(f"{path}: {name} has the unknown precision {code}; {remedy}")
         dtype = DTYPES.get(code, _OTHER.get(code, torch.uint8))
-        if start != expected or end - start != torch.Size(shape).numel() * dtype.itemsize:
+        if not expected == start <= end or end - start != torch.Size(shape).numel() * dtype.itemsize:
             raise CheckpointError(f"{corrupt}: {name} lies at bytes {start} to {end}, which does not fit its shape {list(shape)}; {remedy}")
         expected = end
         yield name, Entry(path, dtype, shape, 8 + header_size + start)
     if 8 + header_size + expected != length:
         raise CheckpointError(f"{corrupt}: {length} bytes, but the header promises {8 + header_size + expected}; {remedy}")
+
+
+def _placed(name: str, item: Mapping[str, Any]) -> tuple[int, int, str, str, Shape]:
+    start, end = (int(offset) for offset in item["data_offsets"])
+    return start, end, name, str(item["dtype"]), tuple(torch.Size(item["shape"]))
 
 
 _OTHER = {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool, "I8": torch.int8}
@@ -194,13 +201,14 @@ def _open_pickles(shards: list[Path]) -> MemoryWeights:
     tensors: dict[str, Tensor] = {}
     for shard in shards:
         try:
-            loaded = torch.load(shard, map_location="cpu", weights_only=True, mmap=True)
+            # Files from before torch 1.6 are no zip archives and cannot be mapped.
+            loaded = torch.load(shard, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(shard))
+            tensors.update({name: value.detach() for name, value in loaded.items() if isinstance(value, Tensor)})
         except Exception as error:  # torch raises many kinds here; all mean the file cannot be read without running its code
             reason = str(error).splitlines()[0][:120]
             raise CheckpointError(
                 f"{shard} cannot be loaded without running code from it, or is damaged ({reason}): convert it to safetensors where you trust it"
             ) from error
-        tensors.update({name: value for name, value in loaded.items() if isinstance(value, Tensor)})
     return MemoryWeights(tensors)
 
 
@@ -256,7 +264,10 @@ def write_weights(
     order = [name for shard in shards for name in shard.names]
 
     def compute(name: str) -> Tensor:
-        return weights[name].to(weights.dtype(name)).contiguous()
+        tensor = weights[name].to(weights.dtype(name)).contiguous()
+        if tensor.dtype == torch.float16 and tensor.numel() and not all(bound.isfinite() for bound in torch.aminmax(tensor)):
+            raise CheckpointError(f"{name} has entries above 65504, too large for float16: convert the source to bfloat16 or float32 first")
+        return tensor
 
     with ThreadPoolExecutor(1) as ahead:
         pending = ahead.submit(compute, order[0]) if order else None
@@ -298,11 +309,11 @@ def new_folder(target: str | Path, *, overwrite: bool = False, needs_bytes: int 
     which the next run to the same target removes.
     """
     target = Path(target).absolute()
-    _refuse(target, overwrite, inputs)
     partial = target.parent / f".{target.name}.{os.getpid()}.partial"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target)
+        _refuse(target, overwrite, inputs)
+        target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free
         if free < needs_bytes + (1 << 20):
             raise CheckpointError(f"{target.parent} has {free / 1e9:.1f} GB free, {needs_bytes / 1e9:.1f} GB are needed: free some or choose another --out")
@@ -311,7 +322,7 @@ def new_folder(target: str | Path, *, overwrite: bool = False, needs_bytes: int 
         raise CheckpointError(f"cannot write beside {target}: {error.strerror}; choose another --out") from error
     try:
         yield partial
-        _swap(partial, target)
+        _swap(partial, target, overwrite)
     except OSError as error:
         raise CheckpointError(f"writing {target} failed: {error.strerror}; nothing was left there") from error
     finally:
@@ -330,14 +341,21 @@ def _refuse(target: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed runs left for this target; what a living process is writing stays."""
-    for stale in target.parent.glob(f".{target.name}.*.partial"):
-        owner = stale.name.removesuffix(".partial").removesuffix(".old").rpartition(".")[2]
-        if owner.isdigit() and not _alive(int(owner)):
+    """Remove what killed runs left for this target, and put back what one was about to replace; what a living process is writing stays."""
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.(\d{{1,9}})(\.old)?\.partial")
+    for stale in target.parent.glob(".*.partial"):
+        found = pattern.fullmatch(stale.name)
+        if found is None or _alive(int(found[1])):
+            continue
+        if found[2] and not target.exists():
+            stale.rename(target)
+        else:
             shutil.rmtree(stale, ignore_errors=True)
 
 
 def _alive(process: int) -> bool:
+    if process == os.getpid():  # ours now, an earlier run's then: containers count from one
+        return False
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -347,11 +365,15 @@ def _alive(process: int) -> bool:
     return True
 
 
-def _swap(partial: Path, target: Path) -> None:
-    if not target.exists():
-        partial.rename(target)
+def _swap(partial: Path, target: Path, overwrite: bool) -> None:
+    if not overwrite or not target.exists():
+        partial.rename(target)  # fails where another run was faster
         return
     old = target.parent / f".{target.name}.{os.getpid()}.old.partial"
     target.rename(old)
-    partial.rename(target)
+    try:
+        partial.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
     shutil.rmtree(old, ignore_errors=True)

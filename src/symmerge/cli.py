@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 import yaml
 
 from symmerge import console
+from symmerge.errors import MismatchError
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # checkpoints are local folders; nothing is ever fetched
@@ -25,22 +25,28 @@ app = typer.Typer(
 )
 
 
-def _configure(context: typer.Context, file: Path | None) -> Path | None:
+def _configure(context: Any, file: Path | None) -> Path | None:
     """Options from a YAML file become the defaults; unknown ones are refused."""
+    # Any, because typer passes a context of its own that is no typer.Context.
     if file is None:
         return None
-    try:
-        content = yaml.safe_load(file.read_text("utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise click.BadParameter(f"{file} cannot be read as YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise click.BadParameter(f"{file} must hold options, one per line: 'seed: 1'")
-    options = {str(name).replace("-", "_"): value for name, value in content.items()}
-    known = {parameter.name for parameter in context.command.params} - {"config"}
-    if unknown := sorted(options.keys() - known):
-        raise click.BadParameter(f"{file}: unknown option {', '.join(unknown)}; {context.info_name} knows {', '.join(sorted(filter(None, known)))}")
+    known = {parameter.name for parameter in context.command.params if parameter.name} - {"config"}
+    with console.friendly():
+        options = _read_options(file)
+        if unknown := sorted(options.keys() - known):
+            raise MismatchError(f"{file}: unknown option {', '.join(unknown)}; {context.info_name} knows {', '.join(sorted(known))}")
     context.default_map = {**(context.default_map or {}), **options}
     return file
+
+
+def _read_options(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text("utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise MismatchError(f"{file} cannot be read as YAML ({error}): write one option per line, 'seed: 1'") from error
+    if not isinstance(content, dict):
+        raise MismatchError(f"{file} holds no options: write one per line, 'seed: 1'")
+    return {str(name).replace("-", "_"): value for name, value in content.items()}
 
 
 ModelPath = Annotated[Path, typer.Argument(help="A Hugging Face checkpoint folder.", metavar="MODEL", show_default=False)]
@@ -174,7 +180,6 @@ def verify(
     with console.friendly():
         import torch
 
-        from symmerge.errors import MismatchError
         from symmerge.model import load
         from symmerge.verify import verify as compare
 
@@ -198,7 +203,10 @@ def verify(
 
 @app.command()
 def demo(seed: Seed = 0, json: Json = False, config: Config = None) -> None:
-    """Move a small model of every family by a random element of its whole symmetry group, and compare the logits."""
+    """Move a small model of every family by a random element of its whole symmetry group, and compare the logits.
+
+    Needs no checkpoint. Example: [bold]symmerge demo --seed 1[/]
+    """
     with console.friendly():
         from symmerge.demo import rows
         from symmerge.zoo.small import SMALL

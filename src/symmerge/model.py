@@ -103,9 +103,14 @@ def _model(weights: StoredWeights, config: dict[str, Any], where: str, path: Pat
     stored_as = _current_names(family, weights, where)
     config = _untangle_ties(family, weights, stored_as, config, where)
     spec = _bind(family, config, stored_as.keys(), where)
-    spec.check({name: weights.shape(stored) for name, stored in stored_as.items()})
+    try:
+        spec.check({name: weights.shape(stored) for name, stored in stored_as.items()})
+    except MismatchError as error:
+        raise MismatchError(f"{where}: {error}") from error
     checked = CheckedWeights(weights.select({name: stored_as[name] for name in spec.tensors}), where)
-    return Model(spec, config, checked, checked, path, stored_as, files)
+    # A tensor that was read from its tied twin is written under its own name: after untying, both are there.
+    own = {name: stored for name, stored in stored_as.items() if family.rename(stored) == name}
+    return Model(spec, config, checked, checked, path, own, files)
 
 
 def _typed(config: Mapping[str, Any], where: str) -> Any:
@@ -114,12 +119,23 @@ def _typed(config: Mapping[str, Any], where: str) -> Any:
     try:
         return CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
     except Exception as error:  # transformers validates configs with many kinds of exceptions
-        reason = str(error).splitlines()[0]
+        reason = " ".join(str(error).split())[:200]
         raise UnsupportedModel(f"{where}: transformers refuses config.json ({reason}): restore it from where the model came") from error
 
 
 def _bind(family: Family, config: Mapping[str, Any], names: Collection[str], where: str) -> Spec:
-    return family.bind(_typed(config, where), names, family.architecture(config.get("architectures"), names))
+    typed, declared = _typed(config, where), config.get("architectures")
+    if not declared:
+        import transformers
+
+        # Llama and Mistral have the same tensors: only classes for this very config come into question.
+        known = {name: about for name, about in family.architectures.items() if getattr(transformers, name).config_class is type(typed)}
+        family = replace(family, architectures=known)
+    try:
+        architecture = family.architecture(declared, names)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{where}: {error}") from error
+    return family.bind(typed, names, architecture)
 
 
 def _current_names(family: Family, weights: Weights, where: str) -> dict[str, str]:
@@ -138,19 +154,21 @@ def _current_names(family: Family, weights: Weights, where: str) -> dict[str, st
 
 
 def _untangle_ties(family: Family, weights: Weights, stored_as: dict[str, str], config: dict[str, Any], where: str) -> dict[str, Any]:
-    """Do as transformers does: a stored copy of a tied tensor is dropped if equal; if it differs, the model is not tied."""
+    """Do as transformers does: a stored copy of a tied tensor is dropped if equal; if one differs, the model is not tied."""
     if not family.ties or not _typed(config, where).tie_word_embeddings:
         return config
     for alias, target in family.ties.items():
-        if alias not in stored_as:
-            continue
-        if target not in stored_as:
+        if alias in stored_as and target not in stored_as:
             stored_as[target] = stored_as.pop(alias)
-        elif torch.equal(weights[stored_as[alias]], weights[stored_as[target]]):
+    stored = {alias: target for alias, target in family.ties.items() if alias in stored_as}
+    if all(torch.equal(weights[stored_as[alias]], weights[stored_as[target]]) for alias, target in stored.items()):
+        for alias in stored:
             del stored_as[alias]
-        else:
-            config = {**config, "tie_word_embeddings": False}
-    return config
+        return config
+    for alias, target in family.ties.items():  # the config unties all or none: one that is still shared gets a copy
+        if target in stored_as:
+            stored_as.setdefault(alias, stored_as[target])
+    return {**config, "tie_word_embeddings": False}
 
 
 def rebind(model: Model, config: Mapping[str, Any], weights: Weights, *, step: Mapping[str, Any]) -> Model:

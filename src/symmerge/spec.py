@@ -154,7 +154,8 @@ class Spec:
         for name in [*self.spaces, *(name for name in other.spaces if name not in self.spaces)]:
             mine, theirs = self.spaces.get(name), other.spaces.get(name)
             if mine != theirs:
-                found.append(f"{name} {_describe(mine)} / {_describe(theirs)}")
+                words = _describe(mine), _describe(theirs)
+                found.append(f"{name} {words[0]} / {words[1]}" if words[0] != words[1] else f"{name} {mine} / {theirs}")
         only = [*(self.tensors.keys() - other.tensors.keys()), *(other.tensors.keys() - self.tensors.keys())]
         if only:
             found.append(f"tensors in one only: {listing(only)}")

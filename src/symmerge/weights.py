@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import final
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from symmerge.errors import CheckpointError
 
 Shape = tuple[int, ...]
+_hashing = ThreadPoolExecutor(1, "sha256")  # beside the work on the tensor that is being hashed
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
@@ -124,11 +126,14 @@ class DerivedWeights(Weights):
 @final
 @dataclass
 class CheckedWeights(Weights):
-    """Another collection whose tensors are checked to be finite and hashed as they are read, each once."""
+    """Another collection whose tensors are checked to be finite and hashed as they are read, each once.
+
+    `digests` holds the hashes, some of them still being computed.
+    """
 
     base: StoredWeights
     where: str
-    digests: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, Future[str]] = field(default_factory=dict)
 
     def names(self) -> list[str]:
         return self.base.names()
@@ -143,7 +148,9 @@ class CheckedWeights(Weights):
         tensor = self.base.raw(name)
         if name not in self.digests:
             self._check(name, tensor)
-            self.digests[name] = digest(tensor)
+            if self.digests:
+                next(reversed(self.digests.values())).result()  # one at a time, or unhashed tensors would fill the memory
+            self.digests[name] = _hashing.submit(digest, tensor)
         return tensor.to(working(tensor.dtype))
 
     def _check(self, name: str, tensor: Tensor) -> None:
@@ -159,7 +166,7 @@ class CheckedWeights(Weights):
         for name in sorted(self.names()):
             if name not in self.digests:
                 self[name]
-            total.update(f"{name} {self.dtype(name)} {self.shape(name)} {self.digests[name]}\n".encode())
+            total.update(f"{name} {self.dtype(name)} {self.shape(name)} {self.digests[name].result()}\n".encode())
         return total.hexdigest()
 
 

@@ -101,8 +101,8 @@ class Group(ABC):
         """Is this an element of the group, to rounding?"""
 
     @abstractmethod
-    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
-        """The element that brings B's coordinates closest to A's, given the evidence of the axes that write and that read."""
+    def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
+        """The element that brings B's coordinates closest to A's, given the evidence of the axes that write, read and ride."""
 
     def check_shapes(self, element: Element, batch: tuple[int, ...] = ()) -> Check:
         """Does the element have this group's parts, finite and of the right shape?"""
@@ -142,13 +142,18 @@ class Trivial(Group):
     def check(self, element: Element) -> Check:
         return self.check_shapes(element)
 
-    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
+    def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         return {}
 
 
-def total(write: Gram, read: Gram | None) -> Tensor:
-    """The evidence of both roles, for groups in which an element is its own inverse transpose."""
-    return write.cross if read is None else write.cross + read.cross
+def total(write: Gram, *others: Gram | None) -> Tensor:
+    """The evidence of several roles, for groups in which an element acts alike in all of them."""
+    return sum((other.cross for other in others if other is not None), write.cross)
+
+
+def is_transposed(x: Tensor) -> bool:
+    """Whether a transposed matrix is seen: work along its rows then, so that no transposed copy is made."""
+    return x.stride(-2) == 1 and x.stride(-1) != 1
 
 
 def uniform(generator: torch.Generator, shape: tuple[int, ...], low: float | int, high: float | int) -> Tensor:

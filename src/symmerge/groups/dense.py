@@ -10,16 +10,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symmerge.errors import SymmetryError
-from symmerge.groups.base import Check, Element, Gram, Group, normal, total, uniform
+from symmerge.groups.base import Check, Element, Gram, Group, is_transposed, normal, total, uniform
 from symmerge.notation import Role
 
 TOLERANCE = 1e-6  # how far rounding may leave a float64 (or float32) matrix from its group
 
 
 def multiply(matrix: Float[Tensor, "*#batch n n"], x: Float[Tensor, "*batch n m"]) -> Float[Tensor, "*batch n m"]:
-    """matrix @ x in the layout of x, so that no transposed copy is made when x is a transposed view."""
+    """matrix @ x in the layout of x."""
     matrix = matrix.to(x)
-    if x.stride(-2) == 1 and x.stride(-1) != 1:
+    if is_transposed(x):
         return (x.mT @ matrix.mT).mT
     return matrix @ x
 
@@ -37,7 +37,7 @@ def _eye(n: int, batch: tuple[int, ...]) -> Tensor:
 
 def _rotation(n: int, generator: torch.Generator, batch: tuple[int, ...]) -> Tensor:
     q, r = torch.linalg.qr(normal(generator, (*batch, n, n)))
-    return q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]  # the sign makes it uniform over O(n)
+    return (q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]).contiguous()  # the sign makes it uniform over O(n)
 
 
 def _polar(cross: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Orthogonal(Group):
     def check(self, element: Element) -> Check:
         return _is_orthogonal(element["matrix"])
 
-    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
+    def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         return {"matrix": _polar(total(write, read))}
 
 
@@ -123,7 +123,7 @@ class OrthogonalFixingOnes(Group):
             return Check(False, f"moves the ones vector by {moved:.1e}")
         return _is_orthogonal(element["matrix"])
 
-    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
+    def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         # Solve in the complement of the ones vector: exact, where adding a multiple of 1 1' only tends to it.
         basis = ones_complement(self.size).to(write.cross)
         inner = _polar(basis.mT @ total(write, read) @ basis)
@@ -177,6 +177,8 @@ class GeneralLinear(Group):
         return multiply(matrix, x)
 
     def check(self, element: Element) -> Check:
+        if not element["matrix"].isfinite().all():
+            return Check(False, "not finite")
         values = torch.linalg.svdvals(element["matrix"].double())
         if not values.numel():
             return Check(True)
@@ -184,26 +186,34 @@ class GeneralLinear(Group):
         ok = condition < 1e8  # beyond, float64 products lose more than float32 stores
         return Check(ok, "" if ok else f"nearly singular: condition number {condition:.1e}")
 
-    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
+    def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
+        if not self.size:
+            return self.identity(tuple(write.cross.shape[:-2]))
         if read is None:
             return {"matrix": torch.linalg.solve(write.needs_right().mT, write.cross.mT).mT}
         return {"matrix": nearest_invertible(write, read)}
 
 
-def nearest_invertible(write: Gram, read: Gram, *, max_steps: int = 100) -> Float[Tensor, "*batch n n"]:
+def nearest_invertible(write: Gram, read: Gram, *, race: int = 5, max_steps: int = 100) -> Float[Tensor, "*batch n n"]:
     """Minimise |XA - g XB|^2 + |YA - g^-T YB|^2 over invertible g, from the Gram matrices alone.
 
     Gauss-Newton on g <- (1 + z) g. The normal equations z P + Q z = R, with P and Q the Gram matrices of the moved
     factors, are a Sylvester equation that two symmetric eigendecompositions solve. A step that does not lower the
-    objective is halved, so the objective never increases. Starts: rotation, least squares on each side; the best wins.
+    objective is halved, so the objective never increases. No step crosses det g = 0 and there may be several minima:
+    four starts (rotation, the same reflected, least squares on each side) race for a few steps, the best goes on.
     """
+    g, value = _descend(_starts(write, read), write, read, race)
+    best = value.argmin(0)[None, ..., None, None].expand(1, *g.shape[1:])
+    return _descend(g.gather(0, best).squeeze(0), write, read, max_steps)[0]
+
+
+def _descend(g: Float[Tensor, "*starts n n"], write: Gram, read: Gram, max_steps: int) -> tuple[Tensor, Tensor]:
     p, q = write.needs_right(), read.needs_right()
 
     def objective(g: Tensor) -> Tensor:
         h = torch.linalg.inv(g).mT
         return _quadratic(g, p, write.cross) + _quadratic(h, q, read.cross)
 
-    g = _best_start(write, read, objective)
     value = objective(g)
     for _ in range(max_steps):
         h = torch.linalg.inv(g).mT
@@ -214,7 +224,7 @@ def nearest_invertible(write: Gram, read: Gram, *, max_steps: int = 100) -> Floa
         for _ in range(12):
             candidate = g + size[..., None, None] * step @ g
             reached = torch.where(torch.linalg.det(candidate).abs() > 0, objective(_solvable(candidate)), torch.inf)
-            worse = ~(reached <= value)
+            worse = ~(reached <= value + 1e-14 * value.abs())  # where rounding decides, halving does not help
             if not worse.any():
                 break
             size = torch.where(worse, size / 2, size)
@@ -224,7 +234,7 @@ def nearest_invertible(write: Gram, read: Gram, *, max_steps: int = 100) -> Floa
         value = torch.where(accept, reached, value)
         if (gain <= 1e-14 * value.abs()).all():
             break
-    return g
+    return g, value
 
 
 def _quadratic(g: Tensor, right: Tensor, cross: Tensor) -> Tensor:
@@ -246,8 +256,11 @@ def _sylvester(p: Tensor, q: Tensor, right: Tensor) -> Tensor:
     return q_basis @ ((q_basis.mT @ right @ p_basis) / sums.maximum(floor)) @ p_basis.mT
 
 
-def _best_start(write: Gram, read: Gram, objective) -> Tensor:
-    starts = [_polar(write.cross + read.cross)]
+def _starts(write: Gram, read: Gram) -> Float[Tensor, "start *batch n n"]:
+    u, _, vh = torch.linalg.svd(write.cross + read.cross)
+    mirror = torch.ones_like(u[..., :1, :])
+    mirror[..., -1] = -1  # the other sign of the determinant, where it costs least
+    starts = [u @ vh, (u * mirror) @ vh]
     for gram, transpose in ((write, False), (read, True)):
         right = gram.needs_right()
         ridge = 1e-12 * right.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None] * torch.eye(right.shape[-1]).to(right)
@@ -257,6 +270,4 @@ def _best_start(write: Gram, read: Gram, objective) -> Tensor:
         usable = (info == 0) & (values[..., -1] > 1e-8 * values[..., 0])
         start = torch.where(usable[..., None, None], start, starts[0])
         starts.append(torch.linalg.inv(start).mT if transpose else start)
-    values = torch.stack([objective(start) for start in starts])
-    best = values.argmin(0)
-    return torch.stack(starts).gather(0, best[None, ..., None, None].expand(1, *starts[0].shape)).squeeze(0)
+    return torch.stack(starts)

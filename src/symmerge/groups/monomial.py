@@ -11,15 +11,17 @@ from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from symmerge.groups.base import Check, Element, Gram, Group, total, uniform
+from symmerge.groups.base import Check, Element, Gram, Group, is_transposed, total, uniform
 from symmerge.notation import Role
 
 
 def take(x: Float[Tensor, "*batch n m"], index: Int[Tensor, "*#batch n"]) -> Float[Tensor, "*batch n m"]:
-    """Row i of the result is row index[i] of x."""
+    """Row i of the result is row index[i] of x; a new tensor in the layout of x."""
     if index.ndim == 1:
-        return x.index_select(-2, index.to(x.device))
-    return x[torch.arange(len(index), device=x.device)[:, None], index.to(x.device)]
+        index = index.to(x.device)
+        return x.mT.gather(-1, index.expand(x.mT.shape)).mT if is_transposed(x) else x.index_select(-2, index)
+    flat, rows = x.flatten(0, -3), index.to(x.device).expand(x.shape[:-1]).flatten(0, -2)
+    return flat[torch.arange(len(flat), device=x.device)[:, None], rows].reshape(x.shape)
 
 
 def _log10_factorial(n: int) -> float:
@@ -35,6 +37,8 @@ def _shuffle(n: int, generator: torch.Generator, batch: tuple[int, ...]) -> Tens
 
 
 def _is_permutation(index: Tensor) -> Check:
+    if index.dtype != torch.int64:
+        return Check(False, f"index holds {index.dtype}, not whole numbers")
     ok = torch.equal(index.sort(-1).values, torch.arange(index.shape[-1], device=index.device).expand_as(index))
     return Check(ok, "" if ok else "index is not a permutation: some coordinates are used twice, others never")
 
@@ -82,8 +86,8 @@ class Permutation(Group):
     def check(self, element: Element) -> Check:
         return _is_permutation(element["index"])
 
-    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
-        return {"index": assign(total(write, read))}
+    def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
+        return {"index": assign(total(write, read, ride))}
 
 
 @final
@@ -119,16 +123,17 @@ class SignedPermutation(Group):
         moved = take(x, element["index"])
         if role is Role.RIDES:  # a gain follows the permutation, not the sign
             return moved
-        return moved * element["sign"].to(x)[..., None]
+        return moved.mul_(element["sign"].to(x)[..., None])
 
     def check(self, element: Element) -> Check:
         if not (element["sign"].abs() == 1).all():
             return Check(False, "a sign is neither 1 nor -1")
         return _is_permutation(element["index"])
 
-    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
+    def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         score = total(write, read)
-        index = assign(score.abs())
+        # a sign is free where the coordinate writes and reads, not where it rides
+        index = assign(score.abs() + ride.cross if ride else score.abs())
         met = score.gather(-1, index.to(score.device)[..., None]).squeeze(-1)
         return {"index": index, "sign": torch.where(met < 0, -1.0, 1.0).double().cpu()}
 
@@ -177,7 +182,7 @@ class ScaledPermutation(Group):
         if role is Role.RIDES:  # the gate follows the permutation, not the scale of the up branch
             return moved
         scale = element["scale"] if role is Role.WRITES else 1 / element["scale"]
-        return moved * scale.to(x)[..., None]
+        return moved.mul_(scale.to(x)[..., None])
 
     def check(self, element: Element) -> Check:
         scale = element["scale"]
@@ -187,11 +192,11 @@ class ScaledPermutation(Group):
             return Check(False, "a negative scale, but this activation is homogeneous for positive scales only")
         return _is_permutation(element["index"])
 
-    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
+    def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         if read is None:
             read = Gram(torch.zeros_like(write.cross), torch.zeros_like(write.cross))
         cost, scale = best_scales(write, read, self.positive)
-        index = assign(-cost)
+        index = assign(2 * ride.cross - cost if ride else -cost)
         return {"index": index, "scale": scale.gather(-1, index.to(scale.device)[..., None]).squeeze(-1).double().cpu()}
 
 

@@ -75,7 +75,7 @@ class RotaryPairs(Group):
             return Check(False, "a complex scale is zero, huge or not finite")
         return self.rest.check({"matrix": element["rest"]})
 
-    def nearest(self, write: Gram, read: Gram | None = None) -> Element:
+    def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         zero = torch.zeros_like(write.cross)
         keys = read or Gram(zero, zero)
         u = best_complex(self._inner(write.cross), self._inner(keys.cross), self._norm(write), self._norm(keys))
@@ -115,7 +115,7 @@ class RotaryPairs(Group):
 
 
 def _complex(element: Element) -> Tensor:
-    return torch.view_as_complex(element["pair"].double().contiguous())
+    return torch.complex(*element["pair"].double().unbind(-1))  # a view would inherit the alignment of a mapped file and crash
 
 
 def _element(u: Tensor, rest: Tensor) -> Element:

@@ -1,0 +1,1 @@
+"""Solvers: each finds one group element per space, with evidence."""

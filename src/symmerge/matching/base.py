@@ -1,0 +1,25 @@
+"""What a solver returns: an alignment, and the evidence for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from symmerge.alignment import Alignment
+
+
+@dataclass(frozen=True)
+class Solution:
+    """An alignment of B to A with how it was found.
+
+    `objective` has one value per sweep and never increases; `by_space` the part of the last one that each space's tensors hold.
+    """
+
+    alignment: Alignment
+    objective: tuple[float, ...]
+    by_space: Mapping[str, float]
+    changes: tuple[int, ...]
+    converged: bool
+    seconds: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
