@@ -178,6 +178,9 @@ FIT, AGAIN, FULL = "config.json the one it was saved with", "download or copy it
 
 SPOILT = {
     "unknown architecture": (config(model_type="mamba"), ["{folder}: ", "'mamba'", "supported:", *BY_MODEL_TYPE]),
+    "class not a list": (config(architectures=5), ["{folder}: ", "architectures", "not a list"]),
+    "type not a word": (config(model_type=["gpt2"]), ["no table for model_type", "supported"]),
+    "no heads": (config(n_head=0), ["{folder}: ", "config.json", "restore"]),
     "unknown class": (config(architectures=["GPT2ForTokenClassification"]), ["{folder}: ", "GPT2ForTokenClassification", "GPT2LMHeadModel"]),
     "no model_type": (config(model_type=None), ["{folder}: ", "no 'model_type'", "supported:", "gpt2"]),
     "no config": (lambda folder: (folder / "config.json").unlink(), ["{folder} has no config.json", "Hugging Face checkpoint"]),
@@ -298,8 +301,11 @@ def test_remote_code_is_not_run(folder, tmp_path, model_type):
 
 APART = {
     "architecture": (("bert", {}), ["class GPT2LMHeadModel / BertForMaskedLM"]),
-    "class": (("bert-classifier", {}), ["class GPT2LMHeadModel / BertForSequenceClassification", "label None / 3"]),
+    "class": (("bert-classifier", {}), ["class GPT2LMHeadModel / BertForSequenceClassification"]),
     "vocabulary": (("gpt2", {"vocab_size": 103}), ["vocabulary 101 / 103"]),
+    "width": (("gpt2", {"n_embd": 24}), ["residual 48 / 24"]),
+    "units": (("gpt2", {"n_inner": 64}), ["ff.0 96 / 64"]),
+    "layers": (("gpt2", {"n_layer": 3}), ["layers 2 / 3"]),
     "size": (("gpt2", {"n_positions": 32}), ["position 64 / 32"]),
     "both": (("gpt2", {"vocab_size": 103, "n_positions": 32}), ["vocabulary 101 / 103", "position 64 / 32"]),
 }

@@ -102,12 +102,12 @@ def test_round_trip(saved, tmp_path):
 
 
 def test_verify_says_no(saved, tmp_path):
-    """Other weights, and another width inside: comparable, not the same."""
-    for other in (saved("gpt2", seed=1), saved("gpt2", n_inner=64), saved("gpt2", n_embd=24)):
-        result = run("verify", saved("gpt2"), other, expect=1)
-        assert result.stdout.startswith("NOT the same function")
-        verdict = json.loads(run("verify", saved("gpt2"), other, "--json", expect=1).stdout)
-        assert not verdict["same"] and verdict["difference"] > 0.1
+    """Other weights of the same size: comparable, not the same."""
+    other = saved("gpt2", seed=1)
+    result = run("verify", saved("gpt2"), other, expect=1)
+    assert result.stdout.startswith("NOT the same function")
+    verdict = json.loads(run("verify", saved("gpt2"), other, "--json", expect=1).stdout)
+    assert not verdict["same"] and verdict["difference"] > 0.1
 
 
 def test_verify_options(saved, tmp_path):

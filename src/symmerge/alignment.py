@@ -161,7 +161,7 @@ def read_alignment(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (safe_open is not a mapping)
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path} is not an alignment file ({error}): make one with align or random") from error
-    if header.get("format") != FORMAT:
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not an alignment file of this version ({FORMAT}): make one with align or random")
     return header, tensors
 

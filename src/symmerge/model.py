@@ -125,6 +125,8 @@ def _typed(config: Mapping[str, Any], where: str) -> Any:
 
 def _bind(family: Family, config: Mapping[str, Any], names: Collection[str], where: str) -> Spec:
     typed, declared = _typed(config, where), config.get("architectures")
+    if declared is not None and not isinstance(declared, list):
+        raise UnsupportedModel(f"{where}: 'architectures' in config.json is {declared!r}, not a list: restore it from where the model came")
     if not declared:
         import transformers
 
@@ -135,7 +137,10 @@ def _bind(family: Family, config: Mapping[str, Any], names: Collection[str], whe
         architecture = family.architecture(declared, names)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{where}: {error}") from error
-    return family.bind(typed, names, architecture)
+    try:
+        return family.bind(typed, names, architecture)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UnsupportedModel(f"{where}: config.json has impossible sizes ({error!r}): restore it from where the model came") from error
 
 
 def _current_names(family: Family, weights: Weights, where: str) -> dict[str, str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import final
 
 import torch
@@ -19,7 +19,6 @@ from torch import Tensor
 from symmerge.errors import CheckpointError
 
 Shape = tuple[int, ...]
-_hashing = ThreadPoolExecutor(1, "sha256")  # beside the work on the tensor that is being hashed
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
@@ -133,7 +132,7 @@ class CheckedWeights(Weights):
 
     base: StoredWeights
     where: str
-    digests: dict[str, Future[str]] = field(default_factory=dict)
+    digests: dict[str, Hashing] = field(default_factory=dict)
 
     def names(self) -> list[str]:
         return self.base.names()
@@ -150,7 +149,7 @@ class CheckedWeights(Weights):
             self._check(name, tensor)
             if self.digests:
                 next(reversed(self.digests.values())).result()  # one at a time, or unhashed tensors would fill the memory
-            self.digests[name] = _hashing.submit(digest, tensor)
+            self.digests[name] = Hashing(tensor)
         return tensor.to(working(tensor.dtype))
 
     def _check(self, name: str, tensor: Tensor) -> None:
@@ -170,6 +169,28 @@ class CheckedWeights(Weights):
         return total.hexdigest()
 
 
+@final
+class Hashing(Thread):
+    """The hash of a tensor's bytes, computed beside the work on that tensor. A pool would hang in a forked process, which has no threads."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(daemon=True)
+        self._tensor: Tensor | None = tensor
+        self._found = ""
+        self.start()
+
+    def run(self) -> None:
+        if self._tensor is not None:
+            self._found = digest(self._tensor)
+            self._tensor = None
+
+    def result(self) -> str:
+        """The hash, when it is ready."""
+        self.join()
+        self.run()  # a process that was forked meanwhile finishes it itself
+        return self._found
+
+
 def digest(tensor: Tensor) -> str:
     """The hash of a tensor's bytes."""
     return hashlib.sha256(buffer(tensor.contiguous())).hexdigest()
@@ -177,4 +198,4 @@ def digest(tensor: Tensor) -> str:
 
 def buffer(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor, shared with it."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else memoryview(b"")  # pyright: ignore[reportArgumentType]
+    return memoryview(tensor.reshape(-1).view(torch.uint8).cpu().numpy()) if tensor.numel() else memoryview(b"")  # pyright: ignore[reportArgumentType]

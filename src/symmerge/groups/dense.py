@@ -41,8 +41,11 @@ def _rotation(n: int, generator: torch.Generator, batch: tuple[int, ...]) -> Ten
 
 
 def _polar(cross: Tensor) -> Tensor:
-    u, _, vh = torch.linalg.svd(cross.double())
-    return u @ vh
+    try:
+        u, _, vh = torch.linalg.svd(cross.double())
+    except RuntimeError:  # CUDA's solvers give up on rank-deficient evidence; LAPACK does not
+        u, _, vh = torch.linalg.svd(cross.double().cpu())
+    return (u @ vh).to(cross.device)
 
 
 def _is_orthogonal(matrix: Tensor) -> Check:
