@@ -235,3 +235,24 @@ def test_the_alignment_is_for_its_own_model(saved, tmp_path):
     assert alignment.header["source_sha256"] == source.digest()
     for space, element in expected.elements.items():
         assert all(torch.equal(alignment[space][part], value) for part, value in element.items())
+
+
+def test_align_merge_same(saved, tmp_path):
+    """Align writes two verified checkpoints; merge one; same answers by its exit code."""
+    a, b = saved("gpt2"), saved("gpt2", seed=1)
+    run("random", a, "--out", tmp_path / "moved")
+    assert "the same function up to symmetry" in run("same", a, tmp_path / "moved").stdout
+    assert json.loads(run("same", a, b, "--json", expect=1).stdout)["same"] is False
+    run("align", a, b, "--out", tmp_path / "pair")
+    assert sorted(path.name for path in (tmp_path / "pair").iterdir()) == ["aligned", "alignment.safetensors", "reference", "solution.json"]
+    run("verify", a, tmp_path / "pair/reference")
+    run("verify", b, tmp_path / "pair/aligned")
+    run("apply", tmp_path / "pair/alignment.safetensors", b, "--out", tmp_path / "again")
+    run("verify", tmp_path / "again", tmp_path / "pair/aligned")
+    record = json.loads((tmp_path / "pair/solution.json").read_text())
+    assert record["distance_after"] < record["distance_before"] and record["converged"]
+    run("merge", a, b, "--out", tmp_path / "merged")
+    run("verify", a, tmp_path / "merged", expect=1)
+    run("merge", a, b, "--out", tmp_path / "end", "-t", "0", "--method", "none")
+    run("verify", a, tmp_path / "end")
+    run("align", a, b, "--out", tmp_path / "x", "--method", "magic", expect=2)

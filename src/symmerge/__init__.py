@@ -1,10 +1,31 @@
 """symmerge: merge Transformers that were trained from different initialisations."""
 
+from symmerge.align import Aligned, align, same
 from symmerge.alignment import Alignment, apply
 from symmerge.canonical import canonicalize
 from symmerge.errors import SymmergeError
+from symmerge.matching.base import Solution
+from symmerge.matching.weights import WeightMatching
+from symmerge.merge import mean, merge
 from symmerge.model import Model, load, save
 from symmerge.verify import Verdict, verify
 
-__all__ = ["Alignment", "Model", "SymmergeError", "Verdict", "apply", "canonicalize", "load", "save", "verify"]
+__all__ = [
+    "Aligned",
+    "Alignment",
+    "Model",
+    "Solution",
+    "SymmergeError",
+    "Verdict",
+    "WeightMatching",
+    "align",
+    "apply",
+    "canonicalize",
+    "load",
+    "mean",
+    "merge",
+    "same",
+    "save",
+    "verify",
+]
 __version__ = "0.1.0"

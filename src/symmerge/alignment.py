@@ -93,7 +93,7 @@ class Alignment:
         cut = self.spec.pieces[name]
         for piece in cut:
             try:
-                result = self._act(piece, piece.view(tensor))
+                result = self.act_on(piece, piece.view(tensor))
             except SymmetryError as error:
                 raise SymmetryError(f"{name} {list(tensor.shape)}: {error}") from error
             if len(cut) == 1:
@@ -101,7 +101,8 @@ class Alignment:
             piece.view(moved).copy_(result)
         return moved
 
-    def _act(self, piece: Piece, view: Tensor) -> Tensor:
+    def act_on(self, piece: Piece, view: Tensor) -> Tensor:
+        """One piece in the new coordinates."""
         # Outer spaces first: the elements of a head are indexed by the place the head moves to.
         order = sorted(range(len(piece.atoms)), key=lambda at: self.spec.spaces[piece.atoms[at].space].per is not None)
         for position in order:
@@ -213,16 +214,17 @@ def apply(alignment: Alignment, model: Model) -> Model:
 
 def made_for(model: Model) -> dict[str, Any]:
     """The header of an alignment that is meant for one checkpoint only. Reads the whole checkpoint."""
-    return {"source_sha256": model.digest(), "source_tensors": {name: found.result() for name, found in model.source.digests.items()}, "source": model.where}
+    total = model.digest()
+    return {"source_sha256": total, "source_tensors": {name: model.source.digests[name] for name in model.source}, "source": model.where}
 
 
 def _moved(alignment: Alignment, model: Model, name: str) -> Tensor:
-    moved = alignment.transport(name, model.weights[name])
+    tensor = model.weights[name]
     expected, found = (digests.get(name) for digests in (alignment.header.get("source_tensors", {}), model.source.digests))
-    if expected and found and expected != found.result():
+    if expected and found and expected != found:
         origin = alignment.header.get("source", "another checkpoint")
         raise MismatchError(f"this alignment was made for {origin}, not for {model.where}: {name} has other values; apply it to the model it was made for")
-    return moved
+    return alignment.transport(name, tensor)
 
 
 def _counts(spec: Spec) -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -233,13 +234,24 @@ def balance(model: Model) -> Model:
     rebalanced = {name for name, space in model.spec.hidden.items() if type(space.group) in BALANCE}
     if not rebalanced:
         return model
-    sides = lru_cache(maxsize=6)(partial(_balanced_pieces, model))  # a tensor may hold pieces of several spaces
+    sides = _once(lru_cache(maxsize=6)(partial(_balanced_pieces, model)))  # a tensor may hold pieces of several spaces
     computed: Computed = {}
     for name in rebalanced:
         for met in model.spec.occurrences(name):
             if met.role is not Role.RIDES:
                 computed[met.piece.tensor] = partial(_rebalanced, model, sides, met.piece.tensor, rebalanced)
     return _derive(model, computed, "balance", f"writers and readers of {len(rebalanced)} spaces balanced")
+
+
+def _once(cached: Callable[[str], Mapping[Any, Tensor]]) -> Callable[[str], Mapping[Any, Tensor]]:
+    """Tensors of a space are asked for at the same time by the threads that write them: the second waits for what the first computes."""
+    lock = Lock()
+
+    def sides(space: str) -> Mapping[Any, Tensor]:
+        with lock:
+            return cached(space)
+
+    return sides
 
 
 def _rebalanced(model: Model, sides: Callable[[str], Mapping[Any, Tensor]], tensor: str, spaces: set[str]) -> Tensor:

@@ -35,22 +35,23 @@ def provenance(model: Model, evidence: Mapping[str, Any] | None) -> dict[str, An
 
 def model_card(record: Mapping[str, Any]) -> str:
     """A model card in the hub's form."""
+    merged = any(step["step"] == "merge" for step in record["steps"])
+    what = "a weighted mean of aligned models, of the original size" if merged else "other weights, the same function"
     steps = "\n".join(f"{number}. **{step['step']}**: {step['what']}" for number, step in enumerate(record["steps"], 1))
     return f"""---
 library_name: transformers
 tags:
 - symmerge
 ---
-# {record["architecture"]}, moved along its symmetries
+# {record["architecture"]}, {"merged" if merged else "moved along its symmetries"}
 
-Written by [symmerge](symmerge.json) {record["versions"]["symmerge"]} from `{record["source"]}`. It is a stock checkpoint: other
-weights, the same function. Load it with `transformers` as you would the source.
+Written by [symmerge](symmerge.json) {record["versions"]["symmerge"]} from `{record["source"]}`. It is a stock checkpoint: {what}.
+Load it with `transformers` as you would the source.
 
 ## What was done
 {steps or "Nothing: the weights are the source's."}
 
-## Is it the same function?
-{_verdict(record["verified"])}
+{"" if merged else "## Is it the same function?" + chr(10) + _verdict(record["verified"]) + chr(10)}
 
 ## Provenance
 ```json

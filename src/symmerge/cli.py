@@ -14,6 +14,7 @@ from symmerge.errors import MismatchError
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # checkpoints are local folders; nothing is ever fetched
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch: huge pages, which cost far less to get and give back
 
 app = typer.Typer(
     help="Merge Transformers that were trained from different initialisations: find the symmetry between them, prove that it changes no function.",
@@ -49,6 +50,10 @@ def _read_options(file: Path) -> dict[str, Any]:
     return {str(name).replace("-", "_"): value for name, value in content.items()}
 
 
+ModelA = Annotated[Path, typer.Argument(help="A checkpoint folder.", metavar="A", show_default=False)]
+ModelB = Annotated[Path, typer.Argument(help="Another, of the same architecture and size.", metavar="B", show_default=False)]
+Method = Annotated[str, typer.Option(help="How to find the symmetry: weights (data-free).")]
+Device = Annotated[str, typer.Option(help="Where to solve: cpu or cuda.")]
 ModelPath = Annotated[Path, typer.Argument(help="A Hugging Face checkpoint folder.", metavar="MODEL", show_default=False)]
 Out = Annotated[Path, typer.Option("--out", "-o", help="The folder to write. It appears whole or not at all.", show_default=False)]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
@@ -202,6 +207,104 @@ def verify(
 
 
 @app.command()
+def align(
+    a: ModelA,
+    b: ModelB,
+    out: Out,
+    method: Method = "weights",
+    seed: Seed = 0,
+    device: Device = "cpu",
+    overwrite: Overwrite = False,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Bring B into A's basin without data: writes OUT/reference and OUT/aligned, the same functions as A and B, now close.
+
+    Also alignment.safetensors and solution.json (the evidence). Example: [bold]symmerge align ./seed-0 ./seed-1 --out ./aligned[/]
+    """
+    with console.friendly():
+        from symmerge.align import align as solve
+        from symmerge.align import write
+        from symmerge.model import load
+
+        models = load(a), load(b)
+        found = solve(*models, _matching(method, seed, device), report=console.note)
+        with console.progress("writing and verifying", 6 * len(found.reference.weights.names())) as tick:
+            write(found, *models, out, overwrite=overwrite, progress=tick)
+        if json:
+            console.show_json(found.record())
+            return
+        if found.already:
+            console.out.print("these two were aligned already (fine-tunes of one base?): a plain average would do", soft_wrap=True)
+        console.out.print(f"distance {found.before:.3f} before, {found.after:.3f} after, in {found.solution.seconds:.1f} s; wrote {out}", soft_wrap=True)
+
+
+@app.command()
+def merge(
+    a: ModelA,
+    b: ModelB,
+    out: Out,
+    t: Annotated[float, typer.Option("-t", help="Where on the line from A (0) to B (1).", min=0.0, max=1.0)] = 0.5,
+    method: Annotated[str, typer.Option(help="How to align first: weights, or none for a plain average.")] = "weights",
+    seed: Seed = 0,
+    device: Device = "cpu",
+    overwrite: Overwrite = False,
+    config: Config = None,
+) -> None:
+    """Merge two models into one stock checkpoint of the original size: align B to A, then average.
+
+    Example: [bold]symmerge merge ./seed-0 ./seed-1 --out ./merged[/]
+    """
+    with console.friendly():
+        from symmerge.align import align as solve
+        from symmerge.merge import merge as average
+        from symmerge.model import load, save
+
+        models = load(a), load(b)
+        if method == "none":
+            merged = average(*models, t)
+        else:
+            found = solve(*models, _matching(method, seed, device), report=console.note)
+            merged = average(found.reference, found.aligned, t)
+        with console.progress("writing", len(merged.weights.names())) as tick:
+            save(merged, out, overwrite=overwrite, progress=tick)
+        console.out.print(f"wrote {out}: {merged.history[-1]['what']}", soft_wrap=True)
+
+
+@app.command()
+def same(a: ModelA, b: ModelB, json: Json = False, config: Config = None) -> None:
+    """Are two checkpoints the same function up to symmetry? Prints the certificate; exit code 0 for yes, 1 for no.
+
+    Example: [bold]symmerge same ./gpt2 ./elsewhere[/]
+    """
+    with console.friendly():
+        from symmerge.align import same as decide
+        from symmerge.model import load
+
+        found = decide(load(a), load(b), report=console.note)
+        if json:
+            console.show_json(found.record())
+        else:
+            answer = "the same function up to symmetry" if found.same else "NOT the same function"
+            console.out.print(
+                f"{answer}: weights {found.before:.2e} apart before, {found.after:.2e} after (tolerance {found.tolerance:.0e});"
+                f" logits {found.verdict.difference:.2e} apart (tolerance {found.verdict.tolerance:.0e})",
+                soft_wrap=True,
+            )
+            console.show_table("Distance by space", [{"space": name, **row} for name, row in found.by_space.items()])
+        raise typer.Exit(0 if found.same else 1)
+
+
+def _matching(method: str, seed: int, device: str) -> Any:
+    from symmerge.errors import MismatchError
+    from symmerge.matching.weights import WeightMatching
+
+    if method != "weights":
+        raise MismatchError(f"--method {method}: there is weights (others come later)")
+    return WeightMatching(seed=seed, device=device)
+
+
+@app.command()
 def demo(seed: Seed = 0, json: Json = False, config: Config = None) -> None:
     """Move a small model of every family by a random element of its whole symmetry group, and compare the logits.
 
@@ -224,9 +327,11 @@ def demo(seed: Seed = 0, json: Json = False, config: Config = None) -> None:
 
 
 def _write(source: Any, moved: Any, out: Path, overwrite: bool, no_verify: bool, max_shard_size: float, beside: Any = None) -> None:
+    from symmerge.checkpoint import return_freed_memory
     from symmerge.model import save
     from symmerge.verify import gate
 
+    return_freed_memory()
     with console.progress("writing and verifying", len(moved.weights.names()) * (1 if no_verify else 3)) as tick:
         check = None if no_verify else gate(source, progress=tick)
         save(moved, out, overwrite=overwrite, max_shard_bytes=int(max_shard_size * 1e9), progress=tick, gate=check, beside=beside)

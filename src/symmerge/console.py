@@ -60,6 +60,12 @@ def progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
         yield lambda item: bar.update(task, advance=1, item=item)
 
 
+def note(line: str) -> None:
+    """What a long job is doing, on a terminal's standard error."""
+    if err.is_terminal:
+        err.print(f"[dim]{line}[/]", soft_wrap=True)
+
+
 @contextmanager
 def friendly() -> Iterator[None]:
     """What went wrong in one line and exit code 2; an interrupt leaves nothing behind and says so."""

@@ -143,6 +143,15 @@ def empty_module(model: Model, dtype: torch.dtype) -> nn.Module:
     return module
 
 
+def full_module(model: Model, dtype: torch.dtype) -> nn.Module:
+    """The stock class with all its weights in memory, for models that are run more than once."""
+    module = empty_module(model, dtype)
+    for name, owner in module.named_modules():
+        if owner._parameters:
+            _fill(model, name, dtype, None, owner, None)
+    return module
+
+
 def _fill(model: Model, prefix: str, dtype: torch.dtype, progress: Progress | None, owner: nn.Module, args: Any) -> None:
     for key, empty in owner._parameters.items():
         name = f"{prefix}.{key}" if prefix else key

@@ -10,7 +10,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from threading import Thread
 from typing import final
 
 import torch
@@ -125,14 +124,11 @@ class DerivedWeights(Weights):
 @final
 @dataclass
 class CheckedWeights(Weights):
-    """Another collection whose tensors are checked to be finite and hashed as they are read, each once.
-
-    `digests` holds the hashes, some of them still being computed.
-    """
+    """Another collection whose tensors are checked to be finite and hashed as they are read, each once."""
 
     base: StoredWeights
     where: str
-    digests: dict[str, Hashing] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
     def names(self) -> list[str]:
         return self.base.names()
@@ -147,9 +143,7 @@ class CheckedWeights(Weights):
         tensor = self.base.raw(name)
         if name not in self.digests:
             self._check(name, tensor)
-            if self.digests:
-                next(reversed(self.digests.values())).result()  # one at a time, or unhashed tensors would fill the memory
-            self.digests[name] = Hashing(tensor)
+            self.digests[name] = digest(tensor)
         return tensor.to(working(tensor.dtype))
 
     def _check(self, name: str, tensor: Tensor) -> None:
@@ -165,30 +159,8 @@ class CheckedWeights(Weights):
         for name in sorted(self.names()):
             if name not in self.digests:
                 self[name]
-            total.update(f"{name} {self.dtype(name)} {self.shape(name)} {self.digests[name].result()}\n".encode())
+            total.update(f"{name} {self.dtype(name)} {self.shape(name)} {self.digests[name]}\n".encode())
         return total.hexdigest()
-
-
-@final
-class Hashing(Thread):
-    """The hash of a tensor's bytes, computed beside the work on that tensor. A pool would hang in a forked process, which has no threads."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__(daemon=True)
-        self._tensor: Tensor | None = tensor
-        self._found = ""
-        self.start()
-
-    def run(self) -> None:
-        if self._tensor is not None:
-            self._found = digest(self._tensor)
-            self._tensor = None
-
-    def result(self) -> str:
-        """The hash, when it is ready."""
-        self.join()
-        self.run()  # a process that was forked meanwhile finishes it itself
-        return self._found
 
 
 def digest(tensor: Tensor) -> str:

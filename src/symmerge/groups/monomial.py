@@ -8,7 +8,6 @@ from typing import final
 
 import torch
 from jaxtyping import Float, Int
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from symmerge.groups.base import Check, Element, Gram, Group, is_transposed, total, uniform
@@ -45,6 +44,8 @@ def _is_permutation(index: Tensor) -> Check:
 
 def assign(score: Float[Tensor, "*batch n n"]) -> Int[Tensor, "*batch n"]:
     """The permutation with the largest total score."""
+    from scipy.optimize import linear_sum_assignment  # large, and only needed here
+
     flat = score.detach().reshape(-1, *score.shape[-2:]).double().cpu().numpy()
     chosen = [torch.as_tensor(linear_sum_assignment(block, maximize=True)[1]) for block in flat]
     return torch.stack(chosen).reshape(score.shape[:-1])

@@ -1,0 +1,91 @@
+"""Bring one model into another's basin: canonical forms, a solver, and both checkpoints with proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from symmerge.alignment import apply
+from symmerge.canonical import STEPS, canonicalize
+from symmerge.checkpoint import new_folder, write_json
+from symmerge.matching.base import Solution
+from symmerge.matching.weights import WeightMatching
+from symmerge.merge import distance, distances
+from symmerge.model import Model, Progress, save
+from symmerge.orbit import keep
+from symmerge.verify import TOLERANCE, Verdict, gate, verify
+
+# Fine-tunes of one base lie this close without any alignment; independently trained models are about 1.4 apart.
+ALREADY_ALIGNED = 0.5
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A in canonical form, B in A's coordinates, and how it was found."""
+
+    reference: Model
+    aligned: Model
+    solution: Solution
+    before: float
+    after: float
+
+    @property
+    def already(self) -> bool:
+        """Whether the pair was aligned to begin with."""
+        return self.before < ALREADY_ALIGNED
+
+    def record(self) -> dict[str, Any]:
+        """For solution.json."""
+        evidence = {item.name: getattr(self.solution, item.name) for item in fields(self.solution) if item.name != "alignment"}
+        return {"schema": 1, "distance_before": self.before, "distance_after": self.after, "already_aligned": self.already, **evidence}
+
+
+def align(a: Model, b: Model, matching: WeightMatching | None = None, *, report: Callable[[str], None] | None = None) -> Aligned:
+    """Find the symmetry that brings `b` closest to `a`. Both stay the same functions."""
+    ready = [canonicalize(model) for model in (a, b)]
+    solution = (matching or WeightMatching()).solve(ready[0], ready[1], report=report)
+    moved = apply(solution.alignment, ready[1])
+    return Aligned(ready[0], moved, solution, _before(a, b, ready), distance(ready[0], moved))
+
+
+def _before(a: Model, b: Model, ready: list[Model]) -> float:
+    """As stored where that compares, else in canonical form: what a plain average would see."""
+    return distance(a, b) if a.spec.fingerprint == b.spec.fingerprint else distance(ready[0], ready[1])
+
+
+def write(found: Aligned, a: Model, b: Model, out: Path, *, overwrite: bool = False, progress: Progress | None = None) -> None:
+    """DIR/reference and DIR/aligned (stock checkpoints, verified to be the functions of A and B), the alignment and the evidence."""
+    inputs = tuple(model.path for model in (a, b) if model.path)
+    with new_folder(out, overwrite=overwrite, needs_bytes=found.reference.bytes + found.aligned.bytes, inputs=inputs) as folder:
+        save(found.reference, folder / "reference", progress=progress, gate=gate(a, progress=progress))
+        save(found.aligned, folder / "aligned", progress=progress, gate=gate(b, progress=progress))
+        keep(found.solution.alignment, b, folder / "alignment.safetensors", steps=tuple(STEPS))
+        write_json(folder / "solution.json", found.record())
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Whether two checkpoints are one function up to symmetry: how far their weights are apart, before and after, and the logits."""
+
+    same: bool
+    before: float
+    after: float
+    tolerance: float
+    by_space: dict[str, dict[str, float]]
+    verdict: Verdict
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def same(a: Model, b: Model, *, report: Callable[[str], None] | None = None) -> Certificate:
+    """Decide equivalence by alignment: generically, two models compute the same function exactly when a symmetry relates them."""
+    # One weighting: if the models are equivalent, every weighting finds the same symmetry.
+    found = align(a, b, WeightMatching(weightings=WeightMatching().weightings[:1]), report=report)
+    tolerance = 10 * TOLERANCE[max((a.dtype, b.dtype), key=lambda kind: TOLERANCE[kind])]
+    verdict = verify(a, b)
+    before, after = distances(canonicalize(a), canonicalize(b)), distances(found.reference, found.aligned)
+    by_space = {space: {"before": before[space], "after": after[space]} for space in after}
+    return Certificate(found.after <= tolerance and verdict.same, found.before, found.after, tolerance, by_space, verdict)
