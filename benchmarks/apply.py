@@ -143,10 +143,11 @@ def products(folder: Path, out: Path) -> Callable[[], None]:
     width = source.config["hidden_size"]
     sizes = [torch.Size(source.weights.shape(name)).numel() // width for name in source.weights if len(source.weights.shape(name)) == 2]
     rotation, rows = torch.randn(width, width), torch.randn(max(sizes), width)
+    result = torch.zeros_like(rows)
 
     def work() -> None:
         for size in sizes:
-            rows[:size] @ rotation
+            torch.mm(rows[:size], rotation, out=result[:size])
 
     return work
 

@@ -27,7 +27,7 @@ from symmerge.weights import MemoryWeights, Shape, StoredWeights, Weights, buffe
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 DEFAULT_SHARD = 5 * 10**9
-M_MMAP_THRESHOLD, LARGE_TENSOR = -3, 1 << 22
+M_MMAP_THRESHOLD, LARGE_TENSOR = -3, 1 << 20
 # Weights and training state are not copied beside the new weights; code is never copied or run.
 NOT_COPIED = re.compile(r"(\.(safetensors|bin|pt|pth|ckpt|h5|msgpack|onnx|gguf|py|pkl)$)|(\.index\.json$)|^(config|symmerge)\.json$|^README\.md$|^\.")
 

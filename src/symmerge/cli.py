@@ -170,8 +170,8 @@ def canonical(
 
 @app.command()
 def verify(
-    a: Annotated[Path, typer.Argument(help="A checkpoint folder.", metavar="A", show_default=False)],
-    b: Annotated[Path, typer.Argument(help="Another.", metavar="B", show_default=False)],
+    a: ModelA,
+    b: ModelB,
     dtype: Annotated[str, typer.Option(help="The precision to compute in: float32 or float64.")] = "float32",
     tolerance: Annotated[float | None, typer.Option(help="The largest relative difference that counts as rounding.", show_default="by precision")] = None,
     seed: Seed = 0,
