@@ -5,13 +5,13 @@ import torch
 
 import symmerge as sm
 from symmerge.errors import MismatchError
-from symmerge.matching.weights import Weighting, WeightMatching
+from symmerge.matching.weights import WeightMatching
 from symmerge.merge import distance
 from symmerge.orbit import random_member
 from symmerge.weights import MemoryWeights
 from symmerge.zoo.small import SMALL, small_model
 
-ONE = WeightMatching(dtype=torch.float64, weightings=(Weighting(),))
+ONE = WeightMatching(dtype=torch.float64, own_text=False)
 
 
 def worst(a, b):

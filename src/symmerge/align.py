@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from symmerge.merge import distance, distances
 from symmerge.model import Model, Progress, save
 from symmerge.orbit import keep
 from symmerge.verify import TOLERANCE, Verdict, gate, verify
+from symmerge.weights import KeptWeights
 
 # Fine-tunes of one base lie this close without any alignment; independently trained models are about 1.4 apart.
 ALREADY_ALIGNED = 0.5
@@ -44,10 +45,15 @@ class Aligned:
 
 def align(a: Model, b: Model, matching: WeightMatching | None = None, *, report: Callable[[str], None] | None = None) -> Aligned:
     """Find the symmetry that brings `b` closest to `a`. Both stay the same functions."""
-    ready = [canonicalize(model) for model in (a, b)]
+    ready = [_kept(canonicalize(model)) for model in (a, b)]
     solution = (matching or WeightMatching()).solve(ready[0], ready[1], report=report)
     moved = apply(solution.alignment, ready[1])
     return Aligned(ready[0], moved, solution, _before(a, b, ready), distance(ready[0], moved))
+
+
+def _kept(model: Model) -> Model:
+    """Canonical forms cost a decomposition per head, and are read many times."""
+    return replace(model, weights=KeptWeights(model.weights))
 
 
 def _before(a: Model, b: Model, ready: list[Model]) -> float:
@@ -83,7 +89,7 @@ class Certificate:
 def same(a: Model, b: Model, *, report: Callable[[str], None] | None = None) -> Certificate:
     """Decide equivalence by alignment: generically, two models compute the same function exactly when a symmetry relates them."""
     # One weighting: if the models are equivalent, every weighting finds the same symmetry.
-    found = align(a, b, WeightMatching(weightings=WeightMatching().weightings[:1]), report=report)
+    found = align(a, b, WeightMatching(own_text=False), report=report)
     tolerance = 10 * TOLERANCE[max((a.dtype, b.dtype), key=lambda kind: TOLERANCE[kind])]
     verdict = verify(a, b)
     before, after = distances(canonicalize(a), canonicalize(b)), distances(found.reference, found.aligned)

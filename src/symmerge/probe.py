@@ -9,14 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from symmerge.activations import Activations, recording
 from symmerge.model import Model
 from symmerge.verify import full_module
 
 ROWS, LENGTH = 64, 256
-MOST_TARGETS = 40_000_000  # numbers kept of the parents' predictions: 160 MB
+FEWEST_ROWS, SHORTEST = 4, 64
+BATCH = 8
+FILLING_PASSES = 32  # in which a masked model fills a blank page
+MOST_TARGETS = 50_000_000  # numbers kept of the parents' predictions: 200 MB
+WORK = 130_000_000_000  # parameters times tokens that both parents together may write
+SAMPLES = 4000  # tokens whose activations are kept
 
 
 @torch.no_grad()
@@ -48,10 +54,11 @@ def _fill_in(model: Model, module: nn.Module, rows: int, length: int) -> Tensor:
     device = next(module.parameters()).device
     tokens = torch.full((rows, length), mask, device=device)
     places = torch.rand(rows, length, device=device).argsort(1)
-    for step in range(0, length, 4):
-        drawn = torch.multinomial(_logits(module, tokens)[0].softmax(-1).flatten(0, 1), 1).view_as(tokens)
-        here = places[:, step : step + 4]
-        tokens = tokens.scatter(1, here, drawn.gather(1, here))
+    at_once = max(1, length // FILLING_PASSES)
+    for step in range(0, length, at_once):
+        here = places[:, step : step + at_once]
+        logits = module(input_ids=tokens).logits.gather(1, here[..., None].expand(-1, -1, model.spec.sizes["vocabulary"]))
+        tokens = tokens.scatter(1, here, torch.multinomial(logits.float().softmax(-1).flatten(0, 1), 1).view_as(here))
     blank = torch.rand(rows, length, device=device) < 0.15
     return torch.where(blank, mask, tokens)
 
@@ -67,38 +74,62 @@ def mask_token(model: Model) -> int:
     return min(103, model.spec.sizes["vocabulary"] - 1)
 
 
-def _logits(module: nn.Module, tokens: Tensor) -> list[Tensor]:
-    return [value.float() for key, value in module(input_ids=tokens).items() if "logits" in key and value.ndim == 3]
-
-
 @dataclass(frozen=True)
 class Probe:
-    """Text both parents wrote, how often each token occurs in it, and what the parents predict there on average."""
+    """Text both parents wrote, and what they make of it.
+
+    `asked` marks the places whose predictions count (blanks of a masked model, else all), `targets` are the parents' mean predictions there,
+    `frequencies` how often each token is to be expected, `activations` what flows through each parent.
+    """
 
     tokens: Int[Tensor, "rows length"]
-    counts: Float[Tensor, " vocabulary"]
-    targets: Float[Tensor, "rows length vocabulary"]
+    asked: Bool[Tensor, "rows length"]
+    targets: Float[Tensor, "places vocabulary"]
+    frequencies: Float[Tensor, " vocabulary"]
+    activations: tuple[Activations, ...]
 
     @torch.no_grad()
     def score(self, module: nn.Module) -> float:
         """Cross-entropy of a merge to its parents' mean prediction: lower is better, and no data was used."""
-        total = 0.0
-        for tokens, target in zip(self.tokens.split(8), self.targets.split(8), strict=True):
-            total -= (target * _logits(module, tokens)[0].log_softmax(-1)).sum(-1).sum().item()
-        return total / self.tokens.numel()
+        total, start = 0.0, 0
+        for tokens, asked in zip(self.tokens.split(BATCH), self.asked.split(BATCH), strict=True):
+            predicted = module(input_ids=tokens).logits[asked].float().log_softmax(-1)
+            total -= (self.targets[start : start + len(predicted)] * predicted).sum().item()
+            start += len(predicted)
+        return total / max(1, start)
 
 
 @torch.no_grad()
-def make_probe(models: Sequence[Model], *, rows: int = ROWS, length: int = LENGTH, seed: int = 0, device: str = "cpu") -> Probe | None:
-    """A probe for language models; None for others, which cannot write their own inputs."""
-    if models[0].spec.task not in ("causal-lm", "masked-lm"):
+def make_probe(models: Sequence[Model], *, seed: int = 0, device: str = "cpu") -> Probe | None:
+    """A probe for language models; None for others, which cannot write their own inputs, and for models too large to write any in reasonable time."""
+    spec = models[0].spec
+    if spec.task not in ("causal-lm", "masked-lm"):
+        return None
+    rows, length = _affordable(models[0])
+    if not rows:
         return None
     modules = [full_module(model, torch.float32).to(device) for model in models]
-    texts = [own_text(model, module, rows=rows // len(models), length=length, seed=seed) for model, module in zip(models, modules, strict=True)]
+    texts = [own_text(model, module, rows=max(1, rows // len(models)), length=length, seed=seed) for model, module in zip(models, modules, strict=True)]
     tokens = torch.cat(texts)
-    vocabulary = models[0].spec.sizes["vocabulary"]
-    each = max(1, min(rows, MOST_TARGETS // (tokens.shape[1] * vocabulary)) // len(models))
-    scored = torch.cat([text[:each] for text in texts])
-    targets = torch.cat([torch.stack([_logits(module, part)[0].softmax(-1) for module in modules]).mean(0) for part in scored.split(8)])
-    counts = torch.bincount(tokens.flatten(), minlength=vocabulary).float()
-    return Probe(scored, counts, targets)
+    asked = tokens == mask_token(models[0]) if spec.task == "masked-lm" else torch.ones_like(tokens, dtype=torch.bool)
+    share = min(1.0, SAMPLES / tokens.numel())
+    seen, targets = [], torch.zeros((), device=device)
+    for module in modules:
+        with recording(spec, module, share=share, seed=seed) as recorder:
+            predicted = []
+            for part, where in zip(tokens.split(BATCH), asked.split(BATCH), strict=True):
+                predicted.append(module(input_ids=part).logits[where].float().softmax(-1))
+                recorder.next_batch()
+        seen.append(recorder.activations())
+        targets = targets + torch.cat(predicted) / len(modules)
+    # The parents' predictions say more about rare tokens than the few that were drawn.
+    return Probe(tokens, asked, targets, targets.mean(0) * tokens.numel(), tuple(seen))
+
+
+def _affordable(model: Model) -> tuple[int, int]:
+    """How much text a model of this size writes in about the time it takes to match it; none if that is not worth reading."""
+    parameters = sum(torch.Size(model.weights.shape(name)).numel() for name in model.weights)
+    work = WORK // 2 if model.spec.task == "masked-lm" else WORK  # filling a page takes many passes
+    places = min(work // parameters, MOST_TARGETS // model.spec.sizes["vocabulary"], ROWS * LENGTH)
+    length = min(LENGTH, places // FEWEST_ROWS)
+    return (places // length, length) if length >= SHORTEST else (0, 0)

@@ -80,6 +80,11 @@ class Spec:
         return {name: space for name, space in self.spaces.items() if not isinstance(space.group, Trivial)}
 
     @cached_property
+    def stream(self) -> str:
+        """The residual stream: the hidden space that most tensors meet."""
+        return max(self.hidden, key=lambda name: len({met.piece.tensor for met in self.occurrences(name)}), default="")
+
+    @cached_property
     def pieces(self) -> dict[str, tuple[Piece, ...]]:
         """Every tensor, cut where it is fused."""
         return {name: pieces(name, axes, self.sizes) for name, axes in self.tensors.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import final
@@ -18,6 +19,7 @@ from torch import Tensor
 from symmerge.errors import CheckpointError
 
 Shape = tuple[int, ...]
+KEPT_BYTES = 1_500_000_000  # of one model
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
@@ -118,6 +120,34 @@ class DerivedWeights(Weights):
             return self._base[name]
         tensor = compute()
         assert tuple(tensor.shape) == self.shape(name), f"{name}: computed {tuple(tensor.shape)}, expected {self.shape(name)}"
+        return tensor
+
+
+@final
+class KeptWeights(Weights):
+    """Another collection whose tensors stay in memory once read; beyond `limit` bytes, only those used last."""
+
+    def __init__(self, base: Weights, limit: int = KEPT_BYTES) -> None:
+        self._base, self._limit, self._bytes = base, limit, 0
+        self._kept: OrderedDict[str, Tensor] = OrderedDict()
+
+    def names(self) -> list[str]:
+        return self._base.names()
+
+    def shape(self, name: str) -> Shape:
+        return self._base.shape(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._base.dtype(name)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._kept:
+            self._kept.move_to_end(name)
+            return self._kept[name]
+        tensor = self._kept[name] = self._base[name]
+        self._bytes += tensor.nbytes
+        while self._bytes > self._limit and len(self._kept) > 1:
+            self._bytes -= self._kept.popitem(last=False)[1].nbytes
         return tensor
 
 

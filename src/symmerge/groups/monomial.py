@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import lgamma, log
+from math import exp, lgamma, log
 from typing import final
 
 import torch
@@ -12,6 +12,10 @@ from torch import Tensor
 
 from symmerge.groups.base import Check, Element, Gram, Group, is_transposed, total, uniform
 from symmerge.notation import Role
+
+PAIRS_AT_ONCE = 1 << 16  # of units whose scales are sought together: a handful of float64 arrays that fit in the cache
+NEWTON_STEPS = 9
+LARGEST_LOG_SCALE = 12.0  # a unit scaled by e^12 would not survive float16; the gate would refuse it anyway
 
 
 def take(x: Float[Tensor, "*batch n m"], index: Int[Tensor, "*#batch n"]) -> Float[Tensor, "*batch n m"]:
@@ -204,37 +208,45 @@ class ScaledPermutation(Group):
 def best_scales(write: Gram, read: Gram, positive: bool) -> tuple[Tensor, Tensor]:
     """For every pair (i, j): the least of |a_i - s b_j|^2 + |c_i - d_j / s|^2 over s, less what no s changes; and that s.
 
-    The stationary points are roots of a quartic; in t = log |s| every minimum is found by Newton steps from three starts
-    (balance, the writer's own optimum, the reader's), which costs less than the quartic's formula and does not cancel.
+    The stationary points are roots of a quartic; in t = log |s| Newton steps find the minimum from the best of three starts (balance, the
+    writer's own optimum, the reader's) and, where s may be negative, the better sign. A few rows at a time, so that the work stays in the cache.
     """
-    write_norm = write.needs_right().diagonal(dim1=-2, dim2=-1)[..., None, :].expand_as(write.cross)
-    read_norm = read.needs_right().diagonal(dim1=-2, dim2=-1)[..., None, :].expand_as(read.cross)
-    signs = (1.0,) if positive else (1.0, -1.0)
-    tries = [_best_positive(write_norm, read_norm, sign * write.cross, sign * read.cross) for sign in signs]
-    if positive:
-        return tries[0]
-    flip = tries[1][0] < tries[0][0]
-    return torch.where(flip, tries[1][0], tries[0][0]), torch.where(flip, -tries[1][1], tries[0][1])
+    p, q = (gram.needs_right().diagonal(dim1=-2, dim2=-1)[..., None, :] for gram in (write, read))
+    cost, scale = torch.empty_like(write.cross), torch.empty_like(write.cross)
+    n = write.cross.shape[-1]
+    rows = max(1, PAIRS_AT_ONCE // (n * max(1, write.cross.numel() // n**2)))
+    for at in range(0, n, rows):
+        here = (..., slice(at, at + rows), slice(None))
+        cost[here], scale[here] = _best_scale(p, q, write.cross[here], read.cross[here], positive)
+    return cost, scale
 
 
-def _best_positive(write_norm: Tensor, read_norm: Tensor, write_cross: Tensor, read_cross: Tensor) -> tuple[Tensor, Tensor]:
-    tiny = torch.finfo(write_norm.dtype).tiny
-    p, q = write_norm.clamp_min(tiny), read_norm.clamp_min(tiny)
+def _scale_cost(s: Tensor, p: Tensor, q: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    """|a - s b|^2 + |c - d / s|^2 less |a|^2 + |c|^2, where p = |b|^2, q = |d|^2, w = <a, b>, r = <c, d>."""
+    return s * (s * p - 2 * w) + (q / s - 2 * r) / s
 
-    def cost(t: Tensor) -> Tensor:
+
+def _best_scale(p: Tensor, q: Tensor, w: Tensor, r: Tensor, positive: bool) -> tuple[Tensor, Tensor]:
+    tiny = torch.finfo(w.dtype).tiny
+    low, high = exp(-LARGEST_LOG_SCALE), exp(LARGEST_LOG_SCALE)
+    p_, q_ = p.clamp_min(tiny), q.clamp_min(tiny)
+    sign = torch.ones_like(w)
+    starts = [(q_ / p_).pow(0.25).expand_as(w), w.abs() / p_, q_ / r.abs().clamp_min(tiny)]
+    best, s = torch.full_like(w, torch.inf), torch.ones_like(w)
+    for start in starts:
+        start = start.clamp(low, high)
+        for direction in (1.0,) if positive else (1.0, -1.0):
+            value = _scale_cost(start, p, q, direction * w, direction * r)
+            better = value < best
+            best, s, sign = torch.where(better, value, best), torch.where(better, start, s), torch.where(better, direction, sign)
+    w, r = sign * w, sign * r
+    t, first = s.log(), s
+    for _ in range(NEWTON_STEPS):
+        inverse = 1 / s
+        up, down, linear, recip = s * s * p, inverse * inverse * q, s * w, inverse * r
+        slope = 2 * (up - linear - down + recip)
+        bend = 4 * (up + down) - 2 * (linear + recip)
+        t = (t - (slope / bend.abs().clamp_min(tiny)).clamp(-1, 1)).clamp(-LARGEST_LOG_SCALE, LARGEST_LOG_SCALE)
         s = t.exp()
-        return s * (s * write_norm - 2 * write_cross) + (read_norm / s - 2 * read_cross) / s
-
-    starts = [(q / p).log() / 4, (write_cross.clamp_min(tiny) / p).log(), -(read_cross.clamp_min(tiny) / q).log()]
-    best_cost, best_t = torch.full_like(p, torch.inf), torch.zeros_like(p)
-    for t in starts:
-        t = t.clamp(-12, 12)  # a unit scaled by e^12 would not survive float16; the gate would refuse it anyway
-        for _ in range(12):
-            s = t.exp()
-            slope = s * (2 * s * write_norm - 2 * write_cross) - (2 * read_norm / s - 2 * read_cross) / s
-            bend = s * (4 * s * write_norm - 2 * write_cross) + (4 * read_norm / s - 2 * read_cross) / s
-            t = (t - (slope / bend.abs().clamp_min(tiny)).clamp(-1, 1)).clamp(-12, 12)
-        here = cost(t)
-        better = here < best_cost
-        best_cost, best_t = torch.where(better, here, best_cost), torch.where(better, t, best_t)
-    return best_cost, best_t.exp()
+    value = _scale_cost(s, p, q, w, r)
+    return torch.minimum(value, best), sign * torch.where(value <= best, s, first)

@@ -13,7 +13,8 @@ from symmerge.alignment import Alignment
 class Solution:
     """An alignment of B to A with how it was found.
 
-    `objective` has one value per sweep and never increases; `by_space` the part of the last one that each space's tensors hold.
+    `objective` has one value per sweep and never increases; `by_space` the part of the last one that each space's tensors hold; `tried` every
+    weighting and start with its score; `interrupted` says that Ctrl-C ended the search and this is the best until then.
     """
 
     alignment: Alignment
@@ -23,3 +24,5 @@ class Solution:
     converged: bool
     seconds: float
     settings: Mapping[str, Any] = field(default_factory=dict)
+    tried: tuple[Mapping[str, Any], ...] = ()
+    interrupted: bool = False

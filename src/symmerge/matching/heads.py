@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from symmerge.groups import Element, GeneralLinear, Gram, Group, Orthogonal, Permutation
+from symmerge.groups.dense import descend_invertible
 from symmerge.groups.monomial import assign
 from symmerge.notation import Role
 from symmerge.spec import Occurrence, Spec
@@ -36,13 +38,31 @@ class Heads:
 
 
 def layers(spec: Spec) -> list[Heads]:
-    """Every attention layer of a table: a permutation space that others are `per`."""
+    """Every attention layer of a table: a space that others are `per`."""
     found = []
     for outer in dict.fromkeys(space.per for space in spec.hidden.values() if space.per):
-        inner = [space for space in spec.hidden.values() if space.per == outer]
-        queries = next((space.name for space in inner if isinstance(space.group, Permutation)), None)
-        found.append(Heads(outer, queries, tuple(space.name for space in inner if space.name != queries)))
+        inner = [space.name for space in spec.hidden.values() if space.per == outer]
+        queries = next((name for name in inner if isinstance(spec.spaces[name].group, Permutation) and _holds_others(spec, name, inner)), None)
+        found.append(Heads(outer, queries, tuple(name for name in inner if name != queries)))
     return found
+
+
+def _holds_others(spec: Spec, name: str, inner: list[str]) -> bool:
+    """Whether a space stands outside another of its layer in some tensor: query heads do, bases do not."""
+    return any(atom.space in inner and atom.space != name for met in spec.occurrences(name) for atom in met.piece.atoms)
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """How heads are matched.
+
+    `metric` scores a pair of heads: "best" by how close the best bases bring them, "frobenius" and "cosine" by their circuits as they are (no
+    basis matters there), "spectrum" by the circuits' singular values. `inside` is how the bases of a pair are found: "rotation" in the balanced
+    gauge, "general" (any invertible matrix, by Gauss-Newton) or "gradient" (the same by gradient descent).
+    """
+
+    metric: Literal["best", "frobenius", "cosine", "spectrum"] = "best"
+    inside: Literal["rotation", "general", "gradient"] = "rotation"
 
 
 @dataclass(frozen=True)
@@ -50,6 +70,7 @@ class _Crossed:
     """Gram matrices between all heads of A (a) and of B (b), and between their query heads (p, q); one query where there is none."""
 
     cross: Float[Tensor, "a b p q n n"]
+    left: Float[Tensor, "a p n n"]
     right: Float[Tensor, "b q n n"]
 
 
@@ -57,7 +78,8 @@ def _crossed(sides: Sides, met: Occurrence, heads: Heads) -> _Crossed:
     atoms = [atom.space for atom in met.piece.atoms]
     front = [atoms.index(heads.outer)] + ([atoms.index(heads.queries)] if heads.queries in atoms else []) + [met.position]
     a, b = (_front(view, front, heads.queries in atoms) for view in sides(met))
-    return _Crossed(torch.einsum("apnm,bqkm->abpqnk", a, b), torch.einsum("bqnm,bqkm->bqnk", b, b))
+    left, right = (torch.einsum("bqnm,bqkm->bqnk", side, side).double() for side in (a, b))
+    return _Crossed(torch.einsum("apnm,bqkm->abpqnk", a, b).double(), left, right)
 
 
 def _front(view: Tensor, front: list[int], has_queries: bool) -> Tensor:
@@ -67,7 +89,7 @@ def _front(view: Tensor, front: list[int], has_queries: bool) -> Tensor:
     return view.flatten(3) if view.ndim > 3 else view.unsqueeze(-1)
 
 
-def match_heads(spec: Spec, heads: Heads, sides: Sides, *, general: bool = True, rounds: int = 4) -> dict[str, Element]:
+def match_heads(spec: Spec, heads: Heads, sides: Sides, options: HeadOptions, *, rounds: int = 4) -> dict[str, Element]:
     """The elements of one attention layer that bring B's heads closest to A's."""
     evidence = {
         (base, role): [_crossed(sides, met, heads) for met in spec.occurrences(base) if met.role is role]
@@ -76,21 +98,70 @@ def match_heads(spec: Spec, heads: Heads, sides: Sides, *, general: bool = True,
     }
     groups = {base: _inside(spec.spaces[base].group) for base in heads.bases}
     order, score = _pairs(evidence, groups, heads, rounds)
-    place = assign(score)
+    if options.metric != "best":
+        score = sum(METRICS[options.metric](*(_circuit(evidence[base, role], order) for role in (Role.WRITES, Role.READS))) for base in heads.bases)
+    moves = heads.outer in spec.hidden
+    place = assign(score) if moves else torch.arange(spec.sizes[heads.outer])
     index = torch.arange(len(place))
-    found: dict[str, Element] = {heads.outer: {"index": place}}
+    found: dict[str, Element] = {heads.outer: {"index": place}} if moves else {}
     if heads.queries:
         found[heads.queries] = {"index": order[index, place].cpu()}
     for base in heads.bases:
-        group = spec.spaces[base].group if general else groups[base]
         write, read = (_gram(evidence[base, role], order, (index, place)) for role in (Role.WRITES, Role.READS))
-        found[base] = group.nearest(write, read)
+        found[base] = _basis(spec.spaces[base].group, groups[base], write, read, options)
     return found
+
+
+def _basis(group: Group, inside: Group, write: Gram, read: Gram, options: HeadOptions) -> Element:
+    if not isinstance(group, GeneralLinear) or options.inside == "rotation":
+        return inside.nearest(write, read)
+    if options.inside == "general":
+        return group.nearest(write, read)
+    return {"matrix": descend_invertible(inside.nearest(write, read)["matrix"], write, read)}
 
 
 def _inside(group: Group) -> Group:
     """While scoring pairs, rotations stand for every basis: in the balanced gauge they lose little and cost one SVD."""
     return Orthogonal(group.size) if isinstance(group, GeneralLinear) else group
+
+
+class _Circuit(NamedTuple):
+    """One side's Gram matrices for all pairs of heads: A's own, A's with B's, B's own."""
+
+    left: Tensor
+    cross: Tensor
+    right: Tensor
+
+
+def _circuit(items: list[_Crossed], order: Tensor) -> _Circuit:
+    gram = _gram(items, order)
+    left = sum((item.left.sum(1) for item in items), torch.zeros(()).to(gram.cross))[:, None]
+    return _Circuit(left.expand_as(gram.cross), gram.cross, gram.needs_right())
+
+
+def _inner_products(write: _Circuit, read: _Circuit) -> tuple[Tensor, Tensor, Tensor]:
+    """<A, A>, <A, B> and <B, B> of the circuits y'x, from thin factors: <y'x, v'u> = sum((y v') * (x u'))."""
+    own, met, other = ((w * r).sum((-2, -1)) for w, r in zip(write, read, strict=True))
+    return own, met, other
+
+
+def _frobenius(write: _Circuit, read: _Circuit) -> Tensor:
+    own, met, other = _inner_products(write, read)
+    return -(own + other - 2 * met).clamp_min(0).sqrt()
+
+
+def _cosine(write: _Circuit, read: _Circuit) -> Tensor:
+    own, met, other = _inner_products(write, read)
+    return met / (own * other).sqrt().clamp_min(1e-30)
+
+
+def _spectrum(write: _Circuit, read: _Circuit) -> Tensor:
+    """Less the distance between the circuits' singular values: the roots of the eigenvalues of (x x')(y y')."""
+    own, other = ((torch.linalg.eigvals(w @ r).abs()).sort(-1).values.sqrt() for w, r in ((write.left, read.left), (write.right, read.right)))
+    return -(own - other).norm(dim=-1)
+
+
+METRICS: dict[str, Callable[[_Circuit, _Circuit], Tensor]] = {"frobenius": _frobenius, "cosine": _cosine, "spectrum": _spectrum}
 
 
 def _pairs(evidence, groups, heads: Heads, rounds: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,131 @@
+"""What there is to match: both models' tensors, and how much each counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from symmerge.activations import Activations, extended
+from symmerge.matching.heads import layers
+from symmerge.spec import Spec
+from symmerge.weights import Weights
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """How much each piece of evidence counts.
+
+    A tensor's squared error is divided by its squared norm to the power `norm`; rows of the vocabulary count by their expected frequency to the
+    power `frequency`. Activations count `stream`, `heads` and `units` times as much as the weights that meet the same space.
+    """
+
+    norm: float = 1.0
+    frequency: float = 0.0
+    stream: float = 0.0
+    heads: float = 0.0
+    units: float = 0.0
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Both models' tensors under one weighting; activations are more tensors of the table.
+
+    `frequencies` are the expected frequencies of tokens; those never seen may be left out altogether (`ignore_unseen`).
+    """
+
+    table: Spec
+    weights: tuple[Weights, Weights]
+    weighting: Weighting
+    activations: tuple[Activations, ...] = ()
+    frequencies: Tensor | None = None
+    ignore_unseen: bool = False
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    _scales: dict[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def spec(self) -> Spec:
+        """The table, with the activations if they count."""
+        counts = self.weighting.stream or self.weighting.heads or self.weighting.units
+        return extended(self.table, self.activations[0]) if self.activations and counts else self.table
+
+    @cached_property
+    def certain(self) -> set[str]:
+        """Tensors that meet no hidden space but the stream: nothing else has to be matched first."""
+        return {name for name in self.spec.tensors if self._spaces(name) == {self.spec.stream}}
+
+    @cached_property
+    def determined(self) -> bool:
+        """Whether the certain weights have at least as many rows as the stream has coordinates."""
+        size = self.spec.sizes[self.spec.stream] if self.spec.stream else 0
+        shapes = (self.spec.shapes[name] for name in self.certain if name in self.table.tensors)
+        return sum(torch.Size(shape).numel() // max(size, 1) for shape in shapes if len(shape) > 1) >= size
+
+    def sides(self, name: str) -> tuple[Tensor, Tensor]:
+        """A tensor of A and of B, rows weighted."""
+        if name not in self.table.tensors:
+            a, b = (found.values[name] for found in self.activations)
+        else:
+            a, b = (side[name] for side in self.weights)
+        a, b = (side.to(self.device, self.dtype) for side in (a, b))
+        if name in self.table.tensors and self._has_rows(name) and self._rows is not None:
+            a, b = (side * self._rows.to(side)[:, None] for side in (a, b))
+        return a, b
+
+    def scale(self, name: str) -> float:
+        """By how much a tensor's squared error is multiplied. A bias counts as its matrix does; a gain by its length."""
+        if name not in self._scales:
+            self._scales[name] = self._activation_scale(name) if name not in self.table.tensors else self._weight_scale(name)
+        return self._scales[name]
+
+    def _weight_scale(self, name: str) -> float:
+        matrix = name.removesuffix("bias") + "weight"
+        reference = matrix if name.endswith("bias") and len(self.table.shapes.get(matrix, ())) > 1 else name
+        return self._size(reference) ** -self.weighting.norm
+
+    def _activation_scale(self, name: str) -> float:
+        space = self._owner(name)
+        share = getattr(self.weighting, self._kind(space))
+        if not share:
+            return 0.0
+        peers = [other for other in self.spec.tensors if other not in self.table.tensors and self._owner(other) == space]
+        return share * self._total(space) / (len(peers) * self._size(name))
+
+    def _total(self, space: str) -> float:
+        """What the weights that meet a space count together."""
+        met = self.certain if space == self.spec.stream else [name for name in self.table.tensors if space in self._spaces(name)]
+        return sum(self.scale(name) * self._size(name) for name in met if name in self.table.tensors and len(self.table.shapes[name]) > 1)
+
+    def _size(self, name: str) -> float:
+        a, b = self.sides(name)
+        return max((a.norm() * b.norm()).item() if a.ndim > 1 else float(a.numel()), 1e-12)
+
+    def _spaces(self, name: str) -> set[str]:
+        return {atom.space for piece in self.spec.pieces[name] for atom in piece.atoms} & self.spec.hidden.keys()
+
+    def _owner(self, name: str) -> str:
+        """The space an activation speaks for: the heads rather than the bases inside them."""
+        outer = {self.spec.spaces[space].per or space for space in self._spaces(name)} - {self.spec.stream}
+        return min(outer, default=self.spec.stream)
+
+    def _kind(self, space: str) -> str:
+        if space == self.spec.stream:
+            return "stream"
+        return "heads" if any(space == heads.outer for heads in layers(self.spec)) else "units"
+
+    def _has_rows(self, name: str) -> bool:
+        axes = self.table.tensors[name]
+        return self._rows is not None and len(axes) > 1 and getattr(axes[0].factors[0], "space", None) == "vocabulary"
+
+    @cached_property
+    def _rows(self) -> Tensor | None:
+        """The square roots of the tokens' weights; a token never seen counts as half an occurrence, or not at all."""
+        if self.frequencies is None or not (self.weighting.frequency or self.ignore_unseen):
+            return None
+        weights = (self.frequencies + 0.5) ** self.weighting.frequency
+        if self.ignore_unseen:
+            weights = weights * (self.frequencies > 0)
+        return (weights / weights.mean()).sqrt()

@@ -1,0 +1,143 @@
+"""Alternating sweeps over the stream, the heads (with the bases inside them) and the units.
+
+Each step is the exact minimum over its spaces given the others, so the objective never increases from sweep to sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import final
+
+import torch
+from torch import Tensor
+
+from symmerge.alignment import Alignment, lay
+from symmerge.groups import Element, Gram, ScaledPermutation
+from symmerge.matching.evidence import Evidence
+from symmerge.matching.heads import HeadOptions, layers, match_heads
+from symmerge.notation import Role
+from symmerge.spec import Occurrence
+
+Report = Callable[[str], None]
+
+
+@final
+class Sweeps:
+    """One solve: the elements so far, and how the objective went. May be stopped at any time and continued from its elements.
+
+    `all_layers` lets every layer speak for the stream (after a first estimate from the certain tensors); otherwise the certain ones alone do,
+    wherever they determine it. `thin` gives another start: the first estimate sees a random half of the evidence.
+    """
+
+    def __init__(
+        self, evidence: Evidence, *, heads: HeadOptions, all_layers: bool | None = None, thin: torch.Generator | None = None, device: str = "cpu"
+    ) -> None:
+        self.evidence, self.spec = evidence, evidence.spec
+        self.all_layers = not evidence.determined if all_layers is None else all_layers
+        self.elements: dict[str, Element] = {}
+        self.objective: list[float] = []
+        self.changes: list[int] = []
+        self.converged = False
+        self._heads, self._thin, self._device = heads, thin, device
+        self._attention = layers(self.spec)
+        inside = {name for heads in self._attention for name in heads.spaces}
+        self._units = [name for name in self.spec.hidden if name != self.spec.stream and name not in inside]
+
+    def restore(self, elements: Mapping[str, Element], objective: list[float], changes: list[int]) -> None:
+        """Take up where an earlier solve was."""
+        self._keep(elements)
+        self.objective, self.changes = list(objective), list(changes)
+
+    def sweep(self, report: Report) -> None:
+        """Every space once. Where only certain tensors speak for the stream, one sweep is all there is."""
+        before = dict(self.elements)
+        first = not self.objective
+        if first or self.all_layers:
+            self._step(self.spec.stream, self.evidence.certain if first else None, thin=self._thin if first else None)
+        for heads in self._attention:
+            self._keep(match_heads(self.spec, heads, self._sides(set(heads.spaces)), self._heads))
+            report(heads.outer)
+        for name in self._units:
+            self._step(name, None)
+            report(name)
+        self.objective.append(sum(self.errors().values()))
+        self.changes.append(sum(_differs(before.get(name), element) for name, element in self.elements.items()))
+
+    def settled(self, tolerance: float) -> bool:
+        """Whether another sweep would change anything worth the while."""
+        if not self.all_layers:
+            return bool(self.objective)
+        return len(self.objective) > 1 and self.objective[-2] - self.objective[-1] <= tolerance * abs(self.objective[-1])
+
+    @property
+    def alignment(self) -> Alignment:
+        """What was found, and the identity where nothing was yet."""
+        table = self.evidence.table
+        found = {name: {part: value.cpu() for part, value in element.items()} for name, element in self.elements.items()}
+        return Alignment(table, {**Alignment.identity(table).elements, **found})
+
+    def errors(self) -> dict[str, float]:
+        """What is left of the objective in each tensor."""
+        moved, found = Alignment(self.spec, self.elements), {}
+        for name in self.spec.tensors:
+            if scale := self.evidence.scale(name):
+                a, b = self.evidence.sides(name)
+                found[name] = scale * (a - moved.transport(name, b)).square().sum().item()
+        return found
+
+    def by_space(self) -> dict[str, float]:
+        """What is left of the objective in the tensors that meet each space."""
+        errors = self.errors()
+        return {name: sum(errors.get(tensor, 0.0) for tensor in {met.piece.tensor for met in self.spec.occurrences(name)}) for name in self.spec.hidden}
+
+    def _keep(self, found: Mapping[str, Element]) -> None:
+        for name, element in found.items():
+            self.elements[name] = {part: value.to(self._device) for part, value in element.items()}
+
+    def _sides(self, moving: set[str]) -> Callable[[Occurrence], tuple[Tensor, Tensor]]:
+        """Both models' views of a piece, weighted; B moved in every other space."""
+        others = Alignment(self.spec, {name: element for name, element in self.elements.items() if name not in moving})
+
+        def sides(met: Occurrence) -> tuple[Tensor, Tensor]:
+            a, b = self.evidence.sides(met.piece.tensor)
+            root = self.evidence.scale(met.piece.tensor) ** 0.5
+            view = others.act_on(met.piece, met.piece.view(b))
+            for position in met.piece.positions(next(iter(moving))) if len(moving) == 1 else ():
+                if position != met.position:  # a space met twice in one tensor: the other place stays as it is now
+                    view = self._act_at(met, position, view)
+            return met.piece.view(a) * root, view * root
+
+        return sides
+
+    def _act_at(self, met: Occurrence, position: int, view: Tensor) -> Tensor:
+        atom = met.piece.atoms[position]
+        if atom.space not in self.elements:
+            return view
+        laid, undo = lay(view, position, None)
+        return undo(self.spec.spaces[atom.space].group.act(self.elements[atom.space], laid, atom.role))
+
+    def _step(self, space: str, only: set[str] | None, thin: torch.Generator | None = None) -> None:
+        """The exact minimum over one space."""
+        if space not in self.spec.hidden:
+            return
+        group, sides = self.spec.spaces[space].group, self._sides({space})
+        grams: dict[Role, Gram] = {}
+        for met in self.spec.occurrences(space):
+            if (only is not None and met.piece.tensor not in only) or not self.evidence.scale(met.piece.tensor):
+                continue
+            a, b = (lay(side, met.position, None)[0][0] for side in sides(met))
+            if thin is not None:
+                a = a * (torch.rand(a.shape[-1], generator=thin) < 0.5).to(a)
+            right = torch.diag_embed(b.double().square().sum(-1)) if isinstance(group, ScaledPermutation) else None
+            gram = Gram((a @ b.mT).double(), right)
+            grams[met.role] = grams[met.role] + gram if met.role in grams else gram
+        if not grams:
+            self._keep({space: group.identity()})
+            return
+        some = next(iter(grams.values()))
+        nothing = Gram(torch.zeros_like(some.cross), None if some.right is None else torch.zeros_like(some.cross))
+        self._keep({space: group.nearest(grams.get(Role.WRITES, nothing), grams.get(Role.READS), grams.get(Role.RIDES))})
+
+
+def _differs(before: Element | None, after: Element) -> bool:
+    return before is None or any(not torch.allclose(before[part].double(), after[part].double(), atol=1e-6) for part in after)
