@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from symmerge.alignment import apply
-from symmerge.canonical import STEPS, canonicalize
+from symmerge.canonical import canonicalize
 from symmerge.checkpoint import new_folder, write_json
 from symmerge.matching.base import Solution
+from symmerge.matching.journal import Journal
+from symmerge.matching.recipes import RECIPES, Recipe
 from symmerge.matching.weights import WeightMatching
 from symmerge.merge import distance, distances
 from symmerge.model import Model, Progress, save
@@ -29,6 +31,7 @@ class Aligned:
     reference: Model
     aligned: Model
     solution: Solution
+    recipe: Recipe
     before: float
     after: float
 
@@ -37,18 +40,46 @@ class Aligned:
         """Whether the pair was aligned to begin with."""
         return self.before < ALREADY_ALIGNED
 
+    def evidence(self) -> dict[str, Any]:
+        """In short, for the card of a merged model."""
+        return {
+            "recipe": self.recipe.about,
+            "distance_before": f"{self.before:.3f}",
+            "distance_after": f"{self.after:.3f}",
+            "weighting_chosen": ", ".join(f"{name} {value:g}" for name, value in self.solution.settings["chosen"].items()),
+            "chosen_by": f"{self.solution.settings['scored_on']}, of {len(self.solution.tried)} tries",
+            "seed": self.solution.settings["seed"],
+        }
+
     def record(self) -> dict[str, Any]:
         """For solution.json."""
         evidence = {item.name: getattr(self.solution, item.name) for item in fields(self.solution) if item.name != "alignment"}
-        return {"schema": 1, "distance_before": self.before, "distance_after": self.after, "already_aligned": self.already, **evidence}
+        return {
+            "schema": "symmerge.solution/1",
+            "recipe": self.recipe.about,
+            "distance_before": self.before,
+            "distance_after": self.after,
+            "already_aligned": self.already,
+            **evidence,
+        }
 
 
-def align(a: Model, b: Model, matching: WeightMatching | None = None, *, report: Callable[[str], None] | None = None) -> Aligned:
+def align(
+    a: Model,
+    b: Model,
+    matching: WeightMatching | Recipe | None = None,
+    *,
+    report: Callable[[str], None] | None = None,
+    journal: Journal | None = None,
+) -> Aligned:
     """Find the symmetry that brings `b` closest to `a`. Both stay the same functions."""
-    ready = [_kept(canonicalize(model)) for model in (a, b)]
-    solution = (matching or WeightMatching()).solve(ready[0], ready[1], report=report)
+    chosen = RECIPES["symmerge"]
+    if matching is not None:
+        chosen = matching if isinstance(matching, Recipe) else replace(chosen, matching=matching)
+    ready = [_kept(canonicalize(chosen.ready(model), chosen.steps)) for model in (a, b)]
+    solution = chosen.matching.solve(ready[0], ready[1], report=report, journal=journal)
     moved = apply(solution.alignment, ready[1])
-    return Aligned(ready[0], moved, solution, _before(a, b, ready), distance(ready[0], moved))
+    return Aligned(ready[0], moved, solution, chosen, _before(a, b, ready), distance(ready[0], moved))
 
 
 def _kept(model: Model) -> Model:
@@ -67,7 +98,7 @@ def write(found: Aligned, a: Model, b: Model, out: Path, *, overwrite: bool = Fa
     with new_folder(out, overwrite=overwrite, needs_bytes=found.reference.bytes + found.aligned.bytes, inputs=inputs) as folder:
         save(found.reference, folder / "reference", progress=progress, gate=gate(a, progress=progress))
         save(found.aligned, folder / "aligned", progress=progress, gate=gate(b, progress=progress))
-        keep(found.solution.alignment, b, folder / "alignment.safetensors", steps=tuple(STEPS))
+        keep(found.solution.alignment, b, folder / "alignment.safetensors", steps=found.recipe.steps, restrict=found.recipe.restricted(b))
         write_json(folder / "solution.json", found.record())
 
 
@@ -88,8 +119,8 @@ class Certificate:
 
 def same(a: Model, b: Model, *, report: Callable[[str], None] | None = None) -> Certificate:
     """Decide equivalence by alignment: generically, two models compute the same function exactly when a symmetry relates them."""
-    # One weighting: if the models are equivalent, every weighting finds the same symmetry.
-    found = align(a, b, WeightMatching(own_text=False), report=report)
+    # Own text is no help here: if the models are equivalent, every weighting finds the same symmetry.
+    found = align(a, b, RECIPES["weights-only"], report=report)
     tolerance = 10 * TOLERANCE[max((a.dtype, b.dtype), key=lambda kind: TOLERANCE[kind])]
     verdict = verify(a, b)
     before, after = distances(canonicalize(a), canonicalize(b)), distances(found.reference, found.aligned)

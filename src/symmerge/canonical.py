@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -19,7 +20,7 @@ from symmerge.alignment import lay
 from symmerge.errors import SymmetryError
 from symmerge.groups import GeneralLinear, Group, OrthogonalFixingOnes, RotaryPairs, ScaledPermutation
 from symmerge.model import Model, rebind
-from symmerge.notation import Role, atoms
+from symmerge.notation import Piece, Role, atoms
 from symmerge.spec import Norm, Occurrence, Spec
 from symmerge.weights import DerivedWeights, Weights
 
@@ -263,29 +264,58 @@ def _rebalanced(model: Model, sides: Callable[[str], Mapping[Any, Tensor]], tens
     return result
 
 
-def _balanced_pieces(model: Model, space: str) -> dict[Any, Tensor]:
-    per = model.spec.spaces[space].per
-    stacks: dict[Role, list[tuple[Any, Tensor, Callable[[Tensor], Tensor]]]] = {Role.WRITES: [], Role.READS: []}
-    for met in model.spec.occurrences(space):
-        if met.role is Role.RIDES:
-            continue
-        outer = None if per is None else next(met.piece.positions(per))
-        laid, undo = lay(_read(met, model.weights), met.position, outer)
-        stacks[met.role].append((met.piece, laid, undo))
-    x, y = (torch.cat([laid for _, laid, _ in stacks[role]], -1) for role in (Role.WRITES, Role.READS))
-    group = model.spec.spaces[space].group
-    found: dict[Any, Tensor] = {}
-    for role, whole in zip((Role.WRITES, Role.READS), BALANCE[type(group)](group, x.double(), y.double()), strict=True):
-        widths = [laid.shape[-1] for _, laid, _ in stacks[role]]
-        for (piece, laid, undo), part in zip(stacks[role], whole.split(widths, -1), strict=True):
-            found[piece] = undo(part.to(laid))
-    return found
+class Place(NamedTuple):
+    """Where some columns of a circuit's side belong: a piece, how many they are, and how to lay them back into it."""
+
+    piece: Piece
+    width: int
+    undo: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Circuit:
+    """All that writes to a space (`x`) and all that reads from it (`y`), side by side; only x'y matters to the function."""
+
+    x: Float[Tensor, "b n x"]
+    y: Float[Tensor, "b n y"]
+    writers: tuple[Place, ...]
+    readers: tuple[Place, ...]
+
+    def pieces(self, x: Float[Tensor, "b n x"], y: Float[Tensor, "b n y"]) -> dict[Piece, Tensor]:
+        """Other factors, as pieces of the tensors they belong to."""
+        found = {}
+        for places, whole in ((self.writers, x), (self.readers, y)):
+            for place, part in zip(places, whole.split([place.width for place in places], -1), strict=True):
+                found[place.piece] = place.undo(part)
+        return found
+
+
+def circuit(model: Model, space: str) -> Circuit:
+    """The two sides of a space."""
+    per, sides = model.spec.spaces[space].per, {}
+    for role in (Role.WRITES, Role.READS):
+        places, parts = [], []
+        for met in model.spec.occurrences(space):
+            if met.role is role:
+                outer = None if per is None else next(met.piece.positions(per))
+                laid, undo = lay(_read(met, model.weights), met.position, outer)
+                places.append(Place(met.piece, laid.shape[-1], undo))
+                parts.append(laid)
+        sides[role] = torch.cat(parts, -1), tuple(places)
+    (x, writers), (y, readers) = sides[Role.WRITES], sides[Role.READS]
+    return Circuit(x, y, writers, readers)
+
+
+def _balanced_pieces(model: Model, space: str) -> dict[Piece, Tensor]:
+    group, found = model.spec.spaces[space].group, circuit(model, space)
+    x, y = BALANCE[type(group)](group, found.x.double(), found.y.double())
+    return found.pieces(x.to(found.x), y.to(found.y))
 
 
 Pair = tuple[Float[Tensor, "b n x"], Float[Tensor, "b n y"]]
 
 
-def _balance_circuit(group: Group, x: Float[Tensor, "b n x"], y: Float[Tensor, "b n y"]) -> Pair:
+def balance_circuit(group: Group, x: Float[Tensor, "b n x"], y: Float[Tensor, "b n y"]) -> Pair:
     """x'y = U S V' without forming it: QR both thin factors, SVD the small core."""
     (x_basis, x_core), (y_basis, y_core) = torch.linalg.qr(x.mT), torch.linalg.qr(y.mT)
     u, s, vh = torch.linalg.svd(x_core @ y_core.mT, full_matrices=False)
@@ -313,14 +343,14 @@ def _balance_rotary(group: Group, x: Tensor, y: Tensor) -> Pair:
         turned.append(torch.cat([first, second], -1))
         rest.append(others)
     turned = _balance_rows(*turned)
-    rest = _balance_circuit(group, *rest) if group.rest.size else rest
+    rest = balance_circuit(group, *rest) if group.rest.size else rest
     half = turned[0].shape[-1] // 2, turned[1].shape[-1] // 2
     queries, keys = (side.split(width, -1) for side, width in zip(turned, half, strict=True))
     return group.join(queries[0], queries[1], rest[0]), group.join(keys[0], keys[1], rest[1])
 
 
 BALANCE: dict[type[Group], Callable[[Any, Tensor, Tensor], Pair]] = {
-    GeneralLinear: _balance_circuit,
+    GeneralLinear: balance_circuit,
     ScaledPermutation: _balance_scales,
     RotaryPairs: _balance_rotary,
 }

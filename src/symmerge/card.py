@@ -25,6 +25,7 @@ def provenance(model: Model, evidence: Mapping[str, Any] | None) -> dict[str, An
         "source": model.where,
         "source_sha256": model.digest(),
         "architecture": model.spec.architecture,
+        "stock": not model.config.get("symmerge_inflated_attention", False),
         "family": model.spec.family,
         "spec_sha256": model.spec.fingerprint,
         "steps": [dict(step) for step in model.history],
@@ -35,8 +36,12 @@ def provenance(model: Model, evidence: Mapping[str, Any] | None) -> dict[str, An
 
 def model_card(record: Mapping[str, Any]) -> str:
     """A model card in the hub's form."""
-    merged = any(step["step"] == "merge" for step in record["steps"])
+    merge = next((step for step in record["steps"] if step["step"] == "merge"), None)
+    merged = merge is not None
     what = "a weighted mean of aligned models, of the original size" if merged else "other weights, the same function"
+    kind = f"It is a stock checkpoint: {what}.\nLoad it with `transformers` as you would the source."
+    if not record["stock"]:
+        kind = "**It is no stock checkpoint**: its heads have twice the size, for research. Only symmerge loads it."
     steps = "\n".join(f"{number}. **{step['step']}**: {step['what']}" for number, step in enumerate(record["steps"], 1))
     return f"""---
 library_name: transformers
@@ -45,19 +50,33 @@ tags:
 ---
 # {record["architecture"]}, {"merged" if merged else "moved along its symmetries"}
 
-Written by [symmerge](symmerge.json) {record["versions"]["symmerge"]} from `{record["source"]}`. It is a stock checkpoint: {what}.
-Load it with `transformers` as you would the source.
+Written by [symmerge](symmerge.json) {record["versions"]["symmerge"]} from `{record["source"]}`. {kind}
 
 ## What was done
 {steps or "Nothing: the weights are the source's."}
 
-{"" if merged else "## Is it the same function?" + chr(10) + _verdict(record["verified"]) + chr(10)}
+{_parents(merge) if merge else "## Is it the same function?" + chr(10) + _verdict(record["verified"]) + chr(10)}
 
 ## Provenance
 ```json
 {json.dumps({key: record[key] for key in ("source_sha256", "spec_sha256", "versions")}, indent=2)}
 ```
 """
+
+
+def _parents(merge: Mapping[str, Any]) -> str:
+    """What was merged, with what was done to each parent before."""
+    rows = []
+    for parent in merge["parents"]:
+        done = "; ".join(f"{step['step']}: {step['what']}" for step in parent["steps"]) or "as it is"
+        rows.append(f"| `{parent['where']}` | {parent['weight']:g} | {done} | `{parent['sha256'][:16]}` |")
+    evidence = merge.get("evidence")
+    found = (
+        [f"- {name.replace('_', ' ')}: {value}" for name, value in evidence.items()] if evidence else ["None was given: the parents were averaged as they are."]
+    )
+    return "\n".join(
+        ["## Parents", "| model | weight | done before | sha256 |", "|---|---|---|---|", *rows, "", "## Evidence that they belong together", *found, ""]
+    )
 
 
 def _verdict(verified: Mapping[str, Any] | None) -> str:

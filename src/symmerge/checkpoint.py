@@ -341,7 +341,7 @@ def new_folder(target: str | Path, *, overwrite: bool = False, needs_bytes: int 
     partial = target.parent / f".{target.name}.{os.getpid()}.partial"
     try:
         _sweep(target)
-        _refuse(target, overwrite, inputs)
+        refuse(target, overwrite, inputs)
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free
         if free < needs_bytes + (1 << 20):
@@ -358,7 +358,8 @@ def new_folder(target: str | Path, *, overwrite: bool = False, needs_bytes: int 
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _refuse(target: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
+def refuse(target: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
+    """Refuse a target that exists, or that holds an input or lies in one: ask before long work, not after it."""
     for path in inputs:
         path, here = path.resolve(), target.resolve()
         if here == path or path in here.parents or here in path.parents:

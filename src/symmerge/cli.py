@@ -53,6 +53,15 @@ def _read_options(file: Path) -> dict[str, Any]:
 ModelA = Annotated[Path, typer.Argument(help="A checkpoint folder.", metavar="A", show_default=False)]
 ModelB = Annotated[Path, typer.Argument(help="Another, of the same architecture and size.", metavar="B", show_default=False)]
 Method = Annotated[str, typer.Option(help="How to find the symmetry: weights (data-free).")]
+RecipeName = Annotated[str, typer.Option(help="Which variant: symmerge, weights-only, permutations, orthogonal or two-stage.")]
+Metric = Annotated[str | None, typer.Option(help="How heads are compared: best, frobenius, cosine or spectrum.", show_default="by recipe")]
+Inside = Annotated[str | None, typer.Option(help="How the basis inside heads is found: rotation, general or gradient.", show_default="by recipe")]
+Tries = Annotated[int | None, typer.Option(help="How many weightings to try at most.", min=1, show_default="by size")]
+SweepsMost = Annotated[int | None, typer.Option("--sweeps", help="How many sweeps at most.", min=1, show_default="by recipe")]
+TokenCounts = Annotated[
+    Path | None, typer.Option(help="How often each token occurred in training, as .npy: those that never did are left out.", show_default=False)
+]
+SolveType = Annotated[str, typer.Option("--dtype", help="The precision to solve in: float32 or float64.")]
 Device = Annotated[str, typer.Option(help="Where to solve: cpu or cuda.")]
 ModelPath = Annotated[Path, typer.Argument(help="A Hugging Face checkpoint folder.", metavar="MODEL", show_default=False)]
 Out = Annotated[Path, typer.Option("--out", "-o", help="The folder to write. It appears whole or not at all.", show_default=False)]
@@ -189,8 +198,7 @@ def verify(
         from symmerge.verify import verify as compare
 
         kinds = {"float32": torch.float32, "float64": torch.float64}
-        if dtype not in kinds:
-            raise MismatchError(f"--dtype {dtype}: choose float32 or float64")
+        _choice("--dtype", dtype, tuple(kinds))
         models = load(a), load(b)
         with console.progress("verifying", sum(len(m.weights.names()) for m in models)) as tick:
             verdict = compare(*models, dtype=kinds[dtype], tolerance=tolerance, seed=seed, progress=tick)
@@ -212,28 +220,51 @@ def align(
     b: ModelB,
     out: Out,
     method: Method = "weights",
+    recipe: RecipeName = "symmerge",
+    metric: Metric = None,
+    inside: Inside = None,
+    tries: Tries = None,
+    sweeps: SweepsMost = None,
+    token_counts: TokenCounts = None,
     seed: Seed = 0,
     device: Device = "cpu",
+    dtype: SolveType = "float32",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run with the same options was.")] = False,
     overwrite: Overwrite = False,
     json: Json = False,
     config: Config = None,
 ) -> None:
     """Bring B into A's basin without data: writes OUT/reference and OUT/aligned, the same functions as A and B, now close.
 
-    Also alignment.safetensors and solution.json (the evidence). Example: [bold]symmerge align ./seed-0 ./seed-1 --out ./aligned[/]
+    Also alignment.safetensors and solution.json (the evidence). Ctrl-C keeps the best so far. Example: [bold]symmerge align ./seed-0 ./seed-1 --out ./aligned[/]
+
+    Recipes: [bold]symmerge[/] (ours), [bold]weights-only[/] (ours without text the parents write), [bold]permutations[/] (git re-basin), [bold]orthogonal[/]
+    (rotated stream, heads by their circuits), [bold]two-stage[/] (attention alone).
     """
     with console.friendly():
         from symmerge.align import align as solve
         from symmerge.align import write
+        from symmerge.checkpoint import refuse
+        from symmerge.matching.journal import Journal
         from symmerge.model import load
 
         models = load(a), load(b)
-        found = solve(*models, _matching(method, seed, device), report=console.note)
+        refuse(out.absolute(), overwrite, (a, b))  # before the work, not after it
+        chosen = _recipe(method, recipe, metric, inside, tries, sweeps, token_counts, seed, device, dtype)
+        task = {"models": [model.where for model in models], "spec": models[0].spec.fingerprint, "recipe": recipe, **chosen.matching.record()}
+        journal = Journal(out.with_name(f"{out.name}.partial.safetensors"), task)
+        if not resume:
+            journal.remove()
+        found = solve(*models, chosen, report=console.note, journal=journal)
         with console.progress("writing and verifying", 6 * len(found.reference.weights.names())) as tick:
             write(found, *models, out, overwrite=overwrite, progress=tick)
+        if not found.solution.interrupted:
+            journal.remove()
         if json:
             console.show_json(found.record())
             return
+        if found.solution.interrupted:
+            console.out.print(f"interrupted: wrote the best so far ({len(found.solution.tried)} tries done); --resume --overwrite goes on", soft_wrap=True)
         if found.already:
             console.out.print("these two were aligned already (fine-tunes of one base?): a plain average would do", soft_wrap=True)
         console.out.print(f"distance {found.before:.3f} before, {found.after:.3f} after, in {found.solution.seconds:.1f} s; wrote {out}", soft_wrap=True)
@@ -245,9 +276,22 @@ def merge(
     b: ModelB,
     out: Out,
     t: Annotated[float, typer.Option("-t", help="Where on the line from A (0) to B (1).", min=0.0, max=1.0)] = 0.5,
+    at: Annotated[
+        list[str] | None, typer.Option(help="Another t for a part: ff=0.3, vo.2=0.1, layer.0=0.4, residual=0.5. May be repeated.", show_default=False)
+    ] = None,
+    attention: Annotated[
+        str, typer.Option(help="Merge heads by factors (a straight line), svd (circuits cut to rank) or circuits (twice the head size; no stock checkpoint).")
+    ] = "factors",
     method: Annotated[str, typer.Option(help="How to align first: weights, or none for a plain average.")] = "weights",
+    recipe: RecipeName = "symmerge",
+    metric: Metric = None,
+    inside: Inside = None,
+    tries: Tries = None,
+    sweeps: SweepsMost = None,
+    token_counts: TokenCounts = None,
     seed: Seed = 0,
     device: Device = "cpu",
+    dtype: SolveType = "float32",
     overwrite: Overwrite = False,
     config: Config = None,
 ) -> None:
@@ -257,18 +301,28 @@ def merge(
     """
     with console.friendly():
         from symmerge.align import align as solve
+        from symmerge.checkpoint import refuse
         from symmerge.merge import merge as average
+        from symmerge.merge import piece_time
         from symmerge.model import load, save
 
+        _choice("--attention", attention, ("factors", "svd", "circuits"))
         models = load(a), load(b)
-        if method == "none":
-            merged = average(*models, t)
-        else:
-            found = solve(*models, _matching(method, seed, device), report=console.note)
-            merged = average(found.reference, found.aligned, t)
+        refuse(out.absolute(), overwrite, (a, b))
+        times = _times(at or [])
+        piece_time(models[0].spec, t, times)  # a part that is not there is refused before the work
+        pair, evidence = models, None
+        if method != "none":
+            found = solve(*models, _recipe(method, recipe, metric, inside, tries, sweeps, token_counts, seed, device, dtype), report=console.note)
+            pair, evidence = (found.reference, found.aligned), found.evidence()
+            if found.solution.interrupted:
+                console.note("interrupted: merging with the best alignment so far")
+        merged = average(*pair, t, at=times, attention=attention, evidence=evidence)  # type: ignore[arg-type]
         with console.progress("writing", len(merged.weights.names())) as tick:
             save(merged, out, overwrite=overwrite, progress=tick)
         console.out.print(f"wrote {out}: {merged.history[-1]['what']}", soft_wrap=True)
+        if attention == "circuits":
+            console.out.print("this is no stock checkpoint: its heads have twice the size; only symmerge loads it", soft_wrap=True)
 
 
 @app.command()
@@ -295,13 +349,49 @@ def same(a: ModelA, b: ModelB, json: Json = False, config: Config = None) -> Non
         raise typer.Exit(0 if found.same else 1)
 
 
-def _matching(method: str, seed: int, device: str) -> Any:
-    from symmerge.errors import MismatchError
-    from symmerge.matching.weights import WeightMatching
+def _recipe(
+    method: str,
+    name: str,
+    metric: str | None,
+    inside: str | None,
+    tries: int | None,
+    sweeps: int | None,
+    token_counts: Path | None,
+    seed: int,
+    device: str,
+    dtype: str,
+) -> Any:
+    import torch
 
-    if method != "weights":
-        raise MismatchError(f"--method {method}: there is weights (others come later)")
-    return WeightMatching(seed=seed, device=device)
+    from symmerge.matching.recipes import read_counts, recipe, with_options
+
+    _choice("--method", method, ("weights",))
+    _choice("--dtype", dtype, ("float32", "float64"))
+    _choice("--metric", metric or "best", ("best", "frobenius", "cosine", "spectrum"))
+    _choice("--inside", inside or "rotation", ("rotation", "general", "gradient"))
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise MismatchError(f"--device {device}: PyTorch sees no CUDA device here; use --device cpu")
+    counts = read_counts(token_counts) if token_counts else None
+    kind = {"float32": torch.float32, "float64": torch.float64}[dtype]
+    return with_options(recipe(name), metric=metric, inside=inside, tries=tries, max_sweeps=sweeps, token_counts=counts, seed=seed, device=device, dtype=kind)
+
+
+def _choice(option: str, given: str, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise MismatchError(f"{option} {given}: choose {' or '.join(known)}")
+
+
+def _times(given: list[str]) -> dict[str, float]:
+    found = {}
+    for item in given:
+        name, _, value = item.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise MismatchError(f"--at {item}: write NAME=T, for example ff=0.3") from None
+        if not 0 <= found[name] <= 1:
+            raise MismatchError(f"--at {item}: t must lie between 0 and 1")
+    return found
 
 
 @app.command()

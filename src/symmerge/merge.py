@@ -2,20 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
+from symmerge.circuits import PieceTime, cut, inflate
 from symmerge.errors import MismatchError
 from symmerge.model import Model
+from symmerge.notation import Piece
+from symmerge.spec import Spec
 from symmerge.weights import DerivedWeights
 
+Attention = Literal["factors", "svd", "circuits"]
 
-def merge(a: Model, b: Model, t: float = 0.5) -> Model:
-    """The model at `t` on the straight line from `a` (t = 0) to `b` (t = 1). Lazy."""
-    return mean([a, b], [1 - t, t])
+
+def merge(
+    a: Model,
+    b: Model,
+    t: float = 0.5,
+    *,
+    at: Mapping[str, float] | None = None,
+    attention: Attention = "factors",
+    evidence: Mapping[str, Any] | None = None,
+) -> Model:
+    """The model at `t` on the way from `a` (t = 0) to `b` (t = 1). Lazy.
+
+    `at` gives parts another t: a space (`ff`, `vo.3`), a layer (`layer.3`), or `residual` for what meets the stream alone; the narrowest
+    counts. `attention` interpolates the factors of each head (a straight line), its circuits cut back to rank (`svd`), or its whole circuits
+    (`circuits`: heads of twice the size, no stock checkpoint). `evidence` goes into the model card.
+    """
+    _comparable([a, b])
+    time = piece_time(a.spec, t, at or {})
+    what = f"{1 - t:g} x {a.where}, {t:g} x {b.where}"
+    what += "".join(f"; {name} at {value:g}" for name, value in (at or {}).items())
+    what += {"factors": "", "svd": "; attention by circuits, cut to rank", "circuits": "; attention by circuits, in heads of twice the size"}[attention]
+    step = _step([a, b], [1 - t, t], what) | ({"evidence": dict(evidence)} if evidence else {})
+    if attention == "circuits":
+        return inflate(a, b, time, step)
+    between: Callable[[str], Tensor] = partial(_between, a, b, time)
+    computed = {name: partial(between, name) for name in a.weights}
+    if attention == "svd":
+        computed |= cut(a, b, time, between)
+    return a.derive(DerivedWeights(a.weights, computed), step=step)
+
+
+def piece_time(spec: Spec, t: float, at: Mapping[str, float]) -> PieceTime:
+    """Where each piece of a tensor is taken; names that nothing answers to are refused."""
+    names = {key for name in spec.tensors for piece in spec.pieces[name] for key in _names(spec, piece)}
+    if unknown := sorted(at.keys() - names):
+        short = [*sorted({name for name in names if "." not in name}), "layer.0", "..."]
+        raise MismatchError(f"no part called {', '.join(unknown)} in {spec.family}: there are {', '.join(short)}")
+    return lambda piece: next((at[name] for name in _names(spec, piece) if name in at), t)
+
+
+def _names(spec: Spec, piece: Piece) -> list[str]:
+    """What a piece answers to, the narrowest first."""
+    met = [atom.space for atom in piece.atoms if atom.space in spec.hidden]
+    inner = sorted((space for space in met if space != spec.stream), key=lambda name: spec.spaces[name].per is None)
+    layers = [f"layer.{name.partition('.')[2]}" for name in inner if "." in name]
+    kinds = [name.partition(".")[0] for name in inner]
+    return [*inner, *layers[:1], *kinds] or met
+
+
+def _between(a: Model, b: Model, time: PieceTime, name: str) -> Tensor:
+    x, y = a.weights[name], b.weights[name]
+    pieces = a.spec.pieces[name]
+    if len(pieces) == 1:
+        return torch.lerp(x, y.to(x), time(pieces[0]))
+    result = torch.empty_like(x)
+    for piece in pieces:
+        piece.view(result).copy_(torch.lerp(piece.view(x), piece.view(y.to(x)), time(piece)))
+    return result
 
 
 def mean(models: Sequence[Model], weights: Sequence[float] | None = None) -> Model:
@@ -23,18 +83,25 @@ def mean(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mod
     weights = list(weights) if weights is not None else [1 / len(models)] * len(models)
     if len(weights) != len(models):
         raise MismatchError(f"{len(models)} models but {len(weights)} weights: give one weight per model")
+    _comparable(models)
+    computed = {name: partial(_mean, models, weights, name) for name in models[0].weights}
+    names = ", ".join(f"{weight:g} x {model.where}" for model, weight in zip(models, weights, strict=True))
+    return models[0].derive(DerivedWeights(models[0].weights, computed), step=_step(models, weights, names))
+
+
+def _comparable(models: Sequence[Model]) -> None:
     first = models[0]
     for other in models[1:]:
         if other.spec.fingerprint != first.spec.fingerprint:
             raise MismatchError(f"{first.where} and {other.where} cannot be merged; they differ in: {'; '.join(first.spec.differences(other.spec))}")
-    computed = {name: partial(_mean, models, weights, name) for name in first.weights}
-    names = ", ".join(f"{weight:g} x {model.where}" for model, weight in zip(models, weights, strict=True))
-    step = {
-        "step": "merge",
-        "what": names,
-        "parents": [{"where": m.where, "weight": w, "steps": list(m.history)} for m, w in zip(models, weights, strict=True)],
-    }
-    return first.derive(DerivedWeights(first.weights, computed), step=step)
+
+
+def _step(models: Sequence[Model], weights: Sequence[float], what: str) -> dict[str, Any]:
+    parents = [
+        {"where": model.where, "sha256": model.digest(), "weight": weight, "steps": [dict(step) for step in model.history]}
+        for model, weight in zip(models, weights, strict=True)
+    ]
+    return {"step": "merge", "what": what, "parents": parents}
 
 
 def _mean(models: Sequence[Model], weights: Sequence[float], name: str) -> Tensor:

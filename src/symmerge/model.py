@@ -16,7 +16,7 @@ from symmerge.card import model_card, provenance
 from symmerge.checkpoint import DEFAULT_SHARD, new_folder, open_checkpoint, write_json, write_weights
 from symmerge.errors import CheckpointError, MismatchError, UnsupportedModel
 from symmerge.families import Family, family_of
-from symmerge.groups import Group, Permutation, RotaryPairs, Trivial
+from symmerge.groups import GeneralLinear, Group, Permutation, RotaryPairs, Trivial
 from symmerge.spec import Space, Spec, listing
 from symmerge.weights import CheckedWeights, MemoryWeights, StoredWeights, Weights
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Progress = Callable[[str], None]
+INFLATED = "symmerge_inflated_attention"
+"""A key of config.json: heads of twice the size, which the stock class refuses."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,15 @@ def _restricted(space: Space, to: str) -> Space:
     return replace(space, group=choices[to])
 
 
+def inflated(spec: Spec) -> Spec:
+    """The table with room for two circuits in every head."""
+    spaces = {
+        name: replace(space, group=GeneralLinear(2 * space.group.size)) if space.per and isinstance(space.group, GeneralLinear) else space
+        for name, space in spec.spaces.items()
+    }
+    return replace(spec, spaces=spaces)
+
+
 def load(source: str | os.PathLike[str] | PreTrainedModel) -> Model:
     """Open a checkpoint folder, or take a transformers model that is in memory.
 
@@ -103,6 +114,7 @@ def _model(weights: StoredWeights, config: dict[str, Any], where: str, path: Pat
     stored_as = _current_names(family, weights, where)
     config = _untangle_ties(family, weights, stored_as, config, where)
     spec = _bind(family, config, stored_as.keys(), where)
+    spec = inflated(spec) if config.get(INFLATED) else spec
     try:
         spec.check({name: weights.shape(stored) for name, stored in stored_as.items()})
     except MismatchError as error:

@@ -81,8 +81,8 @@ class Spec:
 
     @cached_property
     def stream(self) -> str:
-        """The residual stream: the hidden space that most tensors meet."""
-        return max(self.hidden, key=lambda name: len({met.piece.tensor for met in self.occurrences(name)}), default="")
+        """The residual stream: the space that most tensors meet."""
+        return max(self.spaces, key=lambda name: len({met.piece.tensor for met in self.occurrences(name)}))
 
     @cached_property
     def pieces(self) -> dict[str, tuple[Piece, ...]]:

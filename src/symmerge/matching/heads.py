@@ -99,7 +99,8 @@ def match_heads(spec: Spec, heads: Heads, sides: Sides, options: HeadOptions, *,
     groups = {base: _inside(spec.spaces[base].group) for base in heads.bases}
     order, score = _pairs(evidence, groups, heads, rounds)
     if options.metric != "best":
-        score = sum(METRICS[options.metric](*(_circuit(evidence[base, role], order) for role in (Role.WRITES, Role.READS))) for base in heads.bases)
+        scores = [METRICS[options.metric](*(_circuit(evidence[base, role], order) for role in (Role.WRITES, Role.READS))) for base in heads.bases]
+        score = torch.stack(scores).sum(0)
     moves = heads.outer in spec.hidden
     place = assign(score) if moves else torch.arange(spec.sizes[heads.outer])
     index = torch.arange(len(place))
@@ -107,7 +108,7 @@ def match_heads(spec: Spec, heads: Heads, sides: Sides, options: HeadOptions, *,
     if heads.queries:
         found[heads.queries] = {"index": order[index, place].cpu()}
     for base in heads.bases:
-        write, read = (_gram(evidence[base, role], order, (index, place)) for role in (Role.WRITES, Role.READS))
+        write, read = _grams(evidence, base, order, (index, place))
         found[base] = _basis(spec.spaces[base].group, groups[base], write, read, options)
     return found
 
@@ -166,14 +167,14 @@ METRICS: dict[str, Callable[[_Circuit, _Circuit], Tensor]] = {"frobenius": _frob
 
 def _pairs(evidence, groups, heads: Heads, rounds: int) -> tuple[Tensor, Tensor]:
     """For every pair of heads: the best order of its query heads, and what the best elements then gain."""
-    first = next(iter(evidence.values()))[0].cross
+    first = next(item.cross for items in evidence.values() for item in items)
     count = max(item.cross.shape[2] for items in evidence.values() for item in items)
     order = torch.arange(count, device=first.device).expand(*first.shape[:2], count).clone()
     score = torch.zeros(first.shape[:2], device=first.device, dtype=first.dtype)
     for _ in range(rounds if heads.queries else 1):
         score, options = torch.zeros_like(score), torch.zeros(*first.shape[:2], count, count, device=first.device, dtype=first.dtype)
         for base, group in groups.items():
-            write, read = (_gram(evidence[base, role], order) for role in (Role.WRITES, Role.READS))
+            write, read = _grams(evidence, base, order)
             element = group.nearest(write, read)
             for role, gram in ((Role.WRITES, write), (Role.READS, read)):
                 score += _gain(group, element, role, gram)
@@ -199,6 +200,13 @@ def _gain(group: Group, element: Element, role: Role, gram: Gram) -> Tensor:
 def _inner(group: Group, element: Element, role: Role, cross: Tensor) -> Tensor:
     matrix = _matrix(group, element, role, cross[:, :, 0, 0])
     return (cross * matrix[:, :, None, None]).sum((-2, -1))
+
+
+def _grams(evidence, base: str, order: Tensor, pairs: tuple[Tensor, Tensor] | None = None) -> tuple[Gram, Gram]:
+    """The evidence of writers and of readers; zero where there are none."""
+    write, read = (_gram(evidence[base, role], order, pairs) if evidence[base, role] else None for role in (Role.WRITES, Role.READS))
+    nothing = torch.zeros_like((write or read).cross)  # type: ignore[union-attr]
+    return write or Gram(nothing, nothing), read or Gram(nothing, nothing)
 
 
 def _gram(items: list[_Crossed], order: Tensor, pairs: tuple[Tensor, Tensor] | None = None) -> Gram:

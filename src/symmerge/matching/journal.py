@@ -41,6 +41,7 @@ class Journal:
         header = {"format": FORMAT, "task": json.dumps(self.task, sort_keys=True), "record": json.dumps(entry.record)}
         partial = self.path.with_name(f"{self.path.name}.new")
         try:
+            partial.parent.mkdir(parents=True, exist_ok=True)
             save_file(tensors, partial, header)
             partial.replace(self.path)
         except (OSError, SafetensorError) as error:

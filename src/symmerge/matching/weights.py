@@ -53,7 +53,7 @@ class WeightMatching:
     max_sweeps: int = 20
     tolerance: float = 1e-4
     all_layers: bool | None = None
-    heads: HeadOptions = HeadOptions()
+    heads: HeadOptions = field(default_factory=HeadOptions)
     token_counts: Tensor | None = field(default=None, compare=False, repr=False)
     seed: int = 0
     device: str = "cpu"
@@ -63,6 +63,9 @@ class WeightMatching:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. Ctrl-C returns the best so far."""
         if a.spec.fingerprint != b.spec.fingerprint:
             raise MismatchError(f"{a.where} and {b.where} cannot be aligned; they differ in: {'; '.join(a.spec.differences(b.spec))}")
+        size = a.spec.sizes.get("vocabulary")
+        if self.token_counts is not None and len(self.token_counts) != size:
+            raise MismatchError(f"{len(self.token_counts)} token counts, but {a.where} has {size or 'no'} tokens: give one count per token")
         began = time.perf_counter()
         search = _Search(self, a, b, report or (lambda line: None), journal)
         interrupted = False

@@ -1,0 +1,91 @@
+"""Merge attention by its circuits instead of its factors.
+
+In a head only products matter: queries with keys, values with outputs. Interpolating the products needs no common basis. Two ways to write the
+result: cut it back to the head's rank by SVD (stock size; the path between the parents is curved), or keep all of it in heads of twice the size
+(what the papers do, up to size; no stock checkpoint).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from symmerge.canonical import balance_circuit, circuit
+from symmerge.errors import MismatchError
+from symmerge.groups import GeneralLinear, RotaryPairs
+from symmerge.model import INFLATED, Model, inflated
+from symmerge.notation import Piece, Role
+from symmerge.weights import DerivedWeights, MemoryWeights
+
+PieceTime = Callable[[Piece], float]
+"""Where on the line from A to B a piece of a tensor is taken."""
+
+
+def spaces(model: Model) -> list[str]:
+    """The spaces inside heads where any invertible change of basis is exact; rotary queries and keys are not among them."""
+    return [name for name, space in model.spec.spaces.items() if space.per and isinstance(space.group, GeneralLinear)]
+
+
+def cut(a: Model, b: Model, time: PieceTime, mean: Callable[[str], Tensor]) -> dict[str, Callable[[], Tensor]]:
+    """For every tensor inside heads: the factors of the interpolated circuits, cut back to rank; `mean` gives what is no circuit."""
+    lock, cached = Lock(), lru_cache(maxsize=6)(partial(_cut_pieces, a, b, time))
+
+    def pieces(space: str) -> Mapping[Piece, Tensor]:
+        with lock:  # tensors of one space are asked for by two threads at once
+            return cached(space)
+
+    found = spaces(a)
+    return {met.piece.tensor: partial(_filled, a, met.piece.tensor, pieces, set(found), mean) for space in found for met in a.spec.occurrences(space)}
+
+
+def _cut_pieces(a: Model, b: Model, time: PieceTime, space: str) -> dict[Piece, Tensor]:
+    first, second = circuit(a, space), circuit(b, space)
+    t = time(first.writers[0].piece)
+    x = torch.cat([first.x, second.x], -2).double()
+    y = torch.cat([(1 - t) * first.y, t * second.y], -2).double()
+    size = first.x.shape[-2]
+    x, y = (side[..., :size, :].to(first.x) for side in balance_circuit(a.spec.spaces[space].group, x, y))
+    return first.pieces(x, y)
+
+
+def _filled(a: Model, tensor: str, pieces: Callable[[str], Mapping[Piece, Tensor]], found: set[str], mean: Callable[[str], Tensor]) -> Tensor:
+    result = mean(tensor).clone()
+    for piece in a.spec.pieces[tensor]:
+        for space in {atom.space for atom in piece.atoms} & found:
+            piece.view(result).copy_(pieces(space)[piece])
+    return result
+
+
+def inflate(a: Model, b: Model, time: PieceTime, step: Mapping[str, object]) -> Model:
+    """Heads of twice the size that hold both parents' circuits: exact, for research, no stock checkpoint."""
+    found = set(spaces(a))
+    if any(isinstance(space.group, RotaryPairs) for space in a.spec.spaces.values()):
+        raise MismatchError(
+            f"--attention circuits: queries and keys of {a.spec.family} turn with their positions, so their circuit is not one matrix;"
+            " use --attention factors or svd"
+        )
+    spec = inflated(a.spec)
+    computed = {name: partial(_both, a, b, name, spec.shapes[name], spec.pieces[name], time, found) for name in a.spec.tensors}
+    added = {name: (spec.shapes[name], a.weights.dtype(name)) for name in a.spec.tensors}
+    weights = DerivedWeights(MemoryWeights({}), computed, added=added)
+    return replace(a.derive(weights, step=step), spec=spec, config={**a.config, INFLATED: True})
+
+
+def _both(a: Model, b: Model, name: str, shape: tuple[int, ...], pieces: tuple[Piece, ...], time: PieceTime, found: set[str]) -> Tensor:
+    sides = a.weights[name], b.weights[name]
+    result = torch.empty(shape, dtype=sides[0].dtype)
+    for small, large in zip(a.spec.pieces[name], pieces, strict=True):
+        t, (x, y) = time(small), (small.view(side) for side in sides)
+        inside = [position for position, atom in enumerate(small.atoms) if atom.space in found]
+        if not inside:
+            large.view(result).copy_(torch.lerp(x, y, t))
+            continue
+        (position,) = inside
+        reads = small.atoms[position].role is Role.READS  # one side of the product carries the weights
+        large.view(result).copy_(torch.cat([x * (1 - t if reads else 1), y * (t if reads else 1)], position))
+    return result
