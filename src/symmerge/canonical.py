@@ -18,7 +18,7 @@ from torch import Tensor
 
 from symmerge.alignment import lay
 from symmerge.errors import SymmetryError
-from symmerge.groups import GeneralLinear, Group, OrthogonalFixingOnes, RotaryPairs, ScaledPermutation
+from symmerge.groups import GeneralLinear, Group, OrthogonalFixingOnes, RotaryPairs, ScaledPermutation, linalg
 from symmerge.model import Model, rebind
 from symmerge.notation import Piece, Role, atoms
 from symmerge.spec import Norm, Occurrence, Spec
@@ -317,8 +317,8 @@ Pair = tuple[Float[Tensor, "b n x"], Float[Tensor, "b n y"]]
 
 def balance_circuit(group: Group, x: Float[Tensor, "b n x"], y: Float[Tensor, "b n y"]) -> Pair:
     """x'y = U S V' without forming it: QR both thin factors, SVD the small core."""
-    (x_basis, x_core), (y_basis, y_core) = torch.linalg.qr(x.mT), torch.linalg.qr(y.mT)
-    u, s, vh = torch.linalg.svd(x_core @ y_core.mT, full_matrices=False)
+    (x_basis, x_core), (y_basis, y_core) = linalg.qr(x.mT), linalg.qr(y.mT)
+    u, s, vh = linalg.svd(x_core @ y_core.mT, full_matrices=False)
     root = s.sqrt()[..., None]
     pad = (0, 0, 0, x.shape[-2] - s.shape[-1])
     grow = torch.nn.functional.pad

@@ -22,7 +22,7 @@ BATCH = 8
 FILLING_PASSES = 32  # in which a masked model fills a blank page
 MOST_TARGETS = 50_000_000  # numbers kept of the parents' predictions: 200 MB
 WORK = 130_000_000_000  # parameters times tokens that both parents together may write
-SAMPLES = 4000  # tokens whose activations are kept
+ACTIVATION_BYTES = 250_000_000  # of one model, kept of what flows through it
 
 
 @torch.no_grad()
@@ -112,7 +112,8 @@ def make_probe(models: Sequence[Model], *, seed: int = 0, device: str = "cpu") -
     texts = [own_text(model, module, rows=max(1, rows // len(models)), length=length, seed=seed) for model, module in zip(models, modules, strict=True)]
     tokens = torch.cat(texts)
     asked = tokens == mask_token(models[0]) if spec.task == "masked-lm" else torch.ones_like(tokens, dtype=torch.bool)
-    share = min(1.0, SAMPLES / tokens.numel())
+    widths = sum(max(shape) for shape in spec.shapes.values() if len(shape) == 2 and spec.sizes["vocabulary"] not in shape)
+    share = min(1.0, ACTIVATION_BYTES / (4 * widths * tokens.numel()))
     seen, targets = [], torch.zeros((), device=device)
     for module in modules:
         with recording(spec, module, share=share, seed=seed) as recorder:
@@ -131,5 +132,5 @@ def _affordable(model: Model) -> tuple[int, int]:
     parameters = sum(torch.Size(model.weights.shape(name)).numel() for name in model.weights)
     work = WORK // 2 if model.spec.task == "masked-lm" else WORK  # filling a page takes many passes
     places = min(work // parameters, MOST_TARGETS // model.spec.sizes["vocabulary"], ROWS * LENGTH)
-    length = min(LENGTH, places // FEWEST_ROWS)
-    return (places // length, length) if length >= SHORTEST else (0, 0)
+    length = max(SHORTEST, min(LENGTH, places // ROWS))  # many short rows say more than a few long ones, and are written faster
+    return (places // length, length) if places >= FEWEST_ROWS * length else (0, 0)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symmerge.errors import SymmetryError
+from symmerge.groups import linalg
 from symmerge.groups.base import Check, Element, Gram, Group, is_transposed, normal, total, uniform
 from symmerge.notation import Role
 
@@ -36,15 +37,15 @@ def _eye(n: int, batch: tuple[int, ...]) -> Tensor:
 
 
 def _rotation(n: int, generator: torch.Generator, batch: tuple[int, ...]) -> Tensor:
-    q, r = torch.linalg.qr(normal(generator, (*batch, n, n)))
+    q, r = linalg.qr(normal(generator, (*batch, n, n)))
     return (q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]).contiguous()  # the sign makes it uniform over O(n)
 
 
 def _polar(cross: Tensor) -> Tensor:
     try:
-        u, _, vh = torch.linalg.svd(cross.double())
+        u, _, vh = linalg.svd(cross.double())
     except RuntimeError:  # CUDA's solvers give up on rank-deficient evidence; LAPACK does not
-        u, _, vh = torch.linalg.svd(cross.double().cpu())
+        u, _, vh = linalg.svd(cross.double().cpu())
     return (u @ vh).to(cross.device)
 
 
@@ -171,18 +172,18 @@ class GeneralLinear(Group):
         return {"matrix": outer["matrix"] @ inner["matrix"]}
 
     def inverse(self, element: Element) -> Element:
-        return {"matrix": torch.linalg.inv(element["matrix"])}
+        return {"matrix": linalg.inv(element["matrix"])}
 
     def act(self, element: Element, x: Float[Tensor, "*batch n m"], role: Role) -> Float[Tensor, "*batch n m"]:
         if role is Role.RIDES:
             return ride(self.name, x)
-        matrix = element["matrix"] if role is Role.WRITES else torch.linalg.inv(element["matrix"]).mT
+        matrix = element["matrix"] if role is Role.WRITES else linalg.inv(element["matrix"]).mT
         return multiply(matrix, x)
 
     def check(self, element: Element) -> Check:
         if not element["matrix"].isfinite().all():
             return Check(False, "not finite")
-        values = torch.linalg.svdvals(element["matrix"].double())
+        values = linalg.svdvals(element["matrix"].double())
         if not values.numel():
             return Check(True)
         condition = (values[..., 0] / values[..., -1]).max().item()
@@ -193,7 +194,7 @@ class GeneralLinear(Group):
         if not self.size:
             return self.identity(tuple(write.cross.shape[:-2]))
         if read is None:
-            return {"matrix": torch.linalg.solve(write.needs_right().mT, write.cross.mT).mT}
+            return {"matrix": linalg.solve(write.needs_right().mT, write.cross.mT).mT}
         return {"matrix": nearest_invertible(write, read)}
 
 
@@ -218,7 +219,7 @@ def descend_invertible(start: Float[Tensor, "*batch n n"], write: Gram, read: Gr
     p, q = write.needs_right(), read.needs_right()
 
     def objective(g: Tensor) -> Tensor:
-        return _quadratic(g, p, write.cross) + _quadratic(torch.linalg.inv(g).mT, q, read.cross)
+        return _quadratic(g, p, write.cross) + _quadratic(linalg.inv(g).mT, q, read.cross)
 
     with torch.enable_grad():
         g = start.clone().requires_grad_()
@@ -239,19 +240,19 @@ def _descend(g: Float[Tensor, "*starts n n"], write: Gram, read: Gram, max_steps
     p, q = write.needs_right(), read.needs_right()
 
     def objective(g: Tensor) -> Tensor:
-        h = torch.linalg.inv(g).mT
+        h = linalg.inv(g).mT
         return _quadratic(g, p, write.cross) + _quadratic(h, q, read.cross)
 
     value = objective(g)
     for _ in range(max_steps):
-        h = torch.linalg.inv(g).mT
+        h = linalg.inv(g).mT
         moved_p, moved_q = g @ p @ g.mT, h @ q @ h.mT
         step = _sylvester(moved_p, moved_q, (write.cross @ g.mT - moved_p) - (h @ read.cross.mT - moved_q))
         size = torch.ones_like(value)
         candidate, reached = g, value
         for _ in range(12):
             candidate = g + size[..., None, None] * step @ g
-            reached = torch.where(torch.linalg.det(candidate).abs() > 0, objective(_solvable(candidate)), torch.inf)
+            reached = torch.where(linalg.det(candidate).abs() > 0, objective(_solvable(candidate)), torch.inf)
             worse = ~(reached <= value + 1e-14 * value.abs())  # where rounding decides, halving does not help
             if not worse.any():
                 break
@@ -272,30 +273,30 @@ def _quadratic(g: Tensor, right: Tensor, cross: Tensor) -> Tensor:
 
 def _solvable(g: Tensor) -> Tensor:
     """The identity in place of matrices that have no inverse; their objective is discarded."""
-    singular = torch.linalg.det(g) == 0
+    singular = linalg.det(g) == 0
     return torch.where(singular[..., None, None], torch.eye(g.shape[-1]).to(g), g)
 
 
 def _sylvester(p: Tensor, q: Tensor, right: Tensor) -> Tensor:
     """Solve z p + q z = right for symmetric positive p and q."""
-    (p_values, p_basis), (q_values, q_basis) = torch.linalg.eigh(p), torch.linalg.eigh(q)
+    (p_values, p_basis), (q_values, q_basis) = linalg.eigh(p), linalg.eigh(q)
     sums = q_values[..., :, None] + p_values[..., None, :]
     floor = 1e-12 * sums.amax((-2, -1), keepdim=True)
     return q_basis @ ((q_basis.mT @ right @ p_basis) / sums.maximum(floor)) @ p_basis.mT
 
 
 def _starts(write: Gram, read: Gram) -> Float[Tensor, "start *batch n n"]:
-    u, _, vh = torch.linalg.svd(write.cross + read.cross)
+    u, _, vh = linalg.svd(write.cross + read.cross)
     mirror = torch.ones_like(u[..., :1, :])
     mirror[..., -1] = -1  # the other sign of the determinant, where it costs least
     starts = [u @ vh, (u * mirror) @ vh]
     for gram, transpose in ((write, False), (read, True)):
         right = gram.needs_right()
         ridge = 1e-12 * right.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None] * torch.eye(right.shape[-1]).to(right)
-        solved, info = torch.linalg.solve_ex(right + ridge, gram.cross.mT)
+        solved, info = linalg.solve_ex(right + ridge, gram.cross.mT)
         start = solved.mT
-        values = torch.linalg.svdvals(start)
+        values = linalg.svdvals(start)
         usable = (info == 0) & (values[..., -1] > 1e-8 * values[..., 0])
         start = torch.where(usable[..., None, None], start, starts[0])
-        starts.append(torch.linalg.inv(start).mT if transpose else start)
+        starts.append(linalg.inv(start).mT if transpose else start)
     return torch.stack(starts)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+from symmerge.groups import linalg
 from symmerge.groups.base import Check, Element, Gram, Group, uniform
 from symmerge.groups.dense import GeneralLinear, ride
 from symmerge.notation import Role
@@ -57,7 +58,7 @@ class RotaryPairs(Group):
         return _element(_complex(outer) * _complex(inner), outer["rest"] @ inner["rest"])
 
     def inverse(self, element: Element) -> Element:
-        return _element(1 / _complex(element), torch.linalg.inv(element["rest"]))
+        return _element(1 / _complex(element), linalg.inv(element["rest"]))
 
     def act(self, element: Element, x: Float[Tensor, "*batch n m"], role: Role) -> Float[Tensor, "*batch n m"]:
         if role is Role.RIDES:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symmerge.groups import Element, GeneralLinear, Gram, Group, Orthogonal, Permutation
+from symmerge.groups import Element, GeneralLinear, Gram, Group, Orthogonal, Permutation, linalg
 from symmerge.groups.dense import descend_invertible
 from symmerge.groups.monomial import assign
 from symmerge.notation import Role
@@ -158,7 +158,7 @@ def _cosine(write: _Circuit, read: _Circuit) -> Tensor:
 
 def _spectrum(write: _Circuit, read: _Circuit) -> Tensor:
     """Less the distance between the circuits' singular values: the roots of the eigenvalues of (x x')(y y')."""
-    own, other = ((torch.linalg.eigvals(w @ r).abs()).sort(-1).values.sqrt() for w, r in ((write.left, read.left), (write.right, read.right)))
+    own, other = ((linalg.eigvals(w @ r).abs()).sort(-1).values.sqrt() for w, r in ((write.left, read.left), (write.right, read.right)))
     return -(own - other).norm(dim=-1)
 
 
@@ -175,6 +175,10 @@ def _pairs(evidence, groups, heads: Heads, rounds: int) -> tuple[Tensor, Tensor]
         score, options = torch.zeros_like(score), torch.zeros(*first.shape[:2], count, count, device=first.device, dtype=first.dtype)
         for base, group in groups.items():
             write, read = _grams(evidence, base, order)
+            if isinstance(group, Orthogonal) and not heads.queries:  # the gain of the best rotation, without the rotation itself
+                score += 2 * linalg.svdvals(write.cross + read.cross).sum(-1)
+                score -= sum(gram.needs_right().diagonal(dim1=-2, dim2=-1).sum(-1) for gram in (write, read))
+                continue
             element = group.nearest(write, read)
             for role, gram in ((Role.WRITES, write), (Role.READS, read)):
                 score += _gain(group, element, role, gram)

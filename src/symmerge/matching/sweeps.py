@@ -37,7 +37,7 @@ class Sweeps:
         self.elements: dict[str, Element] = {}
         self.objective: list[float] = []
         self.changes: list[int] = []
-        self.converged = False
+        self._errors: dict[str, float] = {}
         self._heads, self._thin, self._device = heads, thin, device
         self._attention = layers(self.spec)
         inside = {name for heads in self._attention for name in heads.spaces}
@@ -60,7 +60,8 @@ class Sweeps:
         for name in self._units:
             self._step(name, None)
             report(name)
-        self.objective.append(sum(self.errors().values()))
+        self._errors = self._measure()
+        self.objective.append(sum(self._errors.values()))
         self.changes.append(sum(_differs(before.get(name), element) for name, element in self.elements.items()))
 
     def settled(self, tolerance: float) -> bool:
@@ -76,7 +77,7 @@ class Sweeps:
         found = {name: {part: value.cpu() for part, value in element.items()} for name, element in self.elements.items()}
         return Alignment(table, {**Alignment.identity(table).elements, **found})
 
-    def errors(self) -> dict[str, float]:
+    def _measure(self) -> dict[str, float]:
         """What is left of the objective in each tensor."""
         moved, found = Alignment(self.spec, self.elements), {}
         for name in self.spec.tensors:
@@ -86,9 +87,8 @@ class Sweeps:
         return found
 
     def by_space(self) -> dict[str, float]:
-        """What is left of the objective in the tensors that meet each space."""
-        errors = self.errors()
-        return {name: sum(errors.get(tensor, 0.0) for tensor in {met.piece.tensor for met in self.spec.occurrences(name)}) for name in self.spec.hidden}
+        """What the last sweep left of the objective in the tensors that meet each space."""
+        return {name: sum(self._errors.get(tensor, 0.0) for tensor in {met.piece.tensor for met in self.spec.occurrences(name)}) for name in self.spec.hidden}
 
     def _keep(self, found: Mapping[str, Element]) -> None:
         for name, element in found.items():

@@ -83,7 +83,7 @@ class WeightMatching:
             tuple(best.changes),
             best.converged and not interrupted,
             time.perf_counter() - began,
-            self.record() | {"chosen": asdict(best.weighting), "scored_on": "own text" if search.probe else "the objective"},
+            self.record() | {"chosen": asdict(best.weighting), "scored_on": "own text" if search.probe and len(search.tried) > 1 else "the objective"},
             tuple(search.tried),
             interrupted,
         )
@@ -136,9 +136,7 @@ class _Search:
             determined = self._evidence(first).determined
             yield from ((first, start) for start in range(1, 1 if determined else self.options.starts))
             return
-        parameters = sum(torch.Size(self.a.weights.shape(name)).numel() for name in self.a.weights)
-        most = self.options.tries or (1 if parameters > LARGE else 100)
-        seen = {first}
+        seen, most = {first}, self._most_tries()
         for name, values in MOVES.items():
             for value in values:
                 assert self.best
@@ -146,6 +144,10 @@ class _Search:
                 if candidate not in seen and len(seen) < most:
                     seen.add(candidate)
                     yield candidate, 0
+
+    def _most_tries(self) -> int:
+        parameters = sum(torch.Size(self.a.weights.shape(name)).numel() for name in self.a.weights)
+        return self.options.tries or (1 if parameters > LARGE else 100)
 
     def _attempt(self, weighting: Weighting, start: int) -> None:
         key = {"weighting": asdict(weighting), "start": start}
@@ -192,7 +194,7 @@ class _Search:
             raise
         settled = sweeps.settled(options.tolerance)
         alignment = sweeps.alignment
-        score = self._score(alignment) if self.probe else sweeps.objective[-1]
+        score = self._score(alignment) if self.probe and self._most_tries() > 1 else sweeps.objective[-1]
         return _Try(weighting, score, alignment, sweeps.objective, sweeps.changes, settled, sweeps.by_space())
 
     def _evidence(self, weighting: Weighting) -> Evidence:

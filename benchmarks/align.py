@@ -1,0 +1,162 @@
+"""What a data-free alignment costs: seconds, peak memory and the dominant costs, beside plain forward passes in the same process.
+
+Two checkpoints with independent random weights are made in a temporary folder (assignment and decompositions cost what they cost whatever the
+models learned); each case runs in a process of its own. `solve` is `sm.align` from two folders to a solution; `merge` writes the merged
+checkpoint too. The ratio is `solve` against plain forward passes of both models over 1,024 tokens, by the stock class, in the same run.
+
+    python benchmarks/align.py [--case gpt2-small|llama-1b] [--folder DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import platform
+import pstats
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "align.json"
+CASES: dict[str, dict[str, Any]] = {
+    "gpt2-small": {
+        "config": {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "tie_word_embeddings": False},
+        "dtype": "float32",
+        "allowed": {"solve_s": 90, "peak_gb": 3},
+    },
+    "llama-1b": {
+        "config": {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 32000,
+            "tie_word_embeddings": False,
+        },
+        "dtype": "bfloat16",
+        "allowed": {"peak_gb": 24},
+    },
+}
+# What a reader would ask about: the functions that hold most of the time, in words.
+COSTS = {
+    "assign": "linear assignment",
+    "_polar": "rotation of the stream and of bases (SVD)",
+    "balance_circuit": "canonical form of heads (QR, SVD)",
+    "best_scales": "scales of all pairs of units",
+    "make_probe": "own text and what flows through both models",
+    "errors": "objective",
+    "distance": "distances before and after",
+}
+
+
+def make(folder: Path, case: str) -> list[Path]:
+    """Two checkpoints with independent random weights, tensor by tensor."""
+    import torch
+
+    from symmerge.checkpoint import new_folder, write_json, write_weights
+    from symmerge.families import family_of
+    from symmerge.model import _bind
+    from symmerge.weights import DerivedWeights, MemoryWeights
+
+    config, dtype = CASES[case]["config"], getattr(torch, CASES[case]["dtype"])
+    spec = _bind(family_of(config["model_type"], case), config, ["lm_head.weight"], case)
+    made = []
+    for seed in (0, 1):
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(name: str, generator: torch.Generator = generator) -> torch.Tensor:
+            shape = spec.shapes[name]
+            gain = len(shape) == 1 and name.endswith("weight")
+            return torch.ones(shape) if gain else 0.02 * torch.randn(shape, generator=generator)
+
+        computed = {name: (lambda name=name, draw=draw: draw(name)) for name in spec.tensors}
+        weights = DerivedWeights(MemoryWeights({}), computed, added={name: (spec.shapes[name], dtype) for name in spec.tensors})
+        made.append(folder / f"{case}-{seed}")
+        if not made[-1].exists():
+            with new_folder(made[-1]) as target:
+                write_json(target / "config.json", {**config, "dtype": CASES[case]["dtype"]})
+                write_weights(target, weights)
+    return made
+
+
+def forward(model: Any) -> float:
+    """Seconds of one plain pass of the stock class over 1,024 tokens."""
+    import torch
+
+    from symmerge.verify import full_module
+
+    module = full_module(model, torch.float32)
+    tokens = torch.randint(0, model.spec.sizes["vocabulary"], (4, 256), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        module(input_ids=tokens[:1, :16])
+        began = time.perf_counter()
+        module(input_ids=tokens)
+    return time.perf_counter() - began
+
+
+def measure(case: str, folder: Path, merge: bool) -> dict[str, Any]:
+    import symmerge as sm
+
+    models = [sm.load(path) for path in (folder / f"{case}-0", folder / f"{case}-1")]
+    profile = cProfile.Profile()
+    began = time.perf_counter()
+    found = profile.runcall(sm.align, *models)
+    solved = time.perf_counter() - began
+    if merge:
+        sm.save(sm.merge(found.reference, found.aligned), folder / f"{case}-merged", overwrite=True)
+    whole = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    passes = sum(forward(model) for model in models)
+    entries: Any = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    costs = {
+        COSTS[name]: round(sum(row[3] for (_, _, function), row in entries.items() if function == name), 1) for name in COSTS if any(f == name for _, _, f in entries)
+    }
+    return {
+        "case": case,
+        "solve_s": round(solved, 1),
+        "solve_and_merge_s": round(whole, 1) if merge else None,
+        "peak_gb": round(peak / 1e9, 2),
+        "forward_s": round(passes, 2),
+        "solve_over_forward": round(solved / passes, 1),
+        "costs_s": dict(sorted(costs.items(), key=lambda item: -item[1])),
+        "distance_after": round(found.after, 3),
+        "allowed": CASES[case]["allowed"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=CASES, action="append")
+    parser.add_argument("--folder", type=Path, help="where to keep the checkpoints (default: a temporary folder)")
+    parser.add_argument("--child", choices=CASES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(measure(options.child, options.folder, merge=options.child == "llama-1b")))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        rows = []
+        for case in options.case or CASES:
+            subprocess.run([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import align, pathlib; align.make(pathlib.Path({str(folder)!r}), {case!r})"], check=True)
+            output = subprocess.run([sys.executable, __file__, "--child", case, "--folder", str(folder)], check=True, stdout=subprocess.PIPE, text=True).stdout
+            rows.append(json.loads(output.splitlines()[-1]))
+            print(json.dumps(rows[-1], indent=2))
+    known = {row["case"]: row for row in json.loads(RESULTS.read_text())["rows"]} if RESULTS.exists() else {}
+    known |= {row["case"]: row for row in rows}
+    machine = {"cores": os.cpu_count(), "machine": platform.machine(), **{name: version(name) for name in ("torch", "transformers", "scipy")}}
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"machine": machine, "rows": list(known.values())}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

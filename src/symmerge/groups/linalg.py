@@ -1,0 +1,35 @@
+"""torch.linalg for many small matrices.
+
+Threads gain nothing on small matrices, and on a busy machine they wait for each other: the SVD of 144 matrices of size 64 took 0.08 s with one
+thread and 24 s with two while another process was running. So small ones are decomposed by one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SMALL = 256
+
+
+def _calm(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def alone(matrix: Tensor, *others: Any, **options: Any) -> Any:
+        threads = torch.get_num_threads()
+        if matrix.is_cuda or matrix.shape[-1] > SMALL or threads == 1:
+            return function(matrix, *others, **options)
+        torch.set_num_threads(1)
+        try:
+            return function(matrix, *others, **options)
+        finally:
+            torch.set_num_threads(threads)
+
+    return alone
+
+
+svd, svdvals, eigh, eigvals, qr = (_calm(f) for f in (torch.linalg.svd, torch.linalg.svdvals, torch.linalg.eigh, torch.linalg.eigvals, torch.linalg.qr))
+inv, det, solve, solve_ex = (_calm(f) for f in (torch.linalg.inv, torch.linalg.det, torch.linalg.solve, torch.linalg.solve_ex))
