@@ -50,11 +50,13 @@ CASES: dict[str, dict[str, Any]] = {
 # What a reader would ask about: the functions that hold most of the time, in words.
 COSTS = {
     "assign": "linear assignment",
+    "_all_units": "units: products and linear assignment",
+    "match_heads": "heads: products, bases and assignment",
     "_polar": "rotation of the stream and of bases (SVD)",
     "balance_circuit": "canonical form of heads (QR, SVD)",
     "best_scales": "scales of all pairs of units",
     "make_probe": "own text and what flows through both models",
-    "errors": "objective",
+    "_measure": "objective",
     "distance": "distances before and after",
 }
 
@@ -106,7 +108,9 @@ def forward(model: Any) -> float:
 
 def measure(case: str, folder: Path, merge: bool) -> dict[str, Any]:
     import symmerge as sm
+    from symmerge.checkpoint import return_freed_memory
 
+    return_freed_memory()  # as the command line does
     models = [sm.load(path) for path in (folder / f"{case}-0", folder / f"{case}-1")]
     profile = cProfile.Profile()
     began = time.perf_counter()

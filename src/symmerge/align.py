@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def align(
     ready = [_kept(canonicalize(chosen.ready(model), chosen.steps)) for model in (a, b)]
     solution = chosen.matching.solve(ready[0], ready[1], report=report, journal=journal)
     moved = apply(solution.alignment, ready[1])
-    return Aligned(ready[0], moved, solution, chosen, _before(a, b, ready), distance(ready[0], moved))
+    after = distance(ready[0], moved) if isnan(solution.distance) else solution.distance
+    return Aligned(ready[0], moved, solution, chosen, _before(a, b, ready), after)
 
 
 def _kept(model: Model) -> Model:

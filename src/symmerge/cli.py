@@ -244,10 +244,11 @@ def align(
     with console.friendly():
         from symmerge.align import align as solve
         from symmerge.align import write
-        from symmerge.checkpoint import refuse
+        from symmerge.checkpoint import refuse, return_freed_memory
         from symmerge.matching.journal import Journal
         from symmerge.model import load
 
+        return_freed_memory()
         models = load(a), load(b)
         refuse(out.absolute(), overwrite, (a, b))  # before the work, not after it
         chosen = _recipe(method, recipe, metric, inside, tries, sweeps, token_counts, seed, device, dtype)
@@ -301,12 +302,13 @@ def merge(
     """
     with console.friendly():
         from symmerge.align import align as solve
-        from symmerge.checkpoint import refuse
+        from symmerge.checkpoint import refuse, return_freed_memory
         from symmerge.merge import merge as average
         from symmerge.merge import piece_time
         from symmerge.model import load, save
 
         _choice("--attention", attention, ("factors", "svd", "circuits"))
+        return_freed_memory()
         models = load(a), load(b)
         refuse(out.absolute(), overwrite, (a, b))
         times = _times(at or [])

@@ -17,12 +17,12 @@ from symmerge.model import Model
 from symmerge.verify import full_module
 
 ROWS, LENGTH = 64, 256
-FEWEST_ROWS, SHORTEST = 4, 64
+FEWEST_ROWS, SHORTEST = 8, 32
 BATCH = 8
 FILLING_PASSES = 32  # in which a masked model fills a blank page
 MOST_TARGETS = 50_000_000  # numbers kept of the parents' predictions: 200 MB
-WORK = 130_000_000_000  # parameters times tokens that both parents together may write
-ACTIVATION_BYTES = 250_000_000  # of one model, kept of what flows through it
+WORK = 70_000_000_000  # parameters times tokens that both parents together may write
+ACTIVATION_BYTES = 150_000_000  # of one model, kept of what flows through it
 
 
 @torch.no_grad()
@@ -100,8 +100,11 @@ class Probe:
 
 
 @torch.no_grad()
-def make_probe(models: Sequence[Model], *, seed: int = 0, device: str = "cpu") -> Probe | None:
-    """A probe for language models; None for others, which cannot write their own inputs, and for models too large to write any in reasonable time."""
+def make_probe(models: Sequence[Model], *, scored: bool = True, seed: int = 0, device: str = "cpu") -> Probe | None:
+    """A probe for language models; None for others, which cannot write their own inputs, and for models too large to write any in reasonable time.
+
+    Without `scored`, the parents' predictions are not kept, and nothing can be scored.
+    """
     spec = models[0].spec
     if spec.task not in ("causal-lm", "masked-lm"):
         return None
@@ -114,17 +117,23 @@ def make_probe(models: Sequence[Model], *, seed: int = 0, device: str = "cpu") -
     asked = tokens == mask_token(models[0]) if spec.task == "masked-lm" else torch.ones_like(tokens, dtype=torch.bool)
     widths = sum(max(shape) for shape in spec.shapes.values() if len(shape) == 2 and spec.sizes["vocabulary"] not in shape)
     share = min(1.0, ACTIVATION_BYTES / (4 * widths * tokens.numel()))
-    seen, targets = [], torch.zeros((), device=device)
+    vocabulary = spec.sizes["vocabulary"]
+    targets = torch.zeros(int(asked.sum()) if scored else 0, vocabulary, device=device)
+    frequencies = torch.zeros(vocabulary, device=device)
+    seen = []
     for module in modules:
         with recording(spec, module, share=share, seed=seed) as recorder:
-            predicted = []
+            start = 0
             for part, where in zip(tokens.split(BATCH), asked.split(BATCH), strict=True):
-                predicted.append(module(input_ids=part).logits[where].float().softmax(-1))
+                predicted = module(input_ids=part).logits[where].float().softmax(-1) / len(modules)
                 recorder.next_batch()
+                # The parents' predictions say more about rare tokens than the few that were drawn.
+                frequencies += predicted.sum(0)
+                if scored:
+                    targets[start : start + len(predicted)] += predicted
+                    start += len(predicted)
         seen.append(recorder.activations())
-        targets = targets + torch.cat(predicted) / len(modules)
-    # The parents' predictions say more about rare tokens than the few that were drawn.
-    return Probe(tokens, asked, targets, targets.mean(0) * tokens.numel(), tuple(seen))
+    return Probe(tokens, asked, targets, frequencies * tokens.numel() / asked.sum(), tuple(seen))
 
 
 def _affordable(model: Model) -> tuple[int, int]:

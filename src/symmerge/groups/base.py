@@ -45,6 +45,12 @@ class Gram:
         right = None if self.right is None or other.right is None else self.right + other.right
         return Gram(self.cross + other.cross, right)
 
+    def add_(self, other: Gram) -> None:
+        """The same in place: evidence for thousands of units is large."""
+        self.cross.add_(other.cross)
+        if self.right is not None and other.right is not None:
+            self.right.add_(other.right)
+
     def needs_right(self) -> Tensor:
         """`right`, where a group cannot do without it."""
         if self.right is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import nan
 from typing import Any
 
 from symmerge.alignment import Alignment
@@ -14,7 +15,8 @@ class Solution:
     """An alignment of B to A with how it was found.
 
     `objective` has one value per sweep and never increases; `by_space` the part of the last one that each space's tensors hold; `tried` every
-    weighting and start with its score; `interrupted` says that Ctrl-C ended the search and this is the best until then.
+    weighting and start with its score; `interrupted` says that Ctrl-C ended the search and this is the best until then; `distance` how far
+    the models are then apart.
     """
 
     alignment: Alignment
@@ -26,3 +28,4 @@ class Solution:
     settings: Mapping[str, Any] = field(default_factory=dict)
     tried: tuple[Mapping[str, Any], ...] = ()
     interrupted: bool = False
+    distance: float = nan

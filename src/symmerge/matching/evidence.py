@@ -64,16 +64,22 @@ class Evidence:
         shapes = (self.spec.shapes[name] for name in self.certain if name in self.table.tensors)
         return sum(torch.Size(shape).numel() // max(size, 1) for shape in shapes if len(shape) > 1) >= size
 
+    def plain(self, name: str) -> tuple[Tensor, Tensor]:
+        """A tensor of A and of B as they are."""
+        held = (found.values for found in self.activations) if name not in self.table.tensors else self.weights
+        a, b = (side[name].to(self.device, self.dtype) for side in held)
+        return a, b
+
+    def rows(self, name: str) -> Tensor | None:
+        """The square roots of the weights of a tensor's rows, where they count differently: one row per token."""
+        axes = self.table.tensors.get(name, ())
+        return self._rows if len(axes) > 1 and getattr(axes[0].factors[0], "space", None) == "vocabulary" else None
+
     def sides(self, name: str) -> tuple[Tensor, Tensor]:
         """A tensor of A and of B, rows weighted."""
-        if name not in self.table.tensors:
-            a, b = (found.values[name] for found in self.activations)
-        else:
-            a, b = (side[name] for side in self.weights)
-        a, b = (side.to(self.device, self.dtype) for side in (a, b))
-        if name in self.table.tensors and self._has_rows(name) and self._rows is not None:
-            a, b = (side * self._rows.to(side)[:, None] for side in (a, b))
-        return a, b
+        a, b = self.plain(name)
+        rows = self.rows(name)
+        return (a, b) if rows is None else (a * rows.to(a)[:, None], b * rows.to(b)[:, None])
 
     def scale(self, name: str) -> float:
         """By how much a tensor's squared error is multiplied. A bias counts as its matrix does; a gain by its length."""
@@ -115,10 +121,6 @@ class Evidence:
         if space == self.spec.stream:
             return "stream"
         return "heads" if any(space == heads.outer for heads in layers(self.spec)) else "units"
-
-    def _has_rows(self, name: str) -> bool:
-        axes = self.table.tensors[name]
-        return self._rows is not None and len(axes) > 1 and getattr(axes[0].factors[0], "space", None) == "vocabulary"
 
     @cached_property
     def _rows(self) -> Tensor | None:

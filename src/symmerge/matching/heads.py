@@ -20,8 +20,8 @@ from symmerge.groups.monomial import assign
 from symmerge.notation import Role
 from symmerge.spec import Occurrence, Spec
 
-Sides = Callable[[Occurrence], tuple[Tensor, Tensor]]
-"""Both models' views of a piece, weighted, with B moved in every space but those of the heads."""
+Sides = Callable[[Occurrence], tuple[Tensor, Tensor, float]]
+"""Both models' views of a piece, with B moved in every space but those in question, and how much the piece counts."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,10 @@ class _Crossed:
 def _crossed(sides: Sides, met: Occurrence, heads: Heads) -> _Crossed:
     atoms = [atom.space for atom in met.piece.atoms]
     front = [atoms.index(heads.outer)] + ([atoms.index(heads.queries)] if heads.queries in atoms else []) + [met.position]
-    a, b = (_front(view, front, heads.queries in atoms) for view in sides(met))
-    left, right = (torch.einsum("bqnm,bqkm->bqnk", side, side).double() for side in (a, b))
-    return _Crossed(torch.einsum("apnm,bqkm->abpqnk", a, b).double(), left, right)
+    *views, scale = sides(met)
+    a, b = (_front(view, front, heads.queries in atoms) for view in views)
+    left, right = (torch.einsum("bqnm,bqkm->bqnk", side, side).double().mul_(scale) for side in (a, b))
+    return _Crossed(torch.einsum("apnm,bqkm->abpqnk", a, b).double().mul_(scale), left, right)
 
 
 def _front(view: Tensor, front: list[int], has_queries: bool) -> Tensor:

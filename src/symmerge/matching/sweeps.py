@@ -6,6 +6,8 @@ Each step is the exact minimum over its spaces given the others, so the objectiv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import nan
 from typing import final
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from symmerge.alignment import Alignment, lay
 from symmerge.groups import Element, Gram, ScaledPermutation
 from symmerge.matching.evidence import Evidence
-from symmerge.matching.heads import HeadOptions, layers, match_heads
+from symmerge.matching.heads import HeadOptions, Sides, layers, match_heads
 from symmerge.notation import Role
 from symmerge.spec import Occurrence
 
@@ -37,6 +39,7 @@ class Sweeps:
         self.elements: dict[str, Element] = {}
         self.objective: list[float] = []
         self.changes: list[int] = []
+        self.distance = nan
         self._errors: dict[str, float] = {}
         self._heads, self._thin, self._device = heads, thin, device
         self._attention = layers(self.spec)
@@ -57,9 +60,7 @@ class Sweeps:
         for heads in self._attention:
             self._keep(match_heads(self.spec, heads, self._sides(set(heads.spaces)), self._heads))
             report(heads.outer)
-        for name in self._units:
-            self._step(name, None)
-            report(name)
+        self._all_units(report)
         self._errors = self._measure()
         self.objective.append(sum(self._errors.values()))
         self.changes.append(sum(_differs(before.get(name), element) for name, element in self.elements.items()))
@@ -78,12 +79,19 @@ class Sweeps:
         return Alignment(table, {**Alignment.identity(table).elements, **found})
 
     def _measure(self) -> dict[str, float]:
-        """What is left of the objective in each tensor."""
-        moved, found = Alignment(self.spec, self.elements), {}
+        """What is left of the objective in each tensor; and how far the models are apart."""
+        moved, found, plain = Alignment(self.spec, self.elements), {}, torch.zeros(3, dtype=torch.float64)
         for name in self.spec.tensors:
-            if scale := self.evidence.scale(name):
-                a, b = self.evidence.sides(name)
-                found[name] = scale * (a - moved.transport(name, b)).square().sum().item()
+            scale, is_weight = self.evidence.scale(name), name in self.evidence.table.tensors
+            if not (scale or is_weight):
+                continue
+            a, b = self.evidence.plain(name)
+            left = (moved.transport(name, b) - a).square_()  # what nothing moves is still the model's own
+            if is_weight:
+                plain += torch.tensor([float(left.sum()), float(a.square().sum()), float(b.square().sum())])
+            rows = self.evidence.rows(name)
+            found[name] = scale * (left.sum() if rows is None else left.sum(1) @ rows.to(left).square()).item()
+        self.distance = (plain[0] / (plain[1] * plain[2]).sqrt().clamp_min(1e-30)).sqrt().item()
         return found
 
     def by_space(self) -> dict[str, float]:
@@ -94,18 +102,17 @@ class Sweeps:
         for name, element in found.items():
             self.elements[name] = {part: value.to(self._device) for part, value in element.items()}
 
-    def _sides(self, moving: set[str]) -> Callable[[Occurrence], tuple[Tensor, Tensor]]:
-        """Both models' views of a piece, weighted; B moved in every other space."""
+    def _sides(self, moving: set[str]) -> Sides:
+        """Both models' views of a piece, B moved in every other space; and how much the piece counts."""
         others = Alignment(self.spec, {name: element for name, element in self.elements.items() if name not in moving})
 
-        def sides(met: Occurrence) -> tuple[Tensor, Tensor]:
+        def sides(met: Occurrence) -> tuple[Tensor, Tensor, float]:
             a, b = self.evidence.sides(met.piece.tensor)
-            root = self.evidence.scale(met.piece.tensor) ** 0.5
             view = others.act_on(met.piece, met.piece.view(b))
             for position in met.piece.positions(next(iter(moving))) if len(moving) == 1 else ():
                 if position != met.position:  # a space met twice in one tensor: the other place stays as it is now
                     view = self._act_at(met, position, view)
-            return met.piece.view(a) * root, view * root
+            return met.piece.view(a), view, self.evidence.scale(met.piece.tensor)
 
         return sides
 
@@ -116,27 +123,58 @@ class Sweeps:
         laid, undo = lay(view, position, None)
         return undo(self.spec.spaces[atom.space].group.act(self.elements[atom.space], laid, atom.role))
 
+    def _all_units(self, report: Report) -> None:
+        """Every other space. Assignments run beside the products of the next layer, as long as the two share no tensor."""
+        with ThreadPoolExecutor(1) as pool:
+            pending: tuple[str, Future[Element]] | None = None
+            for name in self._units:
+                if pending and self._tensors(pending[0]) & self._tensors(name):
+                    self._keep({pending[0]: pending[1].result()})
+                    pending = None
+                grams = self._grams(name, None)
+                if pending:
+                    self._keep({pending[0]: pending[1].result()})
+                pending = name, pool.submit(self._nearest, name, grams)
+                report(name)
+            if pending:
+                self._keep({pending[0]: pending[1].result()})
+
+    def _tensors(self, space: str) -> set[str]:
+        return {met.piece.tensor for met in self.spec.occurrences(space)}
+
     def _step(self, space: str, only: set[str] | None, thin: torch.Generator | None = None) -> None:
         """The exact minimum over one space."""
-        if space not in self.spec.hidden:
-            return
-        group, sides = self.spec.spaces[space].group, self._sides({space})
-        grams: dict[Role, Gram] = {}
-        for met in self.spec.occurrences(space):
-            if (only is not None and met.piece.tensor not in only) or not self.evidence.scale(met.piece.tensor):
-                continue
-            a, b = (lay(side, met.position, None)[0][0] for side in sides(met))
-            if thin is not None:
-                a = a * (torch.rand(a.shape[-1], generator=thin) < 0.5).to(a)
-            right = torch.diag_embed(b.double().square().sum(-1)) if isinstance(group, ScaledPermutation) else None
-            gram = Gram((a @ b.mT).double(), right)
-            grams[met.role] = grams[met.role] + gram if met.role in grams else gram
+        if space in self.spec.hidden:
+            self._keep({space: self._nearest(space, self._grams(space, only, thin))})
+
+    def _nearest(self, space: str, grams: Mapping[Role, Gram]) -> Element:
+        group = self.spec.spaces[space].group
         if not grams:
-            self._keep({space: group.identity()})
-            return
+            return group.identity()
         some = next(iter(grams.values()))
         nothing = Gram(torch.zeros_like(some.cross), None if some.right is None else torch.zeros_like(some.cross))
-        self._keep({space: group.nearest(grams.get(Role.WRITES, nothing), grams.get(Role.READS), grams.get(Role.RIDES))})
+        return group.nearest(grams.get(Role.WRITES, nothing), grams.get(Role.READS), grams.get(Role.RIDES))
+
+    def _grams(self, space: str, only: set[str] | None, thin: torch.Generator | None = None) -> dict[Role, Gram]:
+        """The evidence for a space, given all others as they are now."""
+        sides, grams = self._sides({space}), {}
+        for met in self.spec.occurrences(space):
+            if (only is None or met.piece.tensor in only) and self.evidence.scale(met.piece.tensor):
+                gram = self._gram(space, met, sides, thin)
+                if met.role in grams:
+                    grams[met.role].add_(gram)
+                else:
+                    grams[met.role] = gram
+        return grams
+
+    def _gram(self, space: str, met: Occurrence, sides: Sides, thin: torch.Generator | None) -> Gram:
+        *views, scale = sides(met)
+        a, b = (lay(view, met.position, None)[0][0] for view in views)
+        if thin is not None:
+            a = a * (torch.rand(a.shape[-1], generator=thin) < 0.5).to(a)
+        scaled = isinstance(self.spec.spaces[space].group, ScaledPermutation)
+        right = torch.diag_embed(scale * b.square().sum(-1).double()) if scaled else None
+        return Gram((a @ b.mT).double().mul_(scale), right)
 
 
 def _differs(before: Element | None, after: Element) -> bool:

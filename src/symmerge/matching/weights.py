@@ -86,6 +86,7 @@ class WeightMatching:
             self.record() | {"chosen": asdict(best.weighting), "scored_on": "own text" if search.probe and len(search.tried) > 1 else "the objective"},
             tuple(search.tried),
             interrupted,
+            best.distance,
         )
 
     def record(self) -> dict[str, Any]:
@@ -106,6 +107,7 @@ class _Try:
     changes: list[int]
     converged: bool
     by_space: Mapping[str, float]
+    distance: float
 
 
 class _Search:
@@ -123,7 +125,7 @@ class _Search:
     def run(self) -> None:
         options = self.options
         if options.own_text:
-            self.probe = make_probe([self.a, self.b], seed=options.seed, device=options.device)
+            self.probe = make_probe([self.a, self.b], scored=self._most_tries() > 1, seed=options.seed, device=options.device)
             self.report("the parents wrote text of their own" if self.probe else "these models cannot write text of their own: weights alone")
         for weighting, start in self._candidates():
             self._attempt(weighting, start)
@@ -174,7 +176,7 @@ class _Search:
         """From the journal; only the best try's elements were kept, and no other's are needed."""
         kept = self._old.elements.get("best", {})
         alignment = Alignment(self.a.spec, kept)
-        return _Try(weighting, known["score"], alignment, known["objective"], known["changes"], known["converged"], known["by_space"])
+        return _Try(weighting, known["score"], alignment, known["objective"], known["changes"], known["converged"], known["by_space"], known["distance"])
 
     def _solve(self, weighting: Weighting, start: int, key: Mapping[str, Any]) -> _Try:
         options = self.options
@@ -190,12 +192,12 @@ class _Search:
                 if sweeps.all_layers:
                     self._write(running={"key": key, "objective": sweeps.objective, "changes": sweeps.changes}, elements=sweeps.elements)
         except KeyboardInterrupt:
-            self.running = _Try(weighting, float("inf"), sweeps.alignment, sweeps.objective, sweeps.changes, False, {})
+            self.running = _Try(weighting, float("inf"), sweeps.alignment, sweeps.objective, sweeps.changes, False, {}, sweeps.distance)
             raise
         settled = sweeps.settled(options.tolerance)
         alignment = sweeps.alignment
         score = self._score(alignment) if self.probe and self._most_tries() > 1 else sweeps.objective[-1]
-        return _Try(weighting, score, alignment, sweeps.objective, sweeps.changes, settled, sweeps.by_space())
+        return _Try(weighting, score, alignment, sweeps.objective, sweeps.changes, settled, sweeps.by_space(), sweeps.distance)
 
     def _evidence(self, weighting: Weighting) -> Evidence:
         counts = self.options.token_counts
