@@ -123,7 +123,9 @@ def measure(case: str, folder: Path, merge: bool) -> dict[str, Any]:
     passes = sum(forward(model) for model in models)
     entries: Any = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     costs = {
-        COSTS[name]: round(sum(row[3] for (_, _, function), row in entries.items() if function == name), 1) for name in COSTS if any(f == name for _, _, f in entries)
+        COSTS[name]: round(sum(row[3] for (_, _, function), row in entries.items() if function == name), 1)
+        for name in COSTS
+        if any(f == name for _, _, f in entries)
     }
     return {
         "case": case,
@@ -151,7 +153,14 @@ def main() -> None:
         folder = options.folder or Path(temporary)
         rows = []
         for case in options.case or CASES:
-            subprocess.run([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import align, pathlib; align.make(pathlib.Path({str(folder)!r}), {case!r})"], check=True)
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-c",
+                    f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import align, pathlib; align.make(pathlib.Path({str(folder)!r}), {case!r})",
+                ],
+                check=True,
+            )
             output = subprocess.run([sys.executable, __file__, "--child", case, "--folder", str(folder)], check=True, stdout=subprocess.PIPE, text=True).stdout
             rows.append(json.loads(output.splitlines()[-1]))
             print(json.dumps(rows[-1], indent=2))

@@ -20,7 +20,7 @@ import symmerge as sm
 from symmerge.cli import app
 from symmerge.zoo.small import SMALL, small_model
 
-VERBS = ("inspect", "random", "apply", "canonical", "verify", "demo")
+VERBS = ("inspect", "random", "apply", "canonical", "verify", "align", "merge", "same", "barrier", "report", "train", "demo")
 HEAD, WTE = "lm_head.weight", "transformer.wte.weight"
 
 
@@ -191,7 +191,7 @@ def test_help_lists_the_verbs():
 
 
 def test_demo():
-    rows = json.loads(run("demo", "--json", "--seed", 1).stdout)
+    rows = json.loads(run("demo", "--symmetries", "--json", "--seed", 1).stdout)
     assert [row["model"] for row in rows] == list(SMALL)
     assert all(row["same function"] == "yes" and row["logit change"] < 1e-4 and row["weight change"] > 1 for row in rows)
 

@@ -29,7 +29,7 @@ CODES = {dtype: code for code, dtype in DTYPES.items()}
 DEFAULT_SHARD = 5 * 10**9
 M_MMAP_THRESHOLD, LARGE_TENSOR = -3, 1 << 20
 # Weights and training state are not copied beside the new weights; code is never copied or run.
-NOT_COPIED = re.compile(r"(\.(safetensors|bin|pt|pth|ckpt|h5|msgpack|onnx|gguf|py|pkl)$)|(\.index\.json$)|^(config|symmerge)\.json$|^README\.md$|^\.")
+NOT_COPIED = re.compile(r"(\.(safetensors|bin|pt|pth|ckpt|h5|msgpack|onnx|gguf|py|pkl)$)|(\.index\.json$)|^(config|symmerge|metrics)\.json$|^README\.md$|^\.")
 
 
 @dataclass(frozen=True)

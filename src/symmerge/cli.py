@@ -397,25 +397,149 @@ def _times(given: list[str]) -> dict[str, float]:
 
 
 @app.command()
-def demo(seed: Seed = 0, json: Json = False, config: Config = None) -> None:
-    """Move a small model of every family by a random element of its whole symmetry group, and compare the logits.
+def barrier(
+    a: ModelA,
+    b: ModelB,
+    out: Out,
+    task: Annotated[str, typer.Option(help="What to measure: mlm, clm, image or text.", show_default=False)],
+    data: Annotated[
+        str,
+        typer.Option(help="self, digits, python-docs, a file (text, .xz, TSV, CSV, JSONL, .npz), a folder of pictures, or hf:NAME.", show_default=False),
+    ],
+    method: Annotated[str, typer.Option(help="Lines to compare, with commas: none, weights, or a recipe of align.")] = "none,weights",
+    points: Annotated[int, typer.Option(help="Points on the line, both ends included.")] = 21,
+    samples: Annotated[int | None, typer.Option(help="How many samples to use.", show_default="by task")] = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    overwrite: Overwrite = False,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Measure the loss along the straight line from A to B: every method, both barriers, and the parents' ensemble.
 
-    Needs no checkpoint. Example: [bold]symmerge demo --seed 1[/]
+    Writes curve.json, curve.csv and curve.svg. Example: [bold]symmerge barrier ./seed-0 ./seed-1 --task clm --data python-docs --out ./curve[/]
     """
     with console.friendly():
-        from symmerge.demo import rows
-        from symmerge.zoo.small import SMALL
+        from symmerge.barrier import run, write
+        from symmerge.checkpoint import new_folder
+        from symmerge.model import load
+        from symmerge.report import curve_svg
+        from symmerge.tasks import make_task
 
-        found = []
-        with console.progress("moving models", len(SMALL)) as tick:
-            for row in rows(seed):
-                found.append(row)
-                tick(row["model"])
+        if points < 2:
+            raise MismatchError(f"--points {points}: a line needs both its ends; give 2 or more")
+        models = load(a), load(b)
+        made = make_task(task, data, models, samples=samples, seed=seed)  # bad data is refused before anything is solved
+        chosen = {name.strip(): _line_recipe(name.strip(), seed, device) for name in method.split(",")}
+        with new_folder(out, overwrite=overwrite, inputs=(a, b)) as folder:
+            methods = [_line(name, models, recipe) for name, recipe in chosen.items()]
+            with console.progress("evaluating", len(made.batches) * points * len(methods)) as tick:
+                record = run(*models, methods, made, points=points, device=device, progress=tick)
+            write(record, folder)
+            (folder / "curve.svg").write_text(curve_svg(record), "utf-8")
         if json:
-            console.show_json(found)
+            console.show_json(record)
             return
+        rows = [{"method": m["label"], "barrier over the mean": m["barrier_mean"], "barrier over the line": m["barrier_linear"]} for m in record["methods"]]
+        console.show_table(f"Barriers: {task} on {data}, {made.samples} samples, {points} points; wrote {out}", rows)
+
+
+def _line_recipe(name: str, seed: int, device: str) -> Any:
+    return None if name == "none" else _recipe("weights", "symmerge" if name == "weights" else name, None, None, None, None, None, seed, device, "float32")
+
+
+def _line(name: str, models: Any, recipe: Any) -> Any:
+    from symmerge.align import align as solve
+    from symmerge.barrier import Method
+
+    if recipe is None:
+        return Method(name, "plain average", models[0], models[1])
+    found = solve(models[0], models[1], recipe, report=console.note)
+    label = "weight matching" if name == "weights" else f"weight matching, {name}"
+    return Method(name, label, found.reference, found.aligned, found.solution.settings, found.solution.objective)
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder with curve.json (from barrier), or with subfolders that have one.", metavar="DIR", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write: one HTML file that needs nothing else.", show_default=False)],
+    config: Config = None,
+) -> None:
+    """Make one self-contained page of results: curves with a slider, tables that sort, how it was measured.
+
+    Computes nothing again. Example: [bold]symmerge report ./results --out page.html[/]
+    """
+    with console.friendly():
+        from symmerge.report import report as make_page
+
+        console.out.print(f"wrote {make_page(folder, out)}", soft_wrap=True)
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="What to train; an unknown name lists those there are.", metavar="RECIPE", show_default=False)],
+    out: Out,
+    seed: Seed = 0,
+    overwrite: Overwrite = False,
+    config: Config = None,
+) -> None:
+    """Train a small stock model on data that comes with the installation. Another seed gives other weights of the same quality.
+
+    Pictures of digits, or the documentation of Python's standard library. Example: [bold]symmerge train RECIPE --seed 1 --out ./seed-1[/]
+    """
+    with console.friendly():
+        from symmerge.zoo.recipes import training_recipe
+        from symmerge.zoo.train import train as fit
+
+        chosen = training_recipe(recipe)
+        with console.progress(f"training {recipe}, seed {seed}", chosen.schedule.steps) as tick:
+            fit(chosen, seed, out, tick, overwrite=overwrite)
+        console.out.print(f"wrote {out}: {chosen.about}; the loss of every step is in metrics.json", soft_wrap=True)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where everything goes; trained models are kept there.")] = Path("out/demo"),
+    seed: Seed = 0,
+    symmetries: Annotated[bool, typer.Option("--symmetries", help="Instead: move a small model of every family by a random symmetry.")] = False,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Train two pairs of small models, average them, align them by every method, and show the barriers on one page.
+
+    A second run does not train again. Example: [bold]symmerge demo --out ./demo[/]
+    """
+    with console.friendly("interrupted: models that were trained are kept, the rest was not written"):
+        if symmetries:
+            _symmetries(seed, json)
+        from symmerge.demo import demo as show
+
+        outcome = show(out, seed, bar=console.progress)
+        if json:
+            console.show_json(list(outcome.rows))
+            return
+        console.show_table("Loss barriers on held-out data: averaging, and what alignment leaves of it", outcome.rows)
+        console.out.print(f"the page: {outcome.page}", soft_wrap=True)
+        for folder in outcome.merged:
+            console.out.print(f"merged, a stock checkpoint: {folder}", soft_wrap=True)
+
+
+def _symmetries(seed: int, json: bool) -> None:
+    from symmerge.demo import rows
+    from symmerge.zoo.small import SMALL
+
+    found = []
+    with console.progress("moving models", len(SMALL)) as tick:
+        for row in rows(seed):
+            found.append(row)
+            tick(row["model"])
+    if json:
+        console.show_json(found)
+    else:
         console.show_table("A random element of the whole symmetry group: the weights move, the function does not", found)
-        raise typer.Exit(0 if all(row["same function"] == "yes" for row in found) else 1)
+    raise typer.Exit(0 if all(row["same function"] == "yes" for row in found) else 1)
 
 
 def _write(source: Any, moved: Any, out: Path, overwrite: bool, no_verify: bool, max_shard_size: float, beside: Any = None) -> None:

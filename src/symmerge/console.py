@@ -67,15 +67,15 @@ def note(line: str) -> None:
 
 
 @contextmanager
-def friendly() -> Iterator[None]:
-    """What went wrong in one line and exit code 2; an interrupt leaves nothing behind and says so."""
+def friendly(interrupted: str = "interrupted: nothing was written") -> Iterator[None]:
+    """What went wrong in one line and exit code 2; an interrupt leaves nothing broken and says so."""
     try:
         yield
     except SymmergeError as error:
         err.print(f"[bold red]error:[/] {_escape(error)}", soft_wrap=True)
         raise SystemExit(2) from error
     except KeyboardInterrupt as error:
-        err.print("interrupted: nothing was written", soft_wrap=True)
+        err.print(interrupted, soft_wrap=True)
         raise SystemExit(130) from error
     except BrokenPipeError as error:  # the reader of a pipe went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -222,7 +222,7 @@ def descend_invertible(start: Float[Tensor, "*batch n n"], write: Gram, read: Gr
         return _quadratic(g, p, write.cross) + _quadratic(linalg.inv(g).mT, q, read.cross)
 
     with torch.enable_grad():
-        g = start.clone().requires_grad_()
+        g = start.clone(memory_format=torch.contiguous_format).requires_grad_()
         solver = torch.optim.LBFGS([g], max_iter=steps, line_search_fn="strong_wolfe")
 
         def closure() -> float:

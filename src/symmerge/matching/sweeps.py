@@ -86,9 +86,10 @@ class Sweeps:
             if not (scale or is_weight):
                 continue
             a, b = self.evidence.plain(name)
-            left = (moved.transport(name, b) - a).square_()  # what nothing moves is still the model's own
+            there = moved.transport(name, b)
+            left = (there - a).square_()  # not in place: what nothing moves is still the model's own
             if is_weight:
-                plain += torch.tensor([float(left.sum()), float(a.square().sum()), float(b.square().sum())])
+                plain += torch.tensor([float(side.sum()) for side in (left, a.square(), there.square())])
             rows = self.evidence.rows(name)
             found[name] = scale * (left.sum() if rows is None else left.sum(1) @ rows.to(left).square()).item()
         self.distance = (plain[0] / (plain[1] * plain[2]).sqrt().clamp_min(1e-30)).sqrt().item()

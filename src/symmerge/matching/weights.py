@@ -163,6 +163,7 @@ class _Search:
                 "changes": found.changes,
                 "converged": found.converged,
                 "by_space": dict(found.by_space),
+                "distance": found.distance,
             }
         )
         better = self.best is None or found.score < self.best.score

@@ -1,0 +1,105 @@
+"""Weighted means of a few models in one module: no reloading, and one copy of the weights more than there are models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from symmerge.errors import MismatchError
+from symmerge.model import Model, Progress
+from symmerge.tasks import Task
+from symmerge.verify import empty_module
+
+Weighting = tuple[float, ...]  # one number per model; they sum to one
+Numbers = Mapping[str, float]  # metric -> value
+
+
+@final
+class Mixture:
+    """Models of one table in memory, in float32, and a module that holds a weighted mean of them."""
+
+    def __init__(self, models: Sequence[Model], *, device: str = "cpu") -> None:
+        first = models[0]
+        for other in models[1:]:
+            if other.spec.fingerprint != first.spec.fingerprint:
+                raise MismatchError(f"no line leads from {first.where} to {other.where}; they differ in: {'; '.join(first.spec.differences(other.spec))}")
+        self.device = _known(device)
+        self._parts = [{name: model.weights[name].to(self.device, torch.float32) for name in first.spec.tensors} for model in models]
+        self._mean = {name: torch.empty_like(tensor) for name, tensor in self._parts[0].items()}
+        self._module = _around(first, self._mean).to(self.device)
+
+    @torch.no_grad()
+    def at(self, weighting: Weighting) -> nn.Module:
+        """The module with the weights at this place: the same one every time, so use it before you ask for the next."""
+        for name, mean in self._mean.items():
+            first, *others = (part[name] for part in self._parts)
+            if len(others) == 1:  # a line takes one pass over the weights instead of two, and its ends are exact
+                torch.lerp(first, others[0], weighting[1], out=mean)
+                continue
+            torch.mul(first, weighting[0], out=mean)
+            for weight, other in zip(weighting[1:], others, strict=True):
+                mean.add_(other, alpha=weight)
+        return self._module
+
+    def products(self) -> list[list[float]]:
+        """The inner products of the models' differences from the first: how they lie to each other."""
+        total = torch.zeros(len(self._parts), len(self._parts), dtype=torch.float64)
+        for name, origin in self._parts[0].items():
+            apart = torch.stack([(part[name] - origin).flatten() for part in self._parts])
+            total += (apart @ apart.T).double().cpu()
+        return total.tolist()
+
+
+def _around(model: Model, tensors: dict[str, Tensor]) -> nn.Module:
+    """The stock class around these tensors: what is tied stays one tensor, and changing a tensor changes the module."""
+    module = empty_module(model, torch.float32)
+    for prefix, owner in module.named_modules():
+        for key in owner._parameters:
+            name = f"{prefix}.{key}" if prefix else key
+            tensor = tensors.get(model.spec.ties.get(name, name))
+            if tensor is not None:
+                owner._parameters[key] = nn.Parameter(tensor, requires_grad=False)
+    return module
+
+
+def _known(device: str) -> Any:
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise MismatchError(f"device {device}: there are cpu and cuda") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise MismatchError(f"device {device}: torch sees no GPU here; use cpu")
+    return found
+
+
+@torch.no_grad()
+def evaluate(mixture: Mixture, task: Task, places: Sequence[Weighting], *, progress: Progress | None = None) -> tuple[list[Numbers], Numbers]:
+    """Every metric at every place, and of the ensemble of the models themselves, which must be among the places.
+
+    One pass over the data: batches outside, places inside.
+    """
+    scores, together = [[] for _ in places], []
+    for number, batch in enumerate(task.batches, 1):
+        batch = {name: tensor.to(mixture.device) for name, tensor in batch.items()}
+        parents = []
+        for place, columns in zip(places, scores, strict=True):
+            prediction = task.readout.predict(mixture.at(place), batch)
+            columns.append(task.readout.score(prediction, batch))
+            if sorted(place)[-2:] == [0, 1]:
+                parents.append(prediction)
+            if progress:
+                progress(f"batch {number} of {len(task.batches)}")
+        together.append(task.readout.score(task.readout.ensemble(parents), batch))
+    found = [_finite(task.summary(columns), f"with weights {' and '.join(f'{w:.3g}' for w in place)}") for place, columns in zip(places, scores, strict=True)]
+    return found, _finite(task.summary(together), "of the ensemble")
+
+
+def _finite(numbers: Numbers, where: str) -> Numbers:
+    wrong = [f"{name} {value}" for name, value in numbers.items() if not math.isfinite(value)]
+    if wrong:
+        raise MismatchError(f"{', '.join(wrong)} {where}: the model overflows there in float32; check that each model gives a loss on its own")
+    return numbers

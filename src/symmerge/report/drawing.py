@@ -1,0 +1,101 @@
+"""How figures look: one palette for light and dark, and SVG that takes its colours from the page it is in."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping
+from html import escape
+
+from matplotlib import style
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+# name -> in light, in dark. Figures are drawn in the light colours, then refer to them by name.
+PALETTE = {
+    "ink": ("#1b1f24", "#e9ecef"),
+    "muted": ("#57606a", "#a5afba"),
+    "line": ("#d3d8de", "#3b444e"),
+    "paper": ("#ffffff", "#12161b"),
+    "panel": ("#f4f6f8", "#1b2128"),
+    "series-1": ("#d55e00", "#ff8f45"),
+    "series-2": ("#0072b2", "#5cb6f2"),
+    "series-3": ("#00855d", "#3ccc9d"),
+    "series-4": ("#a8468c", "#e59bd2"),
+    "series-5": ("#7d5f00", "#dcbc50"),
+    "series-6": ("#4d51cc", "#a6a9ff"),
+}
+INK, MUTED, LINE = (PALETTE[name][0] for name in ("ink", "muted", "line"))
+SERIES = tuple(light for name, (light, _) in PALETTE.items() if name.startswith("series"))
+# Images cannot follow the page: from transparent to a colour that stands out on white and on black.
+_BLUE, _ORANGE = (0.11, 0.5, 0.85), (0.9, 0.42, 0.05)
+RISING = LinearSegmentedColormap.from_list("rising", [(*_BLUE, 0.0), (*_BLUE, 1.0)])
+SIGNED = LinearSegmentedColormap.from_list("signed", [(0.0, (*_ORANGE, 1.0)), (0.5, (*_ORANGE, 0.0)), (0.5, (*_BLUE, 0.0)), (1.0, (*_BLUE, 1.0))])
+
+STYLE = {
+    "svg.fonttype": "none",  # text stays text: it scales, can be searched, and needs no font file
+    "text.parse_math": False,  # names are user text: a dollar sign is a dollar sign
+    "figure.dpi": 72,  # a point of the drawing is a unit of the SVG
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.h_pad": 0.06,
+    "font.size": 10.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+}
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # the same results give the same bytes
+
+
+def draw(name: str, title: str, description: str, size: tuple[float, float], paint: Callable[[Figure], Mapping[str, float] | None]) -> str:
+    """SVG text of what `paint` puts on a figure of `size` inches; `name` makes its ids unique in a page.
+
+    What `paint` returns becomes data attributes, for scripts.
+    """
+    buffer = io.StringIO()
+    # "default" first: the user's own matplotlibrc has no say here
+    with style.context(["default", {**STYLE, "svg.hashsalt": name}]):
+        figure = Figure(figsize=size)
+        data = paint(figure) or {}
+        figure.savefig(buffer, format="svg", transparent=True, metadata=NO_METADATA)
+    return _dress(buffer.getvalue(), name, title, description, data)
+
+
+def _dress(text: str, name: str, title: str, description: str, data: Mapping[str, float]) -> str:
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r'style="[^"]*"', lambda found: _by_name(found[0]), text)
+    text = re.sub(r'( id="| xlink:href="#|url\(#)(?=[A-Za-z])', rf"\g<1>{name}-", text)
+    text = text.replace(f'id="{name}-cursor"', f'id="{name}-cursor" visibility="hidden"')  # until a script moves it
+    extra = "".join(f' data-{key}="{value:.2f}"' for key, value in data.items())
+    head = f'<svg role="img" aria-labelledby="{name}-title {name}-desc"{extra}'
+    text = text.replace("<svg", head, 1)
+    labels = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+    end_of_head = text.index(">") + 1
+    return text[:end_of_head] + labels + text[end_of_head:]
+
+
+def _by_name(style_attribute: str) -> str:
+    for name, (light, _) in PALETTE.items():
+        style_attribute = style_attribute.replace(light, f"var(--{name})")
+    return re.sub(r"(font: [^']*?[\d.]+px) [^;\"]*", r"\1 system-ui, sans-serif", style_attribute)
+
+
+def palette_css() -> str:
+    """The palette as custom properties, for light and for dark."""
+    light, dark = ("".join(f"--{name}: {pair[at]}; " for name, pair in PALETTE.items()).strip() for at in (0, 1))
+    return f":root {{ color-scheme: light dark; {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+
+
+def standalone(svg: str) -> str:
+    """A figure as a file of its own: it brings the palette along."""
+    end_of_head = svg.index(">") + 1
+    return f"{svg[:end_of_head]}<style>{palette_css()}\nsvg {{ background: var(--paper); }}</style>{svg[end_of_head:]}\n"

@@ -1,0 +1,115 @@
+"""Figures with lines: results -> SVG text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from math import isfinite
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from symmerge.report.drawing import INK, MUTED, SERIES, draw
+from symmerge.report.results import Curve, Method, number
+from symmerge.report.words import position, short
+
+WIDE = (5.4, 3.7)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # seven markers, six colours: no two of 42 lines look alike
+LOG_FROM = 20.0  # times the smallest value: where a linear axis would show one line only
+
+
+def metric_curve(curve: Curve, metric: str, name: str = "curve") -> str:
+    """One metric along the path: every method with its error band, the ensemble, and both parents."""
+    lines = {method.label: [point[metric].mean for point in method.points] for method in curve.methods}
+    middle = curve.middle
+    said = [
+        f"{label}: {short(line[0])} at model A, {short(line[middle])} at t = {position(curve.t[middle])}, {short(line[-1])} at model B."
+        for label, line in lines.items()
+    ]
+    if curve.ensemble:
+        said.append(f"Ensemble of both: {short(curve.ensemble[metric].mean)}.")
+    return draw(name, f"{metric} along the path from model A to model B", " ".join(said), WIDE, lambda figure: _paint_curve(figure, curve, metric))
+
+
+def _paint_curve(figure: Figure, curve: Curve, metric: str) -> Mapping[str, float]:
+    axes = figure.add_subplot(xlabel="t: share of model B", ylabel=metric)
+    for method, colour, marker in zip(curve.methods, cycle(SERIES), cycle(MARKERS)):
+        _paint_method(axes, curve.t, method, metric, colour, marker)
+    ends = [curve.methods[0].points[at][metric].mean for at in (0, -1)]
+    axes.plot(curve.t[:: len(curve.t) - 1], ends, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), label="line between A and B")
+    if curve.ensemble and isfinite(curve.ensemble[metric].mean):
+        axes.axhline(curve.ensemble[metric].mean, color=INK, linewidth=1.1, linestyle=(0, (6, 3)), label="ensemble of both")
+    for t, value, letter, offset in zip((curve.t[0], curve.t[-1]), ends, "AB", (-12, 12), strict=True):
+        if isfinite(value):
+            axes.plot(t, value, marker="o", markersize=8, markerfacecolor="none", markeredgecolor=INK, clip_on=False)
+            axes.annotate(letter, (t, value), (offset, 0), textcoords="offset points", ha="center", va="center", fontweight="bold")
+    axes.set_xlim(curve.t[0] - 0.08, curve.t[-1] + 0.08)
+    _scale(axes, [point[metric].mean for method in curve.methods for point in method.points])
+    axes.axvline(curve.t[0], color=INK, linewidth=0.9).set_gid("cursor")
+    figure.legend(loc="outside lower center", ncols=2)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # what was laid out stays there, so that the cursor of the page meets the points
+    (left, _), (right, _) = (axes.transData.transform((t, axes.get_ylim()[0])) for t in (0.0, 1.0))
+    return {"start": float(left), "length": float(right - left)}
+
+
+def _paint_method(axes: Axes, t: Sequence[float], method: Method, metric: str, colour: str, marker: str) -> None:
+    values = [point[metric] for point in method.points]
+    axes.plot(t, [value.mean for value in values], color=colour, marker=marker, markersize=3.5, label=method.label)
+    if values[0].error is not None:
+        low, high = ([value.mean + side * (value.error or 0.0) for value in values] for side in (-1, 1))
+        axes.fill_between(t, low, high, color=colour, alpha=0.22, linewidth=0).set_gid(f"band-{method.name}")
+
+
+def _scale(axes: Axes, values: Sequence[float]) -> None:
+    finite = [value for value in values if isfinite(value)]
+    if finite and min(finite) > 0 and max(finite) > LOG_FROM * min(finite):
+        axes.set_yscale("log")
+        axes.set_ylabel(f"{axes.get_ylabel()} (log scale)")
+
+
+def layer_correlation(correlations: Mapping[str, Any], name: str = "layers") -> str:
+    """How well the features of each layer correlate with the other model's, before and after alignment."""
+    spaces = sorted({row["space"] for row in correlations["layers"]})
+    rows = {space: sorted((row for row in correlations["layers"] if row["space"] == space), key=lambda row: row["layer"]) for space in spaces}
+    said = [f"{space}: mean {_mean(rows[space], 'before')} before, {_mean(rows[space], 'after')} after alignment." for space in spaces]
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot(xlabel="layer", ylabel="mean correlation of matched features")
+        for space, colour, marker in zip(spaces, cycle(SERIES[1:]), cycle(MARKERS)):
+            for when, dashes, face in (("before", (0, (4, 2)), "none"), ("after", "-", colour)):
+                line = [number(row[when]) for row in rows[space]]
+                axes.plot(
+                    [row["layer"] for row in rows[space]],
+                    line,
+                    color=colour,
+                    linestyle=dashes,
+                    marker=marker,
+                    markersize=5,
+                    markerfacecolor=face,
+                    label=f"{space}, {when}",
+                )
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        figure.legend(loc="outside lower center", ncols=2)
+
+    return draw(name, "Feature correlation per layer, before and after alignment", " ".join(said), WIDE, paint)
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> str:
+    return short(sum(number(row[key]) for row in rows) / len(rows))
+
+
+def objective(label: str, runs: Sequence[Sequence[float]], name: str = "objective") -> str:
+    """What a solver brought down, sweep by sweep; one line for each pair."""
+    first = runs[0]
+    said = f"{len(first)} sweeps, from {short(first[0])} to {short(first[-1])}" + (f"; the first of {len(runs)} pairs." if len(runs) > 1 else ".")
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot(xlabel="sweep", ylabel="objective")
+        for run in runs:
+            axes.plot(range(1, len(run) + 1), run, color=SERIES[1], marker="o", markersize=3.5, alpha=max(0.3, 1 / len(runs)))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+    return draw(name, f"Objective per sweep: {label}", said, (5.4, 2.8), paint)

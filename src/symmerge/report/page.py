@@ -1,0 +1,70 @@
+"""One self-contained HTML page from the JSON results: no network, no other file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from symmerge.errors import SymmergeError
+from symmerge.report import figures, tables, words
+from symmerge.report.drawing import palette_css, standalone
+from symmerge.report.results import Curve, as_curve, read_results
+from symmerge.report.sections import Section, section
+
+HERE = Path(__file__).parent
+
+
+def report(folder: Path, out: Path) -> Path:
+    """Write the page of a folder's results, or of its subfolders', to `out`; returns `out`."""
+    if out.suffix not in (".html", ".htm"):
+        raise SymmergeError(f"{out} would be an HTML page: choose an --out that ends in .html")
+    found = read_results(folder)
+    text = _render([section(f"s{at}", results, named=len(found) > 1) for at, results in enumerate(found, 1)])
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, "utf-8")
+        partial.replace(out)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise SymmergeError(f"cannot write {out}: {error.strerror}; choose another --out") from error
+    return out
+
+
+def curve_svg(record: Mapping[str, Any]) -> str:
+    """The loss curve of a `curve` or `curves` record, as the text of an SVG file."""
+    return standalone(figures.metric_curve(as_curve(record), "loss"))
+
+
+def _render(sections: Sequence[Section]) -> str:
+    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    script = (HERE / "page.js").read_text("utf-8")
+    return environment.get_template("page.html").render(
+        sections=sections,
+        overview=tables.overview({part.name: part.curve for part in sections}) if len(sections) > 1 else None,
+        numbers={part.key: _numbers(part.curve) for part in sections},
+        style=Markup(palette_css() + "\n" + (HERE / "page.css").read_text("utf-8")),
+        script=Markup(script),
+        # Only this script may run, and nothing may be fetched, whatever the results contain.
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        words=words,
+    )
+
+
+def _numbers(curve: Curve) -> dict[str, Any]:
+    """What the slider shows: for every t, for every method, its metrics as text."""
+    return {
+        "t": [words.position(t) for t in curve.t],
+        "share": [(t - curve.t[0]) for t in curve.t],
+        "metrics": list(curve.metrics),
+        "methods": [method.label for method in curve.methods],
+        "values": [[[words.estimate(method.points[at][metric]) for metric in curve.metrics] for method in curve.methods] for at in range(len(curve.t))],
+    }

@@ -1,0 +1,176 @@
+"""Result files as they are read: one shape for one pair and for several, with errors over the pairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import nan, sqrt
+from pathlib import Path
+from typing import Any
+
+from symmerge.errors import SymmergeError
+
+CURVE, CURVES = "symmerge.curve/1", "symmerge.curves/1"
+STRUCTURE, CORRELATIONS = "symmerge.structure/1", "symmerge.correlations/1"
+# file -> what it may hold, what writes it
+SCHEMAS = {"curve.json": (CURVE, CURVES), "solution.json": ("symmerge.solution/1",), "structure.json": (STRUCTURE,), "correlations.json": (CORRELATIONS,)}
+WRITERS = {
+    "curve.json": "symmerge barrier",
+    "solution.json": "symmerge align",
+    "structure.json": "symmerge.report.structure",
+    "correlations.json": "what measured them (see docs/results-format.md)",
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number, or the mean of one over several pairs with its standard error."""
+
+    mean: float
+    error: float | None = None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Estimate:
+        """Over pairs; one pair has no error."""
+        count, mean = len(values), sum(values) / len(values)
+        if count == 1:
+            return Estimate(mean)
+        return Estimate(mean, sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count))
+
+
+@dataclass(frozen=True)
+class Method:
+    """What one way of merging gave: every metric at every t, both barriers, and the objective of each pair's sweeps."""
+
+    name: str
+    label: str
+    points: tuple[Mapping[str, Estimate], ...]
+    barrier_mean: Estimate
+    barrier_linear: Estimate
+    settings: Mapping[str, Any]
+    objectives: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The path between two models, or the mean path of several pairs."""
+
+    task: Mapping[str, Any]
+    metrics: tuple[str, ...]
+    pairs: tuple[Mapping[str, Mapping[str, Any]], ...]
+    t: tuple[float, ...]
+    methods: tuple[Method, ...]
+    ensemble: Mapping[str, Estimate] | None
+    versions: Mapping[str, str]
+
+    @property
+    def middle(self) -> int:
+        """The point closest to an even average."""
+        return min(range(len(self.t)), key=lambda at: abs(self.t[at] - 0.5))
+
+
+@dataclass(frozen=True)
+class Results:
+    """A folder's results; what was not measured is None."""
+
+    folder: Path
+    curve: Curve
+    solution: Mapping[str, Any] | None
+    structure: Mapping[str, Any] | None
+    correlations: Mapping[str, Any] | None
+
+
+def read_results(folder: Path) -> list[Results]:
+    """The results of a folder that has a curve.json, or of each of its subfolders that has one."""
+    if not folder.is_dir():
+        raise SymmergeError(f"{folder} is no folder: give the one that symmerge barrier wrote")
+    folders = [folder] if (folder / "curve.json").exists() else sorted(file.parent for file in folder.glob("*/curve.json"))
+    if not folders:
+        raise SymmergeError(f"{folder} and its subfolders have no curve.json: run symmerge barrier A B --out {folder} first")
+    return [_read_folder(found) for found in folders]
+
+
+def _read_folder(folder: Path) -> Results:
+    file = folder / "curve.json"
+    with whole(file):
+        curve = as_curve(read_json(file))
+    beside = {name: read_json(folder / name) for name in WRITERS if name != file.name and (folder / name).exists()}
+    return Results(folder, curve, *(beside.get(name) for name in ("solution.json", "structure.json", "correlations.json")))
+
+
+def read_json(file: Path) -> Mapping[str, Any]:
+    """A result file of a known schema."""
+    writer, schemas = WRITERS[file.name], SCHEMAS[file.name]
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise SymmergeError(f"{file} cannot be read as JSON ({error}): write it again with {writer}") from error
+    found = content.get("schema") if isinstance(content, dict) else None
+    if found not in schemas:
+        known = " or ".join(str(schema) for schema in schemas)
+        raise SymmergeError(f"{file} has schema {found!r}, this version reads {known}: write it again with {writer}, or update symmerge")
+    return content
+
+
+@contextmanager
+def whole(file: Path) -> Iterator[None]:
+    """Where a file's content is used: one that is not whole is named."""
+    try:
+        yield
+    except KeyError as error:
+        raise SymmergeError(f"{file} has no {error}: write it again with {WRITERS[file.name]}") from error
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise SymmergeError(f"{file} is not of the form it claims ({error}): write it again with {WRITERS[file.name]}") from error
+
+
+def as_curve(record: Mapping[str, Any]) -> Curve:
+    """A `curve` record, or the mean over the pairs of a `curves` record."""
+    pairs = record["pairs"] if record["schema"] == CURVES else [record]
+    if not pairs or not pairs[0]["methods"]:
+        raise ValueError("it holds no curve")
+    first = pairs[0]
+    metrics = ("loss", *(metric for metric in first["task"]["metrics"] if metric != "loss"))
+    names = [method["name"] for method in first["methods"]]
+    grid = tuple(float(point["t"]) for point in first["methods"][0]["points"])
+    if len(grid) < 2:
+        raise ValueError("a curve needs two points or more")
+    for pair in pairs:
+        if [method["name"] for method in pair["methods"]] != names:
+            raise ValueError("the pairs were merged by different methods")
+        if any(tuple(float(point["t"]) for point in method["points"]) != grid for method in pair["methods"]):
+            raise ValueError("the curves have different values of t")
+    methods = tuple(_method([pair["methods"][at] for pair in pairs], metrics) for at in range(len(names)))
+    ensembles = [pair["ensemble"] for pair in pairs if pair.get("ensemble")]
+    return Curve(
+        task=first["task"],
+        metrics=metrics,
+        pairs=tuple(pair["models"] for pair in pairs),
+        t=grid,
+        methods=methods,
+        ensemble=_estimates(ensembles, metrics) if len(ensembles) == len(pairs) else None,
+        versions=first["versions"],
+    )
+
+
+def _method(runs: Sequence[Mapping[str, Any]], metrics: tuple[str, ...]) -> Method:
+    first = runs[0]
+    return Method(
+        name=str(first["name"]),
+        label=str(first["label"]),
+        points=tuple(_estimates(points, metrics) for points in zip(*(run["points"] for run in runs), strict=True)),
+        barrier_mean=Estimate.of([number(run["barrier_mean"]) for run in runs]),
+        barrier_linear=Estimate.of([number(run["barrier_linear"]) for run in runs]),
+        settings=first.get("settings") or {},
+        objectives=tuple(tuple(map(number, run["objective"])) for run in runs if run.get("objective")),
+    )
+
+
+def _estimates(records: Sequence[Mapping[str, Any]], metrics: tuple[str, ...]) -> dict[str, Estimate]:
+    return {metric: Estimate.of([number(record[metric]) for record in records]) for metric in metrics}
+
+
+def number(value: float | int | None) -> float:
+    """JSON has no infinity: a measure that overflowed is null there, and a gap in a figure."""
+    return nan if value is None else float(value)

@@ -1,0 +1,131 @@
+"""What the page shows for one experiment; what was not measured has no part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from symmerge.report import figures, maps, tables, words
+from symmerge.report.results import Curve, Results, number, whole
+
+FEW = 6  # pictures of spaces that are shown at once; the others unfold
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing and what it says."""
+
+    svg: Markup
+    caption: str
+
+    @staticmethod
+    def of(svg: str, caption: str) -> Figure:
+        """From SVG text of `figures` and `maps`, in which matplotlib has escaped what users wrote."""
+        return Figure(Markup(svg), caption)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A heading with what belongs under it; the `folded` figures come behind a button."""
+
+    title: str
+    text: str = ""
+    figures: tuple[Figure, ...] = ()
+    small: tuple[Figure, ...] = ()
+    folded: tuple[Figure, ...] = ()
+    tables: tuple[tables.Table, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment on the page."""
+
+    key: str
+    name: str
+    title: str
+    curve: Curve
+    summary: str
+    loss: Figure
+    barriers: tables.Table
+    points: tables.Table
+    parts: tuple[Part, ...]
+
+
+def section(key: str, results: Results, *, named: bool) -> Section:
+    """A folder's results; `key` makes its ids unique, and it is `named` where it is not alone."""
+    curve = results.curve
+    name = results.folder.resolve().name
+    title, shade = words.task_title(curve), "; shaded: standard error over the pairs" if len(curve.pairs) > 1 else ""
+    return Section(
+        key=key,
+        name=name,
+        title=f"{name}: {title}" if named else title,
+        curve=curve,
+        summary=words.summary(curve),
+        loss=Figure.of(figures.metric_curve(curve, "loss", f"{key}-loss"), f"Loss on the straight path from model A (t = 0) to model B (t = 1){shade}."),
+        barriers=tables.barriers(curve),
+        points=tables.points(curve),
+        parts=tuple(_parts(key, results)),
+    )
+
+
+def _parts(key: str, results: Results) -> Iterator[Part]:
+    curve = results.curve
+    if others := curve.metrics[1:]:
+        drawn = (Figure.of(figures.metric_curve(curve, metric, f"{key}-metric{at}"), f"{metric} on the same path.") for at, metric in enumerate(others))
+        yield Part("Other metrics", figures=tuple(drawn))
+    if results.correlations:
+        with whole(results.folder / "correlations.json"):
+            part = _correlations(key, results.correlations)
+        yield part
+    if results.structure:
+        with whole(results.folder / "structure.json"):
+            part = _structure(key, results.structure)
+        yield part
+    with whole(results.folder / "solution.json"):
+        search = list(_search(key, results))
+    yield from search
+    with whole(results.folder / "curve.json"):
+        part = Part("How it was measured", tables=tuple(filter(None, (tables.models(curve), tables.settings(curve)))), facts=tuple(tables.facts(curve)))
+    yield part
+
+
+def _correlations(key: str, record: Mapping[str, Any]) -> Part:
+    drawn = [
+        Figure.of(figures.layer_correlation(record, f"{key}-layers"), "How alike the two models' features are, layer by layer: the closer to 1, the better.")
+    ]
+    if "matrix" in record:
+        caption = f"Correlations in {record['matrix']['space']}; lines mark where a head ends."
+        drawn.append(Figure.of(maps.correlation_matrix(record["matrix"], f"{key}-matrix"), caption))
+    return Part("Feature correlation", figures=tuple(drawn), tables=(tables.correlations(record),))
+
+
+def _structure(key: str, record: Mapping[str, Any]) -> Part:
+    drawn = tuple(Figure.of(maps.element(space, f"{key}-space{at}"), f"{space['space']}: {words.element(space)}") for at, space in enumerate(record["spaces"]))
+    text = "Where each coordinate of model B goes. A diagonal would mean that nothing moves."
+    return Part("Structure of the alignment", text, small=drawn[:FEW], folded=drawn[FEW:], tables=(tables.spaces(record),))
+
+
+def _search(key: str, results: Results) -> Iterator[Part]:
+    runs = {method.label: method.objectives for method in results.curve.methods if method.objectives}
+    solution, known = results.solution, any(method.settings for method in results.curve.methods)
+    if solution and not runs:
+        runs = {"alignment": (tuple(map(number, solution["objective"])),)}
+    if not runs and not solution:
+        return
+    drawn = (
+        Figure.of(figures.objective(label, run, f"{key}-objective{at}"), f"{label}: objective per sweep.")
+        for at, (label, run) in enumerate(runs.items())
+        if all(run)
+    )
+    yield Part(
+        "The search",
+        text=words.distances(solution) if solution else "",
+        figures=tuple(drawn),
+        tables=(tables.by_space(solution),) if solution else (),
+        facts=tuple((name, tables.as_given(value)) for name, value in solution["settings"].items()) if solution and not known else (),
+    )

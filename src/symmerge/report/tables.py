@@ -1,0 +1,128 @@
+"""Tables of the page: what each cell says, and the value it sorts by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from symmerge.report.results import Curve, Estimate, number
+from symmerge.report.words import estimate, position, short
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is shown; numbers also carry what they sort by."""
+
+    text: str
+    value: float | None = None
+
+    @staticmethod
+    def of(value: Any) -> Cell:
+        """A measure, a count, a word, or nothing."""
+        if isinstance(value, Estimate):
+            return Cell(estimate(value), value.mean)
+        if isinstance(value, float):
+            return Cell(short(value), value)
+        if isinstance(value, int):
+            return Cell(f"{value:,}", float(value))
+        return Cell("" if value is None else str(value))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under named columns; `numeric` columns are set to the right."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    @staticmethod
+    def of(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+        """From plain values."""
+        return Table(caption, tuple(columns), tuple(tuple(Cell.of(value) for value in row) for row in rows))
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Whether a column holds numbers."""
+        return tuple(any(row[at].value is not None for row in self.rows) for at in range(len(self.columns)))
+
+
+def as_given(value: Any) -> str:
+    """A setting, as its file has it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+MEAN, LINEAR = "barrier over the mean", "barrier over the line"
+
+
+def barriers(curve: Curve) -> Table:
+    """Every method with both barriers and the even average's metrics; the parents and their ensemble to compare."""
+    at = position(curve.t[curve.middle])
+    rows = [[method.label, method.barrier_mean, method.barrier_linear, *_metrics(curve, method.points[curve.middle])] for method in curve.methods]
+    ends = curve.methods[0].points
+    rows += [["model A alone", None, None, *_metrics(curve, ends[0])], ["model B alone", None, None, *_metrics(curve, ends[-1])]]
+    if curve.ensemble:
+        rows.append(["ensemble of both", None, None, *_metrics(curve, curve.ensemble)])
+    return Table.of(f"Barriers, and every metric of the model merged at t = {at}", ["method", MEAN, LINEAR, *curve.metrics], rows)
+
+
+def points(curve: Curve) -> Table:
+    """Every number of the curve."""
+    rows = [[Estimate(t), method.label, *_metrics(curve, point)] for method in curve.methods for t, point in zip(curve.t, method.points, strict=True)]
+    return Table.of("Every point of every method", ["t", "method", *curve.metrics], rows)
+
+
+def overview(sections: Mapping[str, Curve]) -> Table:
+    """The barriers of every section."""
+    rows = [[title, method.label, method.barrier_mean, method.barrier_linear] for title, curve in sections.items() for method in curve.methods]
+    return Table.of("Barriers of every experiment", ["experiment", "method", MEAN, LINEAR], rows)
+
+
+def models(curve: Curve) -> Table:
+    """Which files were merged."""
+    many = len(curve.pairs) > 1
+    rows = [
+        [f"{at}: {letter.upper()}" if many else letter.upper(), *(pair[letter][key] for key in ("where", "architecture", "parameters", "sha256"))]
+        for at, pair in enumerate(curve.pairs, 1)
+        for letter in ("a", "b")
+    ]
+    return Table.of("Models", ["pair and model" if many else "model", "where", "architecture", "parameters", "sha256"], rows)
+
+
+def settings(curve: Curve) -> Table | None:
+    """How each method was set."""
+    rows = [[method.label, key, as_given(value)] for method in curve.methods for key, value in method.settings.items()]
+    return Table.of("Settings of the methods", ["method", "setting", "value"], rows) if rows else None
+
+
+def by_space(solution: Mapping[str, Any]) -> Table:
+    """Where the rest of the objective lies."""
+    rows = [[space, number(value)] for space, value in solution["by_space"].items()]
+    return Table.of("What is left of the objective, by space: a tensor counts for every space that it touches", ["space", "objective"], rows)
+
+
+def spaces(structure: Mapping[str, Any]) -> Table:
+    """What the alignment does in every space."""
+    rows = [[space["space"], space["group"], space["kind"], space["size"], space.get("blocks", 1)] for space in structure["spaces"]]
+    return Table.of("The element found in every space", ["space", "group", "kind", "size", "blocks"], rows)
+
+
+def correlations(results: Mapping[str, Any]) -> Table:
+    """Feature correlation per layer."""
+    rows = [[row["layer"], row["space"], number(row["before"]), number(row["after"])] for row in results["layers"]]
+    return Table.of("Mean correlation of matched features", ["layer", "space", "before", "after"], rows)
+
+
+def facts(curve: Curve) -> Iterator[tuple[str, str]]:
+    """How it was measured, as names and values."""
+    yield from (("task" if key == "name" else key, as_given(value)) for key, value in curve.task.items() if key != "metrics")
+    yield "metrics", ", ".join(curve.metrics)
+    yield "points", f"{len(curve.t)}, from t = {position(curve.t[0])} to {position(curve.t[-1])}"
+    yield "pairs", str(len(curve.pairs))
+    yield "versions", ", ".join(f"{name} {version}" for name, version in curve.versions.items())
+
+
+def _metrics(curve: Curve, values: Mapping[str, Estimate]) -> list[Estimate]:
+    return [values[metric] for metric in curve.metrics]

@@ -1,0 +1,114 @@
+"""What a task is: batches of model inputs with labels, and a readout that turns a model's answers into numbers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from symmerge.errors import SymmergeError
+
+Batch = Mapping[str, Tensor]  # what a stock model takes, `labels` included: module(**batch).loss is a loss to train on
+Columns = Mapping[str, np.ndarray]  # one number per sample and column, in float64
+
+IGNORED = -100  # the label transformers gives tokens that do not count
+
+
+class DataError(SymmergeError):
+    """Data cannot be used: missing, unreadable, too little of it, or without what the task needs."""
+
+
+class Readout(ABC):
+    """How a model's answers become numbers. The first metric is the loss."""
+
+    @property
+    @abstractmethod
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the numbers, in the order they are shown."""
+
+    @abstractmethod
+    def predict(self, module: nn.Module, batch: Batch) -> Tensor:
+        """What counts of the model's answer: logarithms of probabilities, or values."""
+
+    @abstractmethod
+    def ensemble(self, predictions: Sequence[Tensor]) -> Tensor:
+        """The prediction several models make together: the mean of their probabilities, or of their values."""
+
+    @abstractmethod
+    def score(self, prediction: Tensor, batch: Batch) -> Columns:
+        """Numbers for each sample."""
+
+    @abstractmethod
+    def summary(self, columns: Columns) -> dict[str, float]:
+        """Every metric over all samples, whatever order they came in."""
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """What can be counted and gone through as often as one likes: a list of batches, or something lazy."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+@final
+@dataclass(frozen=True)
+class Groups:
+    """Groups of samples that become batches one at a time: images are not held in memory."""
+
+    groups: tuple[tuple[Any, ...], ...]
+    collate: Callable[[Sequence[Any]], Batch]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.collate, self.groups)
+
+
+def batched(samples: Iterable[Any], size: int, *, key: Callable[[Any], Any], collate: Callable[[Sequence[Any]], Batch]) -> Groups:
+    """Samples in groups, in the order of `key`: the same batches whatever order the samples came in."""
+    ordered = sorted(samples, key=key)
+    return Groups(tuple(tuple(ordered[at : at + size]) for at in range(0, len(ordered), size)), collate)
+
+
+@final
+@dataclass(frozen=True)
+class Task:
+    """Samples in batches and what to make of a model's answers to them. `settings` is what else a reader needs to repeat it."""
+
+    name: str
+    data: str
+    samples: int
+    seed: int
+    readout: Readout
+    batches: Batches
+    settings: Mapping[str, Any]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the numbers it gives; the first is the loss."""
+        return self.readout.metrics
+
+    @torch.no_grad()
+    def losses(self, module: nn.Module, batch: Batch) -> Columns:
+        """One batch's numbers, sample by sample; `summary` makes metrics of all of them."""
+        return self.readout.score(self.readout.predict(module, batch), batch)
+
+    def summary(self, columns: Iterable[Columns]) -> dict[str, float]:
+        """Every metric, from the numbers of all batches."""
+        found = list(columns)
+        return self.readout.summary({name: np.concatenate([one[name] for one in found]) for name in found[0]})
+
+    def evaluate(self, module: nn.Module) -> dict[str, float]:
+        """Every metric of one model."""
+        return self.summary(self.losses(module, batch) for batch in self.batches)
+
+    def record(self) -> dict[str, Any]:
+        """For the results."""
+        return {"name": self.name, "data": self.data, "samples": self.samples, "seed": self.seed, "metrics": list(self.metrics), **self.settings}

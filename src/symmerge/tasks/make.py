@@ -1,0 +1,39 @@
+"""A task by name, checked against the model that is to do it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from symmerge.errors import MismatchError
+from symmerge.model import Model
+from symmerge.tasks.base import Task
+from symmerge.tasks.labelled import image, text
+from symmerge.tasks.language import causal, masked
+
+# The name on the command line -> what a model must be for, and who makes the task.
+TASKS = {
+    "mlm": ("masked-lm", masked),
+    "clm": ("causal-lm", causal),
+    "image": ("image-classification", image),
+    "text": ("text-classification", text),
+}
+
+
+def make_task(name: str, data: str, models: Sequence[Model], *, samples: int | None = None, seed: int = 0) -> Task:
+    """A task with its data, for models of one architecture: `make_task("clm", "python-docs", [a, b], samples=64)`.
+
+    Tokenizer or image processor come from the first model's folder. `data` is `self` (text the models write), `digits`,
+    `python-docs`, a file (text, .xz, TSV, CSV, JSONL, .npz), a folder of pictures, or a Hugging Face data set (`hf:NAME`, or a folder).
+    """
+    if name not in TASKS:
+        raise MismatchError(f"task {name}: there are {', '.join(TASKS)}")
+    if samples is not None and samples < 1:
+        raise MismatchError(f"samples {samples}: ask for at least one")
+    wanted, make = TASKS[name]
+    for model in models:
+        if model.spec.task != wanted:
+            fitting = next(other for other, (purpose, _) in TASKS.items() if purpose == model.spec.task)
+            raise MismatchError(f"{model.where} is a {model.spec.architecture}, for {model.spec.task}: the task {name} is for {wanted}; use {fitting}")
+    if data == "self" and name not in ("mlm", "clm"):
+        raise MismatchError(f"data self: only language models write their own inputs; give the task {name} data with labels")
+    return make(models, data, samples=samples, seed=seed)

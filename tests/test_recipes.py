@@ -1,0 +1,255 @@
+"""Recipes by name, head metrics, own text, token counts, interrupts and resuming."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import symmerge as sm
+from symmerge.errors import MismatchError
+from symmerge.groups import Gram
+from symmerge.groups.dense import descend_invertible, nearest_invertible
+from symmerge.matching.evidence import Evidence, Weighting
+from symmerge.matching.journal import Entry, Journal
+from symmerge.matching.recipes import RECIPES, read_counts, recipe, with_options
+from symmerge.matching.sweeps import Sweeps
+from symmerge.merge import distance
+from symmerge.model import save
+from symmerge.orbit import random_member
+from symmerge.probe import make_probe
+from symmerge.zoo.small import small_model
+
+FAMILIES = ["bert", "gpt2", "vit", "llama", "neox"]
+
+
+def pair(name, dtype=torch.float64):
+    return [sm.load(small_model(name, seed=seed, dtype=dtype)) for seed in (0, 1)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("which", RECIPES)
+def test_every_recipe_keeps_both_functions_and_brings_them_closer(name, which):
+    a, b = pair(name)
+    found = sm.align(a, b, with_options(RECIPES[which], dtype=torch.float64, tries=2))
+    assert sm.verify(a, found.reference, dtype=torch.float64).difference <= 1e-10
+    assert sm.verify(b, found.aligned, dtype=torch.float64).difference <= 1e-10
+    assert found.after < found.before
+    assert found.after == pytest.approx(distance(found.reference, found.aligned), rel=1e-6)
+    assert sm.verify(a, found.aligned).difference > 1e-2  # the control: they are two functions
+
+
+def test_permutations_move_nothing_but_permutations():
+    found = sm.align(*pair("llama"), RECIPES["permutations"])
+    for name, element in found.solution.alignment.elements.items():
+        assert element.keys() == {"index"}, name
+    assert all(torch.equal(found.reference.weights[name], pair("llama")[0].weights[name]) for name in found.reference.weights)
+
+
+def test_published_recipes_miss_what_ours_finds():
+    model = sm.load(small_model("vit", dtype=torch.float64))
+    moved = random_member(model, seed=1)[1]
+    ours, theirs = (sm.align(model, moved, with_options(RECIPES[name], dtype=torch.float64)) for name in ("weights-only", "permutations"))
+    assert ours.after <= 1e-6 < 0.5 < theirs.after
+
+
+@pytest.mark.parametrize("metric", ["best", "frobenius", "cosine", "spectrum"])
+def test_every_head_metric_finds_planted_heads(metric):
+    model = sm.load(small_model("gpt2", dtype=torch.float64))
+    moved = random_member(model, seed=2)[1]
+    assert sm.align(model, moved, with_options(RECIPES["weights-only"], metric=metric, dtype=torch.float64)).after <= 1e-6
+
+
+def test_metrics_differ_on_unrelated_models():
+    orders = {}
+    for metric in ("frobenius", "spectrum"):
+        found = sm.align(*pair("gpt2"), with_options(RECIPES["weights-only"], metric=metric, dtype=torch.float64))
+        orders[metric] = [element["index"].tolist() for name, element in found.solution.alignment.elements.items() if name.startswith("head")]
+    assert orders["frobenius"] != orders["spectrum"]
+
+
+def test_gradient_refinement_reaches_what_gauss_newton_does():
+    generator = torch.Generator().manual_seed(0)
+    x, y, u, v = (torch.randn(3, 6, 20, generator=generator, dtype=torch.float64) for _ in range(4))
+    turn = torch.linalg.qr(torch.randn(3, 6, 6, generator=generator, dtype=torch.float64))[0]
+    write, read = Gram.of(x, turn.mT @ x + 0.1 * u), Gram.of(y, turn.mT @ y + 0.1 * v)
+
+    def cost(g):
+        return sum(((h @ gram.right - 2 * gram.cross) * h).sum() for h, gram in ((g, write), (torch.linalg.inv(g).mT, read)))
+
+    refined = descend_invertible(turn, write, read)
+    assert cost(refined) < cost(turn)
+    assert cost(refined).item() == pytest.approx(cost(nearest_invertible(write, read)).item(), rel=1e-6)
+
+
+def test_unknown_recipe_lists_those_there_are():
+    with pytest.raises(MismatchError, match="permutations"):
+        recipe("git-rebasin")
+
+
+# own text
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_own_text_is_the_same_for_the_same_seed(name):
+    models = [sm.canonicalize(model) for model in pair(name, torch.float32)]
+    first, again, other = (make_probe(models, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.targets, again.targets)
+    assert not torch.equal(first.tokens, other.tokens)
+    assert first.targets.sum(-1).allclose(torch.ones(len(first.targets)), atol=1e-4)
+    assert first.activations[0].values.keys() == first.activations[1].values.keys()
+
+
+def test_images_have_no_own_text():
+    assert make_probe(pair("vit", torch.float32)) is None
+
+
+@pytest.mark.parametrize("name", FAMILIES[:2] + FAMILIES[3:])
+def test_activations_move_as_their_axes_say(name):
+    """Run the model before and after a symmetry: what flows has moved exactly as the table says."""
+    from symmerge.activations import extended, recording
+    from symmerge.verify import full_module
+
+    model = sm.canonicalize(sm.load(small_model(name, dtype=torch.float32)))
+    alignment = sm.Alignment.random(model.spec, torch.Generator().manual_seed(3))
+    tokens = torch.randint(0, model.spec.sizes["vocabulary"], (2, 12), generator=torch.Generator().manual_seed(0))
+    seen = []
+    for which in (model, sm.apply(alignment, model)):
+        module = full_module(which, torch.float32)
+        with recording(model.spec, module) as recorder, torch.no_grad():
+            module(input_ids=tokens)
+        seen.append(recorder.activations())
+    table = extended(model.spec, seen[0])
+    moved = replace(alignment, spec=table)
+    assert len(seen[0].values) > 8
+    for tensor, value in seen[0].values.items():
+        expected, got = moved.transport(tensor, value), seen[1].values[tensor]
+        assert (expected - got).norm() <= 1e-4 * got.norm(), tensor
+    hidden = next(tensor for tensor in seen[0].values if "mlp" in tensor or "intermediate" in tensor)
+    assert (seen[0].values[hidden] - seen[1].values[hidden]).norm() > 0.1 * seen[1].values[hidden].norm()  # the control
+
+
+def test_the_search_keeps_the_best_score_and_says_what_it_tried():
+    models = [sm.canonicalize(model) for model in pair("gpt2", torch.float32)]
+    solution = sm.WeightMatching(tries=4).solve(*models)
+    scores = [record["score"] for record in solution.tried]
+    assert len(scores) == 4 and len(set(scores)) > 1
+    best = solution.tried[scores.index(min(scores))]
+    assert solution.settings["chosen"] == best["key"]["weighting"]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_both_precisions_and_the_same_seed_the_same_result(kind):
+    models = [sm.canonicalize(model) for model in pair("llama", torch.float32)]
+    first, again = (sm.WeightMatching(dtype=kind, tries=2).solve(*models) for _ in range(2))
+    assert first.objective == again.objective and first.settings == again.settings
+    for name, element in first.alignment.elements.items():
+        assert all(torch.equal(value, again.alignment[name][part]) for part, value in element.items())
+
+
+# token counts
+
+
+def test_tokens_that_never_occurred_are_left_out():
+    a, b = (sm.canonicalize(model) for model in pair("gpt2"))
+    counts = torch.ones(a.spec.sizes["vocabulary"])
+    counts[:20] = 0
+    evidence = Evidence(a.spec, (a.weights, b.weights), Weighting(), frequencies=counts, ignore_unseen=True, dtype=torch.float64)
+    embedding = next(name for name in a.spec.tensors if "wte" in name)
+    rows = evidence.sides(embedding)[0]
+    assert rows[:20].abs().max() == 0 and rows[20:].abs().min(1).values.max() > 0
+
+
+def test_counts_must_fit(tmp_path):
+    models = [sm.canonicalize(model) for model in pair("gpt2", torch.float32)]
+    with pytest.raises(MismatchError, match="one count per token"):
+        sm.WeightMatching(token_counts=torch.ones(3)).solve(*models)
+    np.save(tmp_path / "bad.npy", np.array([[1.0, 2.0]]))
+    with pytest.raises(MismatchError, match="one count per token"):
+        read_counts(tmp_path / "bad.npy")
+    (tmp_path / "no.npy").write_text("1 2 3")
+    with pytest.raises(MismatchError, match=r"\.npy"):
+        read_counts(tmp_path / "no.npy")
+
+
+# interrupts
+
+
+def test_an_interrupt_keeps_the_best_so_far(monkeypatch):
+    a, b = pair("vit")
+    whole = Sweeps.sweep
+
+    def stop_at_third(self, report):
+        if len(self.objective) == 2:
+            raise KeyboardInterrupt
+        whole(self, report)
+
+    monkeypatch.setattr(Sweeps, "sweep", stop_at_third)
+    options = with_options(RECIPES["weights-only"], dtype=torch.float64)
+    options = replace(options, matching=replace(options.matching, all_layers=True, tolerance=-1.0))
+    found = sm.align(a, b, options)
+    assert found.solution.interrupted and not found.solution.converged and len(found.solution.objective) == 2
+    assert sm.verify(b, found.aligned, dtype=torch.float64).difference <= 1e-10
+    assert found.after < found.before
+
+
+def test_resuming_gives_what_one_run_gives(tmp_path, monkeypatch):
+    a, b = pair("vit")
+    options = with_options(RECIPES["weights-only"], dtype=torch.float64, max_sweeps=5)
+    options = replace(options, matching=replace(options.matching, all_layers=True, tolerance=-1.0))
+    straight = sm.align(a, b, options).solution
+    journal = Journal(tmp_path / "x.partial.safetensors", {"task": 1})
+    whole, done = Sweeps.sweep, []
+
+    def stop_once(self, report):
+        if len(self.objective) == 3 and not done:
+            done.append(1)
+            raise KeyboardInterrupt
+        whole(self, report)
+
+    monkeypatch.setattr(Sweeps, "sweep", stop_once)
+    assert sm.align(a, b, options, journal=journal).solution.interrupted
+    resumed = sm.align(a, b, options, journal=journal).solution
+    assert not resumed.interrupted and resumed.objective == pytest.approx(straight.objective, rel=1e-9)
+
+
+def test_tries_are_not_repeated_after_resuming(tmp_path, monkeypatch):
+    a, b = pair("gpt2", torch.float32)
+    journal = Journal(tmp_path / "x.partial.safetensors", {"task": 1})
+    first = sm.align(a, b, with_options(RECIPES["symmerge"], tries=3), journal=journal).solution
+    monkeypatch.setattr(Sweeps, "sweep", lambda self, report: pytest.fail("solved again"))
+    again = sm.align(a, b, with_options(RECIPES["symmerge"], tries=3), journal=journal).solution
+    assert [record["score"] for record in again.tried] == [record["score"] for record in first.tried]
+    assert all(torch.equal(first.alignment[n]["index"], again.alignment[n]["index"]) for n in first.alignment.elements if "index" in first.alignment[n])
+
+
+def test_a_journal_of_another_task_is_refused(tmp_path):
+    Journal(tmp_path / "j.safetensors", {"models": ["a", "b"]}).write(Entry({"tried": []}, {"best": {"x": {"index": torch.arange(3)}}}))
+    with pytest.raises(MismatchError, match="another run"):
+        Journal(tmp_path / "j.safetensors", {"models": ["a", "c"]}).read()
+
+
+def test_ctrl_c_on_the_command_line_writes_the_best_so_far(tmp_path):
+    for seed in (0, 1):
+        save(sm.load(small_model("gpt2", seed=seed)), tmp_path / str(seed))
+    command = [sys.executable, "-c", "from symmerge.cli import main; main()", "align", "0", "1", "--out", "found"]
+    code = (
+        "import sys, os, signal; from symmerge.matching.sweeps import Sweeps; from symmerge.cli import main; whole = Sweeps.sweep; n = []\n"
+        "def sweep(self, report):\n    n.append(1)\n    if len(n) == 2: os.kill(os.getpid(), signal.SIGINT)\n    whole(self, report)\n"
+        "Sweeps.sweep = sweep; sys.argv = ['symmerge'] + sys.argv[1:]; main()"
+    )
+    run = subprocess.run([sys.executable, "-c", code, *command[3:]], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})
+    assert run.returncode == 0, run.stderr
+    assert "interrupted: wrote the best so far (1 tries done)" in run.stdout
+    record = json.loads((tmp_path / "found" / "solution.json").read_text())
+    assert record["interrupted"] and len(record["tried"]) == 1
+    assert (tmp_path / "found.partial.safetensors").exists()
+    again = subprocess.run([*command, "--resume", "--overwrite"], cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    record = json.loads((tmp_path / "found" / "solution.json").read_text())
+    assert not record["interrupted"] and len(record["tried"]) > 1
+    assert not (tmp_path / "found.partial.safetensors").exists()
