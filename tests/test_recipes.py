@@ -238,7 +238,8 @@ def test_ctrl_c_on_the_command_line_writes_the_best_so_far(tmp_path):
         save(sm.load(small_model("gpt2", seed=seed)), tmp_path / str(seed))
     command = [sys.executable, "-c", "from symmerge.cli import main; main()", "align", "0", "1", "--out", "found"]
     code = (
-        "import sys, os, signal; from symmerge.matching.sweeps import Sweeps; from symmerge.cli import main; whole = Sweeps.sweep; n = []\n"
+        "import sys, os, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where tests run in the background
+        "from symmerge.matching.sweeps import Sweeps; from symmerge.cli import main; whole = Sweeps.sweep; n = []\n"
         "def sweep(self, report):\n    n.append(1)\n    if len(n) == 2: os.kill(os.getpid(), signal.SIGINT)\n    whole(self, report)\n"
         "Sweeps.sweep = sweep; sys.argv = ['symmerge'] + sys.argv[1:]; main()"
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from symmerge.alignment import Alignment, lay
-from symmerge.groups import Element, Gram, ScaledPermutation
+from symmerge.groups import Element, Gram, Permutation, ScaledPermutation
 from symmerge.matching.evidence import Evidence
 from symmerge.matching.heads import HeadOptions, Sides, layers, match_heads
 from symmerge.notation import Role
@@ -159,13 +159,15 @@ class Sweeps:
     def _grams(self, space: str, only: set[str] | None, thin: torch.Generator | None = None) -> dict[Role, Gram]:
         """The evidence for a space, given all others as they are now."""
         sides, grams = self._sides({space}), {}
+        same = isinstance(self.spec.spaces[space].group, Permutation)  # acts alike in every role: one sum instead of three
         for met in self.spec.occurrences(space):
             if (only is None or met.piece.tensor in only) and self.evidence.scale(met.piece.tensor):
                 gram = self._gram(space, met, sides, thin)
-                if met.role in grams:
-                    grams[met.role].add_(gram)
+                role = Role.WRITES if same else met.role
+                if role in grams:
+                    grams[role].add_(gram)
                 else:
-                    grams[met.role] = gram
+                    grams[role] = gram
         return grams
 
     def _gram(self, space: str, met: Occurrence, sides: Sides, thin: torch.Generator | None) -> Gram:

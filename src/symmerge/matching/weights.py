@@ -126,7 +126,7 @@ class _Search:
         options = self.options
         if options.own_text:
             self.probe = make_probe([self.a, self.b], scored=self._most_tries() > 1, seed=options.seed, device=options.device)
-            self.report("the parents wrote text of their own" if self.probe else "these models cannot write text of their own: weights alone")
+            self.report("the parents wrote text of their own" if self.probe else "no text of their own (not language models, or too large): weights alone")
         for weighting, start in self._candidates():
             self._attempt(weighting, start)
 
