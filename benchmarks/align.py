@@ -49,7 +49,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # What a reader would ask about: the functions that hold most of the time, in words.
 COSTS = {
-    "assign": "linear assignment",
     "_all_units": "units: products and linear assignment",
     "match_heads": "heads: products, bases and assignment",
     "_polar": "rotation of the stream and of bases (SVD)",
