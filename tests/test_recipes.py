@@ -183,10 +183,10 @@ def test_an_interrupt_keeps_the_best_so_far(monkeypatch):
     a, b = pair("vit")
     whole = Sweeps.sweep
 
-    def stop_at_third(self, report):
+    def stop_at_third(self):
         if len(self.objective) == 2:
             raise KeyboardInterrupt
-        whole(self, report)
+        whole(self)
 
     monkeypatch.setattr(Sweeps, "sweep", stop_at_third)
     options = with_options(RECIPES["weights-only"], dtype=torch.float64)
@@ -205,11 +205,11 @@ def test_resuming_gives_what_one_run_gives(tmp_path, monkeypatch):
     journal = Journal(tmp_path / "x.partial.safetensors", {"task": 1})
     whole, done = Sweeps.sweep, []
 
-    def stop_once(self, report):
+    def stop_once(self):
         if len(self.objective) == 3 and not done:
             done.append(1)
             raise KeyboardInterrupt
-        whole(self, report)
+        whole(self)
 
     monkeypatch.setattr(Sweeps, "sweep", stop_once)
     assert sm.align(a, b, options, journal=journal).solution.interrupted
@@ -221,7 +221,7 @@ def test_tries_are_not_repeated_after_resuming(tmp_path, monkeypatch):
     a, b = pair("gpt2", torch.float32)
     journal = Journal(tmp_path / "x.partial.safetensors", {"task": 1})
     first = sm.align(a, b, with_options(RECIPES["symmerge"], tries=3), journal=journal).solution
-    monkeypatch.setattr(Sweeps, "sweep", lambda self, report: pytest.fail("solved again"))
+    monkeypatch.setattr(Sweeps, "sweep", lambda self: pytest.fail("solved again"))
     again = sm.align(a, b, with_options(RECIPES["symmerge"], tries=3), journal=journal).solution
     assert [record["score"] for record in again.tried] == [record["score"] for record in first.tried]
     assert all(torch.equal(first.alignment[n]["index"], again.alignment[n]["index"]) for n in first.alignment.elements if "index" in first.alignment[n])
@@ -240,7 +240,7 @@ def test_ctrl_c_on_the_command_line_writes_the_best_so_far(tmp_path):
     code = (
         "import sys, os, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where tests run in the background
         "from symmerge.matching.sweeps import Sweeps; from symmerge.cli import main; whole = Sweeps.sweep; n = []\n"
-        "def sweep(self, report):\n    n.append(1)\n    if len(n) == 2: os.kill(os.getpid(), signal.SIGINT)\n    whole(self, report)\n"
+        "def sweep(self):\n    n.append(1)\n    if len(n) == 2: os.kill(os.getpid(), signal.SIGINT)\n    whole(self)\n"
         "Sweeps.sweep = sweep; sys.argv = ['symmerge'] + sys.argv[1:]; main()"
     )
     run = subprocess.run([sys.executable, "-c", code, *command[3:]], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})

@@ -9,12 +9,13 @@ from transformers import AutoImageProcessor, AutoModelForCausalLM, AutoModelForI
 
 import symmerge as sm
 from symmerge.errors import CheckpointError, MismatchError
+from symmerge.groups.linalg import one_thread
 from symmerge.mixture import Mixture
 from symmerge.tasks import make_task
 from symmerge.tasks.embedded import digits, python_docs
 from symmerge.zoo.feed import FEEDS
 from symmerge.zoo.recipes import TRAINING, training_recipe
-from symmerge.zoo.train import one_thread, train, trained
+from symmerge.zoo.train import train, trained
 
 
 def short(name, steps=3, batch=4):

@@ -125,6 +125,6 @@ def same(a: Model, b: Model, *, report: Callable[[str], None] | None = None) -> 
     found = align(a, b, RECIPES["weights-only"], report=report)
     tolerance = 10 * TOLERANCE[max((a.dtype, b.dtype), key=lambda kind: TOLERANCE[kind])]
     verdict = verify(a, b)
-    before, after = distances(canonicalize(a), canonicalize(b)), distances(found.reference, found.aligned)
+    before, after = distances(found.reference, canonicalize(b)), distances(found.reference, found.aligned)
     by_space = {space: {"before": before[space], "after": after[space]} for space in after}
     return Certificate(found.after <= tolerance and verdict.same, found.before, found.after, tolerance, by_space, verdict)

@@ -11,8 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from symmerge.card import versions
 from symmerge.checkpoint import write_json
 from symmerge.errors import MismatchError
@@ -50,14 +48,19 @@ class Curve:
         return {"points": rows, "barrier_mean": self.barrier_mean, "barrier_linear": self.barrier_linear}
 
 
+def line(points: int) -> tuple[float, ...]:
+    """Every t, evenly from A to B."""
+    if points < 2:
+        raise MismatchError(f"points {points}: a curve has at least two, its ends")
+    return tuple(i / (points - 1) for i in range(points))
+
+
 def barrier(a: Model, b: Model, task: Task, points: int = 21, *, device: str = "cpu", progress: Progress | None = None) -> Curve:
     """Every point of the line in one pass over the data: `barrier(a, aligned, make_task("clm", "python-docs", [a]))`.
 
     Three copies of the weights are in memory: the two models and the one between them.
     """
-    if points < 2:
-        raise MismatchError(f"points {points}: a curve has at least two, its ends")
-    ts = tuple(i / (points - 1) for i in range(points))
+    ts = line(points)
     found, ensemble = evaluate(Mixture([a, b], device=device), task, [(1 - t, t) for t in ts], progress=progress)
     return Curve(ts, tuple(found), ensemble)
 
@@ -93,8 +96,7 @@ def run(
 
 
 def _about(model: Model) -> dict[str, Any]:
-    parameters = sum(torch.Size(shape).numel() for shape in model.spec.shapes.values())
-    return {"where": model.where, "architecture": model.spec.architecture, "parameters": parameters, "sha256": model.digest()}
+    return {"where": model.where, "architecture": model.spec.architecture, "parameters": model.parameters, "sha256": model.digest()}
 
 
 def several(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -235,29 +235,34 @@ def balance(model: Model) -> Model:
     rebalanced = {name for name, space in model.spec.hidden.items() if type(space.group) in BALANCE}
     if not rebalanced:
         return model
-    sides = _once(lru_cache(maxsize=6)(partial(_balanced_pieces, model)))  # a tensor may hold pieces of several spaces
+    sides = once(partial(_balanced_pieces, model))
     computed: Computed = {}
     for name in rebalanced:
         for met in model.spec.occurrences(name):
             if met.role is not Role.RIDES:
-                computed[met.piece.tensor] = partial(_rebalanced, model, sides, met.piece.tensor, rebalanced)
+                computed[met.piece.tensor] = partial(with_pieces, model.spec, met.piece.tensor, model.weights.__getitem__, sides, rebalanced)
     return _derive(model, computed, "balance", f"writers and readers of {len(rebalanced)} spaces balanced")
 
 
-def _once(cached: Callable[[str], Mapping[Any, Tensor]]) -> Callable[[str], Mapping[Any, Tensor]]:
-    """Tensors of a space are asked for at the same time by the threads that write them: the second waits for what the first computes."""
-    lock = Lock()
+Sides = Callable[[str], Mapping[Piece, Tensor]]
+"""The new pieces of every tensor that meets a space."""
 
-    def sides(space: str) -> Mapping[Any, Tensor]:
+
+def once(compute: Sides) -> Sides:
+    """Tensors of a space are asked for at the same time by the threads that write them: the second waits for what the first computes."""
+    lock, cached = Lock(), lru_cache(maxsize=6)(compute)  # a tensor may hold pieces of several spaces
+
+    def sides(space: str) -> Mapping[Piece, Tensor]:
         with lock:
             return cached(space)
 
     return sides
 
 
-def _rebalanced(model: Model, sides: Callable[[str], Mapping[Any, Tensor]], tensor: str, spaces: set[str]) -> Tensor:
-    result = model.weights[tensor].clone()
-    for piece in model.spec.pieces[tensor]:
+def with_pieces(spec: Spec, tensor: str, read: Callable[[str], Tensor], sides: Sides, spaces: set[str]) -> Tensor:
+    """A tensor with its pieces in some spaces replaced."""
+    result = read(tensor).clone()
+    for piece in spec.pieces[tensor]:
         for atom in piece.atoms:
             if atom.space in spaces and atom.role is not Role.RIDES:
                 piece.view(result).copy_(sides(atom.space)[piece])

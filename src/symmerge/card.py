@@ -25,7 +25,7 @@ def provenance(model: Model, evidence: Mapping[str, Any] | None) -> dict[str, An
         "source": model.where,
         "source_sha256": model.digest(),
         "architecture": model.spec.architecture,
-        "stock": not model.config.get("symmerge_inflated_attention", False),
+        "stock": model.stock,
         "family": model.spec.family,
         "spec_sha256": model.spec.fingerprint,
         "steps": [dict(step) for step in model.history],

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
-from threading import Lock
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from symmerge.canonical import balance_circuit, circuit
+from symmerge.canonical import balance_circuit, circuit, once, with_pieces
 from symmerge.errors import MismatchError
 from symmerge.groups import GeneralLinear, RotaryPairs
 from symmerge.model import INFLATED, Model, inflated
@@ -33,14 +32,10 @@ def spaces(model: Model) -> list[str]:
 
 def cut(a: Model, b: Model, time: PieceTime, mean: Callable[[str], Tensor]) -> dict[str, Callable[[], Tensor]]:
     """For every tensor inside heads: the factors of the interpolated circuits, cut back to rank; `mean` gives what is no circuit."""
-    lock, cached = Lock(), lru_cache(maxsize=6)(partial(_cut_pieces, a, b, time))
-
-    def pieces(space: str) -> Mapping[Piece, Tensor]:
-        with lock:  # tensors of one space are asked for by two threads at once
-            return cached(space)
-
-    found = spaces(a)
-    return {met.piece.tensor: partial(_filled, a, met.piece.tensor, pieces, set(found), mean) for space in found for met in a.spec.occurrences(space)}
+    pieces, found = once(partial(_cut_pieces, a, b, time)), set(spaces(a))
+    return {
+        met.piece.tensor: partial(with_pieces, a.spec, met.piece.tensor, mean, pieces, found) for space in sorted(found) for met in a.spec.occurrences(space)
+    }
 
 
 def _cut_pieces(a: Model, b: Model, time: PieceTime, space: str) -> dict[Piece, Tensor]:
@@ -51,14 +46,6 @@ def _cut_pieces(a: Model, b: Model, time: PieceTime, space: str) -> dict[Piece, 
     size = first.x.shape[-2]
     x, y = (side[..., :size, :].to(first.x) for side in balance_circuit(a.spec.spaces[space].group, x, y))
     return first.pieces(x, y)
-
-
-def _filled(a: Model, tensor: str, pieces: Callable[[str], Mapping[Piece, Tensor]], found: set[str], mean: Callable[[str], Tensor]) -> Tensor:
-    result = mean(tensor).clone()
-    for piece in a.spec.pieces[tensor]:
-        for space in {atom.space for atom in piece.atoms} & found:
-            piece.view(result).copy_(pieces(space)[piece])
-    return result
 
 
 def inflate(a: Model, b: Model, time: PieceTime, step: Mapping[str, object]) -> Model:

@@ -12,6 +12,7 @@ from symmerge.align import Aligned, align
 from symmerge.barrier import Method, run, write
 from symmerge.checkpoint import new_folder, write_json
 from symmerge.errors import CheckpointError
+from symmerge.groups.linalg import one_thread
 from symmerge.inspection import spaces
 from symmerge.matching.recipes import RECIPES, Recipe
 from symmerge.merge import merge
@@ -22,7 +23,7 @@ from symmerge.tasks import Task, make_task
 from symmerge.verify import verify
 from symmerge.zoo.recipes import DEMO, TrainingRecipe
 from symmerge.zoo.small import SMALL, small_model
-from symmerge.zoo.train import METRICS, one_thread, train, trained
+from symmerge.zoo.train import METRICS, train, trained
 
 RECOMMENDED = "symmerge"
 Bar = Callable[[str, int], AbstractContextManager[Progress]]  # what is being done, and in how many steps

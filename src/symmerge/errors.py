@@ -27,3 +27,7 @@ class SymmetryError(SymmergeError):
 
 class FunctionChanged(SymmergeError):
     """The gate refused: what was about to be written does not compute what it should."""
+
+
+class DataError(SymmergeError):
+    """Data cannot be used: missing, unreadable, too little of it, or without what the task needs."""

@@ -55,7 +55,7 @@ def summary(model: Model) -> dict[str, Any]:
         "family": model.spec.family,
         "architecture": model.spec.architecture,
         "task": model.spec.task,
-        "parameters": sum(_count(model, name) for name in model.weights),
+        "parameters": model.parameters,
         "bytes": model.bytes,
         "degrees of freedom": sum(row["degrees of freedom"] for row in rows),
         "discrete (log10)": sum(row["discrete (log10)"] for row in rows),

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from symmerge.errors import MismatchError
 from symmerge.model import Model, Progress
 from symmerge.tasks import Task
-from symmerge.verify import empty_module
+from symmerge.verify import full_module
+from symmerge.weights import MemoryWeights
 
-Weighting = tuple[float, ...]  # one number per model; they sum to one
+Shares = tuple[float, ...]  # one number per model; they sum to one
 Numbers = Mapping[str, float]  # metric -> value
 
 
@@ -30,18 +32,19 @@ class Mixture:
         self.device = _known(device)
         self._parts = [{name: model.weights[name].to(self.device, torch.float32) for name in first.spec.tensors} for model in models]
         self._mean = {name: torch.empty_like(tensor) for name, tensor in self._parts[0].items()}
-        self._module = _around(first, self._mean).to(self.device)
+        # Parameters share the memory of these tensors: changing the mean changes the module.
+        self._module = full_module(replace(first, weights=MemoryWeights(self._mean)), torch.float32).to(self.device)
 
     @torch.no_grad()
-    def at(self, weighting: Weighting) -> nn.Module:
+    def at(self, shares: Shares) -> nn.Module:
         """The module with the weights at this place: the same one every time, so use it before you ask for the next."""
         for name, mean in self._mean.items():
             first, *others = (part[name] for part in self._parts)
             if len(others) == 1:  # a line takes one pass over the weights instead of two, and its ends are exact
-                torch.lerp(first, others[0], weighting[1], out=mean)
+                torch.lerp(first, others[0], shares[1], out=mean)
                 continue
-            torch.mul(first, weighting[0], out=mean)
-            for weight, other in zip(weighting[1:], others, strict=True):
+            torch.mul(first, shares[0], out=mean)
+            for weight, other in zip(shares[1:], others, strict=True):
                 mean.add_(other, alpha=weight)
         return self._module
 
@@ -52,18 +55,6 @@ class Mixture:
             apart = torch.stack([(part[name] - origin).flatten() for part in self._parts])
             total += (apart @ apart.T).double().cpu()
         return total.tolist()
-
-
-def _around(model: Model, tensors: dict[str, Tensor]) -> nn.Module:
-    """The stock class around these tensors: what is tied stays one tensor, and changing a tensor changes the module."""
-    module = empty_module(model, torch.float32)
-    for prefix, owner in module.named_modules():
-        for key in owner._parameters:
-            name = f"{prefix}.{key}" if prefix else key
-            tensor = tensors.get(model.spec.ties.get(name, name))
-            if tensor is not None:
-                owner._parameters[key] = nn.Parameter(tensor, requires_grad=False)
-    return module
 
 
 def _known(device: str) -> Any:
@@ -77,7 +68,7 @@ def _known(device: str) -> Any:
 
 
 @torch.no_grad()
-def evaluate(mixture: Mixture, task: Task, places: Sequence[Weighting], *, progress: Progress | None = None) -> tuple[list[Numbers], Numbers]:
+def evaluate(mixture: Mixture, task: Task, places: Sequence[Shares], *, progress: Progress | None = None) -> tuple[list[Numbers], Numbers]:
     """Every metric at every place, and of the ensemble of the models themselves, which must be among the places.
 
     One pass over the data: batches outside, places inside.

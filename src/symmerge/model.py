@@ -56,6 +56,16 @@ class Model:
         return sum(torch.Size(self.weights.shape(name)).numel() * self.weights.dtype(name).itemsize for name in self.weights)
 
     @property
+    def parameters(self) -> int:
+        """How many numbers the weights are."""
+        return sum(torch.Size(self.weights.shape(name)).numel() for name in self.weights)
+
+    @property
+    def stock(self) -> bool:
+        """Whether transformers loads it: not if its heads have twice the size."""
+        return not self.config.get(INFLATED)
+
+    @property
     def dtype(self) -> torch.dtype:
         """The coarsest precision any of its tensors is stored in: what tolerances go by."""
         return max({self.weights.dtype(name) for name in self.weights}, key=lambda dtype: torch.finfo(dtype).eps)

@@ -10,7 +10,7 @@ from typing import Any
 
 from symmerge.card import versions
 from symmerge.errors import MismatchError
-from symmerge.mixture import Mixture, Numbers, Weighting, evaluate
+from symmerge.mixture import Mixture, Numbers, Shares, evaluate
 from symmerge.model import Model, Progress
 from symmerge.tasks import Task
 
@@ -23,7 +23,7 @@ class Plane:
     """Loss and metrics at every place. `corners` is where the models lie on the plane, in units of the weights' distance."""
 
     corners: Corners
-    places: tuple[Weighting, ...]
+    places: tuple[Shares, ...]
     points: tuple[Numbers, ...]
     ensemble: Numbers
 
@@ -34,7 +34,7 @@ class Plane:
         return {"schema": SCHEMA, "task": task.record(), "corners": corners, "points": rows, "ensemble": dict(self.ensemble), "versions": versions()}
 
 
-def simplex(steps: int, margin: float = 0.0) -> tuple[Weighting, ...]:
+def simplex(steps: int, margin: float = 0.0) -> tuple[Shares, ...]:
     """Weights of three models on an even grid: the triangle, and around it as far as a weight of `-margin`.
 
     >>> simplex(1)

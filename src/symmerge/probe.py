@@ -138,8 +138,7 @@ def make_probe(models: Sequence[Model], *, scored: bool = True, seed: int = 0, d
 
 def _affordable(model: Model) -> tuple[int, int]:
     """How much text a model of this size writes in about the time it takes to match it; none if that is not worth reading."""
-    parameters = sum(torch.Size(model.weights.shape(name)).numel() for name in model.weights)
     work = WORK // 2 if model.spec.task == "masked-lm" else WORK  # filling a page takes many passes
-    places = min(work // parameters, MOST_TARGETS // model.spec.sizes["vocabulary"], ROWS * LENGTH)
+    places = min(work // model.parameters, MOST_TARGETS // model.spec.sizes["vocabulary"], ROWS * LENGTH)
     length = max(SHORTEST, min(LENGTH, places // ROWS))  # many short rows say more than a few long ones, and are written faster
     return (places // length, length) if places >= FEWEST_ROWS * length else (0, 0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from symmerge.errors import FunctionChanged, MismatchError
-from symmerge.model import INFLATED, Model, Progress
+from symmerge.model import Model, Progress
 from symmerge.spec import listing
 
 # Storing the weights in a precision changes this much at most, measured over all families and five seeds: 4.6e-15, 2.0e-6, 2.0e-3 and
@@ -141,7 +141,7 @@ def empty_module(model: Model, dtype: torch.dtype) -> nn.Module:
         if owner._buffers:
             owner._buffers = {name: value if value is None else torch.empty_like(value, device="cpu") for name, value in owner._buffers.items()}
             module._init_weights(owner)  # fills position ids and rotary frequencies; parameters are still empty
-        if model.config.get(INFLATED) and hasattr(owner, "scaling"):
+        if not model.stock and hasattr(owner, "scaling"):
             for size in HEAD_SIZES & vars(owner).keys():
                 vars(owner)[size] *= 2
     return module

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import final
 
 import torch
@@ -128,26 +129,28 @@ class KeptWeights(Weights):
     """Another collection whose tensors stay in memory once read; beyond `limit` bytes, only those used last."""
 
     def __init__(self, base: Weights, limit: int = KEPT_BYTES) -> None:
-        self._base, self._limit, self._bytes = base, limit, 0
+        self.base, self._limit, self._lock = base, limit, Lock()
         self._kept: OrderedDict[str, Tensor] = OrderedDict()
 
     def names(self) -> list[str]:
-        return self._base.names()
+        return self.base.names()
 
     def shape(self, name: str) -> Shape:
-        return self._base.shape(name)
+        return self.base.shape(name)
 
     def dtype(self, name: str) -> torch.dtype:
-        return self._base.dtype(name)
+        return self.base.dtype(name)
 
     def __getitem__(self, name: str) -> Tensor:
-        if name in self._kept:
-            self._kept.move_to_end(name)
-            return self._kept[name]
-        tensor = self._kept[name] = self._base[name]
-        self._bytes += tensor.nbytes
-        while self._bytes > self._limit and len(self._kept) > 1:
-            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        with self._lock:  # checkpoints are written by two threads
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                return self._kept[name]
+        tensor = self.base[name]
+        with self._lock:
+            self._kept[name] = tensor
+            while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > self._limit:
+                self._kept.popitem(last=False)
         return tensor
 
 

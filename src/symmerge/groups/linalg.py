@@ -6,7 +6,8 @@ thread and 24 s with two while another process was running. So small ones are de
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -16,17 +17,22 @@ from torch import Tensor
 SMALL = 256
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """While inside, torch computes with one thread: what is too small to gain from a second, and sums that must not depend on their number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _calm(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def alone(matrix: Tensor, *others: Any, **options: Any) -> Any:
-        threads = torch.get_num_threads()
-        if matrix.is_cuda or matrix.shape[-1] > SMALL or threads == 1:
+        with nullcontext() if matrix.is_cuda or matrix.shape[-1] > SMALL else one_thread():
             return function(matrix, *others, **options)
-        torch.set_num_threads(1)
-        try:
-            return function(matrix, *others, **options)
-        finally:
-            torch.set_num_threads(threads)
 
     return alone
 

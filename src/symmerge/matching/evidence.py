@@ -45,6 +45,7 @@ class Evidence:
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     _scales: dict[str, float] = field(default_factory=dict)
+    _sizes: dict[str, float] = field(default_factory=dict)
 
     @cached_property
     def spec(self) -> Spec:
@@ -60,9 +61,9 @@ class Evidence:
     @cached_property
     def determined(self) -> bool:
         """Whether the certain weights have at least as many rows as the stream has coordinates."""
-        size = self.spec.sizes[self.spec.stream] if self.spec.stream else 0
+        size = self.spec.sizes[self.spec.stream]
         shapes = (self.spec.shapes[name] for name in self.certain if name in self.table.tensors)
-        return sum(torch.Size(shape).numel() // max(size, 1) for shape in shapes if len(shape) > 1) >= size
+        return sum(torch.Size(shape).numel() // size for shape in shapes if len(shape) > 1) >= size
 
     def plain(self, name: str) -> tuple[Tensor, Tensor]:
         """A tensor of A and of B as they are."""
@@ -106,8 +107,10 @@ class Evidence:
         return sum(self.scale(name) * self._size(name) for name in met if name in self.table.tensors and len(self.table.shapes[name]) > 1)
 
     def _size(self, name: str) -> float:
-        a, b = self.sides(name)
-        return max((a.norm() * b.norm()).item() if a.ndim > 1 else float(a.numel()), 1e-12)
+        if name not in self._sizes:
+            a, b = self.sides(name)
+            self._sizes[name] = max((a.norm() * b.norm()).item() if a.ndim > 1 else float(a.numel()), 1e-12)
+        return self._sizes[name]
 
     def _spaces(self, name: str) -> set[str]:
         return {atom.space for piece in self.spec.pieces[name] for atom in piece.atoms} & self.spec.hidden.keys()
@@ -120,7 +123,11 @@ class Evidence:
     def _kind(self, space: str) -> str:
         if space == self.spec.stream:
             return "stream"
-        return "heads" if any(space == heads.outer for heads in layers(self.spec)) else "units"
+        return "heads" if space in self._attention else "units"
+
+    @cached_property
+    def _attention(self) -> set[str]:
+        return {heads.outer for heads in layers(self.spec)}
 
     @cached_property
     def _rows(self) -> Tensor | None:

@@ -5,7 +5,7 @@ Each step is the exact minimum over its spaces given the others, so the objectiv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import nan
 from typing import final
@@ -20,8 +20,6 @@ from symmerge.matching.heads import HeadOptions, Sides, layers, match_heads
 from symmerge.notation import Role
 from symmerge.spec import Occurrence
 
-Report = Callable[[str], None]
-
 
 @final
 class Sweeps:
@@ -31,9 +29,7 @@ class Sweeps:
     wherever they determine it. `thin` gives another start: the first estimate sees a random half of the evidence.
     """
 
-    def __init__(
-        self, evidence: Evidence, *, heads: HeadOptions, all_layers: bool | None = None, thin: torch.Generator | None = None, device: str = "cpu"
-    ) -> None:
+    def __init__(self, evidence: Evidence, *, heads: HeadOptions, all_layers: bool | None = None, thin: torch.Generator | None = None) -> None:
         self.evidence, self.spec = evidence, evidence.spec
         self.all_layers = not evidence.determined if all_layers is None else all_layers
         self.elements: dict[str, Element] = {}
@@ -41,7 +37,7 @@ class Sweeps:
         self.changes: list[int] = []
         self.distance = nan
         self._errors: dict[str, float] = {}
-        self._heads, self._thin, self._device = heads, thin, device
+        self._heads, self._thin = heads, thin
         self._attention = layers(self.spec)
         inside = {name for heads in self._attention for name in heads.spaces}
         self._units = [name for name in self.spec.hidden if name != self.spec.stream and name not in inside]
@@ -51,7 +47,7 @@ class Sweeps:
         self._keep(elements)
         self.objective, self.changes = list(objective), list(changes)
 
-    def sweep(self, report: Report) -> None:
+    def sweep(self) -> None:
         """Every space once. Where only certain tensors speak for the stream, one sweep is all there is."""
         before = dict(self.elements)
         first = not self.objective
@@ -59,8 +55,7 @@ class Sweeps:
             self._step(self.spec.stream, self.evidence.certain if first else None, thin=self._thin if first else None)
         for heads in self._attention:
             self._keep(match_heads(self.spec, heads, self._sides(set(heads.spaces)), self._heads))
-            report(heads.outer)
-        self._all_units(report)
+        self._all_units()
         self._errors = self._measure()
         self.objective.append(sum(self._errors.values()))
         self.changes.append(sum(_differs(before.get(name), element) for name, element in self.elements.items()))
@@ -101,7 +96,7 @@ class Sweeps:
 
     def _keep(self, found: Mapping[str, Element]) -> None:
         for name, element in found.items():
-            self.elements[name] = {part: value.to(self._device) for part, value in element.items()}
+            self.elements[name] = {part: value.to(self.evidence.device) for part, value in element.items()}
 
     def _sides(self, moving: set[str]) -> Sides:
         """Both models' views of a piece, B moved in every other space; and how much the piece counts."""
@@ -124,7 +119,7 @@ class Sweeps:
         laid, undo = lay(view, position, None)
         return undo(self.spec.spaces[atom.space].group.act(self.elements[atom.space], laid, atom.role))
 
-    def _all_units(self, report: Report) -> None:
+    def _all_units(self) -> None:
         """Every other space. Assignments run beside the products of the next layer, as long as the two share no tensor."""
         with ThreadPoolExecutor(1) as pool:
             pending: tuple[str, Future[Element]] | None = None
@@ -136,7 +131,6 @@ class Sweeps:
                 if pending:
                     self._keep({pending[0]: pending[1].result()})
                 pending = name, pool.submit(self._nearest, name, grams)
-                report(name)
             if pending:
                 self._keep({pending[0]: pending[1].result()})
 

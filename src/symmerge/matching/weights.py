@@ -11,7 +11,7 @@ Two findings shape it (docs/log.md has the figures):
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
@@ -24,12 +24,13 @@ from symmerge.matching.base import Solution
 from symmerge.matching.evidence import Evidence, Weighting
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.journal import Elements, Entry, Journal
-from symmerge.matching.sweeps import Report, Sweeps
+from symmerge.matching.sweeps import Sweeps
 from symmerge.merge import merge
 from symmerge.model import Model
 from symmerge.probe import Probe, make_probe
 from symmerge.verify import full_module
 
+Report = Callable[[str], None]
 # Where the search starts with own text, and what it tries from there, one field after the other.
 START = Weighting(norm=0.5, frequency=0.75, stream=1.0, heads=1.0, units=1.0)
 MOVES: Mapping[str, tuple[float, ...]] = {"stream": (0.0, 3.0), "norm": (1.0, 0.0), "units": (0.0, 0.3), "heads": (0.0,), "frequency": (0.5, 1.0)}
@@ -148,8 +149,7 @@ class _Search:
                     yield candidate, 0
 
     def _most_tries(self) -> int:
-        parameters = sum(torch.Size(self.a.weights.shape(name)).numel() for name in self.a.weights)
-        return self.options.tries or (1 if parameters > LARGE else 100)
+        return self.options.tries or (1 if self.a.parameters > LARGE else 100)
 
     def _attempt(self, weighting: Weighting, start: int) -> None:
         key = {"weighting": asdict(weighting), "start": start}
@@ -183,12 +183,12 @@ class _Search:
         options = self.options
         thin = torch.Generator().manual_seed(options.seed + start) if start else None
         evidence = self._evidence(weighting)
-        sweeps = Sweeps(evidence, heads=options.heads, all_layers=options.all_layers, thin=thin, device=options.device)
+        sweeps = Sweeps(evidence, heads=options.heads, all_layers=options.all_layers, thin=thin)
         if (old := self._old.record.get("running")) and old["key"] == key:
             sweeps.restore(self._old.elements.get("running", {}), old["objective"], old["changes"])
         try:
             while len(sweeps.objective) < options.max_sweeps and not sweeps.settled(options.tolerance):
-                sweeps.sweep(lambda space: None)
+                sweeps.sweep()
                 self.report(f"sweep {len(sweeps.objective)}: objective {sweeps.objective[-1]:.4f}, {sweeps.changes[-1]} spaces changed")
                 if sweeps.all_layers:
                     self._write(running={"key": key, "objective": sweeps.objective, "changes": sweeps.changes}, elements=sweeps.elements)

@@ -1,6 +1,7 @@
 """What a loss is: tasks, the data they read, and the numbers they give."""
 
-from symmerge.tasks.base import Batch, DataError, Readout, Task, batched
+from symmerge.errors import DataError
+from symmerge.tasks.base import Batch, Readout, Task, batched
 from symmerge.tasks.make import TASKS, make_task
 
 __all__ = ["TASKS", "Batch", "DataError", "Readout", "Task", "batched", "make_task"]

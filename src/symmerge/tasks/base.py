@@ -11,16 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from symmerge.errors import SymmergeError
-
 Batch = Mapping[str, Tensor]  # what a stock model takes, `labels` included: module(**batch).loss is a loss to train on
 Columns = Mapping[str, np.ndarray]  # one number per sample and column, in float64
 
 IGNORED = -100  # the label transformers gives tokens that do not count
-
-
-class DataError(SymmergeError):
-    """Data cannot be used: missing, unreadable, too little of it, or without what the task needs."""
 
 
 class Readout(ABC):

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from symmerge.errors import MismatchError
+from symmerge.errors import DataError, MismatchError
 from symmerge.model import Model
 from symmerge.spec import listing
-from symmerge.tasks.base import DataError
 from symmerge.verify import empty_module
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from symmerge.tasks.base import DataError
+from symmerge.errors import DataError
 from symmerge.tasks.embedded import python_docs
 from symmerge.tasks.hub import is_hub, read_hub
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from symmerge.tasks.base import DataError
+from symmerge.errors import DataError
 
 SPLITS = ("validation", "test", "train")  # the first that is there; the test sets of benchmarks often have no labels
 OFFLINE = "make a copy on another machine with `datasets.load_dataset(NAME)[SPLIT].save_to_disk(FOLDER)`, and give FOLDER as the data"

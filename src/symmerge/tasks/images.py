@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from symmerge.tasks.base import DataError
+from symmerge.errors import DataError
 from symmerge.tasks.embedded import digits
 from symmerge.tasks.hub import is_hub, read_hub
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from symmerge.errors import MismatchError
+from symmerge.errors import DataError, MismatchError
 from symmerge.model import Model
-from symmerge.tasks.base import Batch, DataError, Readout, Task, batched
+from symmerge.tasks.base import Batch, Readout, Task, batched
 from symmerge.tasks.choose import check_tokens, chosen, class_numbers, image_processor_of, longest, tokenizer_of, values
 from symmerge.tasks.files import read_rows
 from symmerge.tasks.images import Pictures, check_file, pixels, read_pictures

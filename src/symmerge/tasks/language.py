@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from symmerge.errors import MismatchError
+from symmerge.errors import DataError, MismatchError
 from symmerge.model import Model
 from symmerge.probe import mask_token, own_text
-from symmerge.tasks.base import IGNORED, Batch, DataError, Task, batched
+from symmerge.tasks.base import IGNORED, Batch, Task, batched
 from symmerge.tasks.choose import check_tokens, chosen, longest, tokenizer_of
 from symmerge.tasks.files import read_text
 from symmerge.tasks.readouts import TokenReadout

@@ -6,7 +6,6 @@ import math
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from symmerge.card import versions
 from symmerge.checkpoint import new_folder, read_json, write_json, write_weights
+from symmerge.groups.linalg import one_thread
 from symmerge.model import Progress, load
 from symmerge.tasks import Batch
 from symmerge.zoo.feed import FEEDS
@@ -57,17 +57,6 @@ def _write(model: PreTrainedModel, folder: Path) -> None:
     stock = load(model)
     write_json(folder / "config.json", stock.config)
     write_weights(folder, stock.weights, stored_as=stock.stored_as)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums depend on how many threads share them. These models are too small to gain from a second one, and lose much where others are waiting."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _origin(recipe: TrainingRecipe, seed: int) -> dict[str, Any]:
