@@ -53,7 +53,7 @@ COSTS = {
     "match_heads": "heads: products, bases and assignment",
     "_polar": "rotation of the stream and of bases (SVD)",
     "balance_circuit": "canonical form of heads (QR, SVD)",
-    "best_scales": "scales of all pairs of units",
+    "scale_costs": "scales of all pairs of units",
     "make_probe": "own text and what flows through both models",
     "_measure": "objective",
     "distance": "distances before and after",
@@ -139,28 +139,30 @@ def measure(case: str, folder: Path, merge: bool) -> dict[str, Any]:
     }
 
 
+def _child(step: str, case: str, folder: Path) -> str:
+    """Each step in a process of its own, so that the memory of one is not counted for the other."""
+    command = [sys.executable, __file__, "--child", step, "--case", case, "--folder", str(folder)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--folder", type=Path, help="where to keep the checkpoints (default: a temporary folder)")
-    parser.add_argument("--child", choices=CASES, help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=("make", "measure"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        print(json.dumps(measure(options.child, options.folder, merge=options.child == "llama-1b")))
+    if options.child == "make":
+        make(options.folder, options.case[0])
+        return
+    if options.child == "measure":
+        print(json.dumps(measure(options.case[0], options.folder, merge=options.case[0] == "llama-1b")))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         rows = []
         for case in options.case or CASES:
-            subprocess.run(
-                [
-                    sys.executable,
-                    "-c",
-                    f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import align, pathlib; align.make(pathlib.Path({str(folder)!r}), {case!r})",
-                ],
-                check=True,
-            )
-            output = subprocess.run([sys.executable, __file__, "--child", case, "--folder", str(folder)], check=True, stdout=subprocess.PIPE, text=True).stdout
+            _child("make", case, folder)
+            output = _child("measure", case, folder)
             rows.append(json.loads(output.splitlines()[-1]))
             print(json.dumps(rows[-1], indent=2))
     known = {row["case"]: row for row in json.loads(RESULTS.read_text())["rows"]} if RESULTS.exists() else {}

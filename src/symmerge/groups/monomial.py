@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import exp, lgamma, log
 from typing import final
@@ -203,25 +204,67 @@ class ScaledPermutation(Group):
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         if read is None:
             read = Gram(torch.zeros_like(write.cross), torch.zeros_like(write.cross))
-        cost, scale = best_scales(write, read, self.positive)
+        cost = scale_costs(write, read, self.positive)
         index = assign(2 * ride.cross - cost if ride else -cost)
-        return {"index": index, "scale": scale.gather(-1, index.to(scale.device)[..., None]).squeeze(-1).double().cpu()}
+        return {"index": index, "scale": _scales_of(index.to(write.cross.device), write, read, self.positive).double().cpu()}
+
+    def cost(self, element: Element, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> float:
+        """What an element leaves of the squared error, less what no element changes: to compare two of them."""
+        index, scale = (element[part].to(write.cross.device) for part in ("index", "scale"))
+        p, w = _met(write, index)
+        q, r = _met(read, index) if read else (torch.zeros_like(p), torch.zeros_like(w))
+        rides = _met(ride, index)[1].sum() if ride else 0.0
+        return float(_scale_cost(scale, p, q, w, r).sum() - 2 * rides)
 
 
-def best_scales(write: Gram, read: Gram, positive: bool) -> tuple[Tensor, Tensor]:
-    """For every pair (i, j): the least of |a_i - s b_j|^2 + |c_i - d_j / s|^2 over s, less what no s changes; and that s.
+def scale_costs(write: Gram, read: Gram, positive: bool) -> Float[Tensor, "*batch n n"]:
+    """For every pair (i, j): the least of |a_i - s b_j|^2 + |c_i - d_j / s|^2 over s, less what no s changes, to about one part in a thousand.
 
-    The stationary points are roots of a quartic; in t = log |s| Newton steps find the minimum from the best of three starts (balance, the
-    writer's own optimum, the reader's) and, where s may be negative, the better sign. A few rows at a time, so that the work stays in the cache.
+    With B's units balanced (what they write and read is equally long) the best scale of nearly every pair is near 1 or -1, and one Newton
+    step in its logarithm finds it; the few others get the full search.
     """
+    tiny = torch.finfo(torch.float32).tiny
     p, q = (gram.needs_right().diagonal(dim1=-2, dim2=-1)[..., None, :] for gram in (write, read))
-    cost, scale = torch.empty_like(write.cross), torch.empty_like(write.cross)
-    n = write.cross.shape[-1]
-    rows = max(1, PAIRS_AT_ONCE // (n * max(1, write.cross.numel() // n**2)))
-    for at in range(0, n, rows):
-        here = (..., slice(at, at + rows), slice(None))
-        cost[here], scale[here] = _best_scale(p, q, write.cross[here], read.cross[here], positive)
-    return cost, scale
+    balance, length = (q.clamp_min(tiny) / p.clamp_min(tiny)).pow(0.25).float(), (p * q).sqrt().float()
+    cost = torch.empty_like(write.cross, dtype=torch.float32)
+    for here in _some_rows(cost):
+        u, v = write.cross[here].float().mul_(balance), read.cross[here].float().div_(balance)
+        both, apart = u + v, u - v
+        far = torch.maximum(both.abs(), apart.abs()) > 3 * length  # the cost need not be convex there
+        if not positive:
+            sign = both.sign()
+            both, apart = both.mul_(sign), apart.mul_(sign)
+        far |= apart.abs() > length
+        step = apart / (4 * length - both).abs_().clamp_min_(tiny)
+        s = step.clamp_(-1, 1).exp_()
+        inverse = s.reciprocal()
+        # u s + v / s, from the sum and the difference of u and v
+        linear = (s + inverse).mul_(both).add_((s - inverse).mul_(apart))
+        found = (s.square() + inverse.square()).mul_(length).sub_(linear)
+        if far.any():
+            p_, q_, w, r = (side.expand_as(cost)[here][far] for side in (p, q, write.cross, read.cross))
+            found[far] = _scale_cost(_best_scale(p_, q_, w, r, positive), p_, q_, w, r).float()
+        cost[here] = found
+    return cost
+
+
+def _some_rows(pairs: Tensor) -> Iterator[tuple]:
+    """A few rows at a time, so that the work stays in the cache."""
+    n = pairs.shape[-1]
+    rows = max(1, PAIRS_AT_ONCE // (n * max(1, pairs.numel() // n**2)))
+    return ((..., slice(at, at + rows), slice(None)) for at in range(0, n, rows))
+
+
+def _met(gram: Gram, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared lengths of B's units, and products with A's, for the pairs (i, index[i])."""
+    length = torch.zeros(()) if gram.right is None else gram.right.diagonal(dim1=-2, dim2=-1).gather(-1, index)
+    return length, gram.cross.gather(-1, index[..., None]).squeeze(-1)
+
+
+def _scales_of(index: Tensor, write: Gram, read: Gram, positive: bool) -> Tensor:
+    """The best scales of the pairs (i, index[i]) alone."""
+    (p, w), (q, r) = _met(write, index), _met(read, index)
+    return _best_scale(p, q, w, r, positive)
 
 
 def _scale_cost(s: Tensor, p: Tensor, q: Tensor, w: Tensor, r: Tensor) -> Tensor:
@@ -229,7 +272,12 @@ def _scale_cost(s: Tensor, p: Tensor, q: Tensor, w: Tensor, r: Tensor) -> Tensor
     return s * (s * p - 2 * w) + (q / s - 2 * r) / s
 
 
-def _best_scale(p: Tensor, q: Tensor, w: Tensor, r: Tensor, positive: bool) -> tuple[Tensor, Tensor]:
+def _best_scale(p: Tensor, q: Tensor, w: Tensor, r: Tensor, positive: bool) -> Tensor:
+    """The s with the least `_scale_cost`.
+
+    The stationary points are roots of a quartic; in t = log |s| Newton steps find the minimum from the best of three starts (balance, the
+    writer's own optimum, the reader's) and, where s may be negative, the better sign.
+    """
     tiny = torch.finfo(w.dtype).tiny
     low, high = exp(-LARGEST_LOG_SCALE), exp(LARGEST_LOG_SCALE)
     p_, q_ = p.clamp_min(tiny), q.clamp_min(tiny)
@@ -251,5 +299,4 @@ def _best_scale(p: Tensor, q: Tensor, w: Tensor, r: Tensor, positive: bool) -> t
         bend = 4 * (up + down) - 2 * (linear + recip)
         t = (t - (slope / bend.abs().clamp_min(tiny)).clamp(-1, 1)).clamp(-LARGEST_LOG_SCALE, LARGEST_LOG_SCALE)
         s = t.exp()
-    value = _scale_cost(s, p, q, w, r)
-    return torch.minimum(value, best), sign * torch.where(value <= best, s, first)
+    return sign * torch.where(_scale_cost(s, p, q, w, r) <= best, s, first)

@@ -148,7 +148,11 @@ class Sweeps:
             return group.identity()
         some = next(iter(grams.values()))
         nothing = Gram(torch.zeros_like(some.cross), None if some.right is None else torch.zeros_like(some.cross))
-        return group.nearest(grams.get(Role.WRITES, nothing), grams.get(Role.READS), grams.get(Role.RIDES))
+        evidence = grams.get(Role.WRITES, nothing), grams.get(Role.READS), grams.get(Role.RIDES)
+        found = group.nearest(*evidence)
+        if isinstance(group, ScaledPermutation) and space in self.elements:  # the assignment goes by bounds: keep what was better
+            return min(self.elements[space], found, key=lambda element: group.cost(element, *evidence))
+        return found
 
     def _grams(self, space: str, only: set[str] | None, thin: torch.Generator | None = None) -> dict[Role, Gram]:
         """The evidence for a space, given all others as they are now."""
