@@ -261,7 +261,7 @@ def test_a_loss_that_is_no_number():
         barrier(broken, b, task_for(a), 2)
 
 
-@pytest.mark.parametrize(("device", "words"), [("cuda", "no GPU"), ("abacus", "cpu and cuda")])
+@pytest.mark.parametrize(("device", "words"), [("cuda", "no CUDA devices here; use cpu"), ("abacus", "cpu and cuda"), ("meta", "cpu and cuda")])
 def test_devices_that_are_not_there(device, words):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")

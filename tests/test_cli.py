@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 
 import symmerge as sm
 from symmerge.cli import app
+from symmerge.cli.options import either
+from symmerge.matching.recipes import RECIPES
 from symmerge.zoo.small import SMALL, small_model
 
 VERBS = ("inspect", "random", "apply", "canonical", "verify", "align", "merge", "same", "barrier", "report", "train", "demo")
@@ -188,6 +190,34 @@ def test_help_lists_the_verbs():
     words = run("--help").stdout
     assert all(verb in words for verb in VERBS) and "Exit codes: 0" in words
     assert {command.callback.__name__ for command in app.registered_commands} >= set(VERBS)
+
+
+def test_help_names_every_recipe_and_choice():
+    """From the solver's own tables; the longer words on recipes are written by hand."""
+    words = " ".join(run("align", "--help").stdout.replace("│", " ").split())
+    assert f"Which variant: {either(RECIPES)}." in words and either(RECIPES).startswith("symmerge, weights-only, ")
+    assert "How heads are compared: best, frobenius, cosine or spectrum." in words and "rotation, general or gradient." in words
+    described = words.partition("Recipes: ")[2].partition("Arguments")[0]
+    assert [name for name in RECIPES if f"{name} (" not in described] == []
+
+
+# option -> (a value it has not, what the line must say)
+WRONG = {
+    "--recipe": ("magic", "no recipe called 'magic': there are symmerge, weights-only"),
+    "--method": ("magic", "--method magic: choose weights"),
+    "--metric": ("length", "--metric length: choose best, frobenius, cosine or spectrum"),
+    "--inside": ("out", "--inside out: choose rotation, general or gradient"),
+    "--dtype": ("int8", "--dtype int8: choose float32 or float64"),
+    "--device": ("abacus", "device abacus: there are cpu and cuda"),
+}
+
+
+@pytest.mark.parametrize("verb", ["align", "merge"])
+@pytest.mark.parametrize("option", WRONG)
+def test_a_wrong_choice_is_refused(saved, tmp_path, verb, option):
+    value, words = WRONG[option]
+    result = run(verb, saved("gpt2"), saved("gpt2", seed=1), "--out", tmp_path / "out", option, value, expect=2)
+    assert words in result.stderr and not (tmp_path / "out").exists()
 
 
 def test_demo():

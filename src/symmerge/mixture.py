@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import nn
 
 from symmerge.errors import MismatchError
-from symmerge.model import Model, Progress
+from symmerge.model import Model, Progress, device_of
 from symmerge.tasks import Task
 from symmerge.verify import full_module
 from symmerge.weights import MemoryWeights
@@ -29,7 +29,7 @@ class Mixture:
         for other in models[1:]:
             if other.spec.fingerprint != first.spec.fingerprint:
                 raise MismatchError(f"no line leads from {first.where} to {other.where}; they differ in: {'; '.join(first.spec.differences(other.spec))}")
-        self.device = _known(device)
+        self.device = device_of(device)
         self._parts = [{name: model.weights[name].to(self.device, torch.float32) for name in first.spec.tensors} for model in models]
         self._mean = {name: torch.empty_like(tensor) for name, tensor in self._parts[0].items()}
         # Parameters share the memory of these tensors: changing the mean changes the module.
@@ -55,16 +55,6 @@ class Mixture:
             apart = torch.stack([(part[name] - origin).flatten() for part in self._parts])
             total += (apart @ apart.T).double().cpu()
         return total.tolist()
-
-
-def _known(device: str) -> Any:
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise MismatchError(f"device {device}: there are cpu and cuda") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise MismatchError(f"device {device}: torch sees no GPU here; use cpu")
-    return found
 
 
 @torch.no_grad()

@@ -106,6 +106,19 @@ def inflated(spec: Spec) -> Spec:
     return replace(spec, spaces=spaces)
 
 
+def device_of(name: str) -> torch.device:
+    """A device by name; one that is not there is refused."""
+    try:
+        found = torch.device(name)
+    except RuntimeError:  # no such word
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise MismatchError(f"device {name}: there are cpu and cuda")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise MismatchError(f"device {name}: PyTorch sees {torch.cuda.device_count() or 'no'} CUDA devices here; use cpu or one that is there")
+    return found
+
+
 def load(source: str | os.PathLike[str] | PreTrainedModel) -> Model:
     """Open a checkpoint folder, or take a transformers model that is in memory.
 

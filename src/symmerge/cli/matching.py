@@ -1,0 +1,156 @@
+"""Verbs that find a symmetry between two models: align, merge, same."""
+
+from __future__ import annotations
+
+from typing import Annotated, get_args
+
+import typer
+
+from symmerge import console
+from symmerge.align import align as solve
+from symmerge.align import same as decide
+from symmerge.align import write
+from symmerge.checkpoint import refuse, return_freed_memory
+from symmerge.cli import options
+from symmerge.errors import MismatchError
+from symmerge.matching.journal import Journal
+from symmerge.merge import Attention, piece_time
+from symmerge.merge import merge as average
+from symmerge.model import load, save
+
+
+def align(
+    a: options.ModelA,
+    b: options.ModelB,
+    out: options.Out,
+    method: options.Method = "weights",
+    recipe: options.RecipeName = "symmerge",
+    metric: options.Metric = None,
+    inside: options.Inside = None,
+    tries: options.Tries = None,
+    sweeps: options.SweepsMost = None,
+    token_counts: options.TokenCounts = None,
+    seed: options.Seed = 0,
+    device: options.Device = "cpu",
+    dtype: options.SolveType = "float32",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run with the same options was.")] = False,
+    overwrite: options.Overwrite = False,
+    json: options.Json = False,
+    config: options.Config = None,
+) -> None:
+    """Bring B into A's basin without data: writes OUT/reference and OUT/aligned, the same functions as A and B, now close.
+
+    Also alignment.safetensors and solution.json (the evidence). Ctrl-C keeps the best so far. Example: [bold]symmerge align ./seed-0 ./seed-1 --out ./aligned[/]
+
+    Recipes: [bold]symmerge[/] (ours), [bold]weights-only[/] (ours without text the parents write), [bold]permutations[/] (git re-basin), [bold]orthogonal[/]
+    (rotated stream, heads by their circuits), [bold]two-stage[/] (attention alone).
+    """
+    with console.friendly():
+        return_freed_memory()
+        models = load(a), load(b)
+        refuse(out.absolute(), overwrite, (a, b))  # before the work, not after it
+        chosen = options.solver(
+            method, recipe, metric=metric, inside=inside, tries=tries, sweeps=sweeps, token_counts=token_counts, seed=seed, device=device, dtype=dtype
+        )
+        task = {"models": [model.where for model in models], "spec": models[0].spec.fingerprint, "recipe": recipe, **chosen.matching.record()}
+        journal = Journal(out.with_name(f"{out.name}.partial.safetensors"), task)
+        if not resume:
+            journal.remove()
+        found = solve(*models, chosen, report=console.note, journal=journal)
+        with console.progress("writing and verifying", 6 * len(found.reference.weights.names())) as tick:
+            write(found, *models, out, overwrite=overwrite, progress=tick)
+        if not found.solution.interrupted:
+            journal.remove()
+        if json:
+            console.show_json(found.record())
+            return
+        if found.solution.interrupted:
+            console.out.print(f"interrupted: wrote the best so far ({len(found.solution.tried)} tries done); --resume --overwrite goes on", soft_wrap=True)
+        if found.already:
+            console.out.print("these two were aligned already (fine-tunes of one base?): a plain average would do", soft_wrap=True)
+        console.out.print(f"distance {found.before:.3f} before, {found.after:.3f} after, in {found.solution.seconds:.1f} s; wrote {out}", soft_wrap=True)
+
+
+def merge(
+    a: options.ModelA,
+    b: options.ModelB,
+    out: options.Out,
+    t: Annotated[float, typer.Option("-t", help="Where on the line from A (0) to B (1).", min=0.0, max=1.0)] = 0.5,
+    at: Annotated[
+        list[str] | None, typer.Option(help="Another t for a part: ff=0.3, vo.2=0.1, layer.0=0.4, residual=0.5. May be repeated.", show_default=False)
+    ] = None,
+    attention: Annotated[
+        str, typer.Option(help="Merge heads by factors (a straight line), svd (circuits cut to rank) or circuits (twice the head size; no stock checkpoint).")
+    ] = "factors",
+    method: Annotated[str, typer.Option(help="How to align first: weights, or none for a plain average.")] = "weights",
+    recipe: options.RecipeName = "symmerge",
+    metric: options.Metric = None,
+    inside: options.Inside = None,
+    tries: options.Tries = None,
+    sweeps: options.SweepsMost = None,
+    token_counts: options.TokenCounts = None,
+    seed: options.Seed = 0,
+    device: options.Device = "cpu",
+    dtype: options.SolveType = "float32",
+    overwrite: options.Overwrite = False,
+    config: options.Config = None,
+) -> None:
+    """Merge two models into one stock checkpoint of the original size: align B to A, then average.
+
+    Example: [bold]symmerge merge ./seed-0 ./seed-1 --out ./merged[/]
+    """
+    with console.friendly():
+        options.choice("--attention", attention, get_args(Attention))
+        return_freed_memory()
+        models = load(a), load(b)
+        refuse(out.absolute(), overwrite, (a, b))
+        times = _times(at or [])
+        piece_time(models[0].spec, t, times)  # a part that is not there is refused before the work
+        pair, evidence = models, None
+        if method != "none":
+            chosen = options.solver(
+                method, recipe, metric=metric, inside=inside, tries=tries, sweeps=sweeps, token_counts=token_counts, seed=seed, device=device, dtype=dtype
+            )
+            found = solve(*models, chosen, report=console.note)
+            pair, evidence = (found.reference, found.aligned), found.evidence()
+            if found.solution.interrupted:
+                console.note("interrupted: merging with the best alignment so far")
+        merged = average(*pair, t, at=times, attention=attention, evidence=evidence)  # type: ignore[arg-type]
+        with console.progress("writing", len(merged.weights.names())) as tick:
+            save(merged, out, overwrite=overwrite, progress=tick)
+        console.out.print(f"wrote {out}: {merged.history[-1]['what']}", soft_wrap=True)
+        if attention == "circuits":
+            console.out.print("this is no stock checkpoint: its heads have twice the size; only symmerge loads it", soft_wrap=True)
+
+
+def _times(given: list[str]) -> dict[str, float]:
+    found = {}
+    for item in given:
+        name, _, value = item.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise MismatchError(f"--at {item}: write NAME=T, for example ff=0.3") from None
+        if not 0 <= found[name] <= 1:
+            raise MismatchError(f"--at {item}: t must lie between 0 and 1")
+    return found
+
+
+def same(a: options.ModelA, b: options.ModelB, json: options.Json = False, config: options.Config = None) -> None:
+    """Are two checkpoints the same function up to symmetry? Prints the certificate; exit code 0 for yes, 1 for no.
+
+    Example: [bold]symmerge same ./gpt2 ./elsewhere[/]
+    """
+    with console.friendly():
+        found = decide(load(a), load(b), report=console.note)
+        if json:
+            console.show_json(found.record())
+        else:
+            answer = "the same function up to symmetry" if found.same else "NOT the same function"
+            console.out.print(
+                f"{answer}: weights {found.before:.2e} apart before, {found.after:.2e} after (tolerance {found.tolerance:.0e});"
+                f" logits {found.verdict.difference:.2e} apart (tolerance {found.verdict.tolerance:.0e})",
+                soft_wrap=True,
+            )
+            console.show_table("Distance by space", [{"space": name, **row} for name, row in found.by_space.items()])
+        raise typer.Exit(0 if found.same else 1)
