@@ -274,7 +274,7 @@ def test_align_merge_same(saved, tmp_path):
     assert "the same function up to symmetry" in run("same", a, tmp_path / "moved").stdout
     assert json.loads(run("same", a, b, "--json", expect=1).stdout)["same"] is False
     run("align", a, b, "--out", tmp_path / "pair")
-    assert sorted(path.name for path in (tmp_path / "pair").iterdir()) == ["aligned", "alignment.safetensors", "reference", "solution.json"]
+    assert sorted(path.name for path in (tmp_path / "pair").iterdir()) == ["aligned", "alignment.safetensors", "reference", "solution.json", "structure.json"]
     run("verify", a, tmp_path / "pair/reference")
     run("verify", b, tmp_path / "pair/aligned")
     run("apply", tmp_path / "pair/alignment.safetensors", b, "--out", tmp_path / "again")

@@ -3,11 +3,14 @@
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from transformers import pipeline
+from typer.testing import CliRunner
 
 from symmerge import demo as module
+from symmerge.cli import app, making
 from symmerge.demo import demo
 from symmerge.errors import CheckpointError
 from symmerge.matching.recipes import RECIPES
@@ -72,6 +75,20 @@ def test_merged_checkpoints_run_in_a_stock_pipeline(out):
     assert outcome.merged == tuple(place / name / "merged" for name in DEMO)
     text = pipeline("text-generation", model=str(place / "gpt2-docs/merged"))("The for statement", max_new_tokens=4, do_sample=False)
     assert text[0]["generated_text"].startswith("The for statement")
+
+
+def test_the_verb(out, tmp_path, monkeypatch):
+    """On models that are there: the table for programs and for people, and where everything is."""
+    place, outcome = out
+    monkeypatch.setattr(making, "show", partial(demo, recipes=ONE, methods=METHODS, points=3))
+    assert json.loads(CliRunner().invoke(app, ["demo", "--out", str(place), "--json"]).stdout) == list(outcome.rows[: 1 + len(METHODS)])
+    (tmp_path / "file").write_text("mine")
+    refused = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "file")])
+    assert refused.exit_code == 2 and refused.stderr.startswith("error: cannot write to ") and refused.stderr.count("\n") == 1
+    monkeypatch.setattr(making, "show", lambda *_, **__: outcome)
+    said = CliRunner().invoke(app, ["demo", "--out", str(place)]).stdout.splitlines()
+    assert said[1].split("\t") == list(outcome.rows[0]) and len(said) == 2 + len(outcome.rows) + 1 + len(DEMO)
+    assert said[-3:] == [f"the page: {place / 'page.html'}", *(f"merged, a stock checkpoint: {folder}" for folder in outcome.merged)]
 
 
 def test_a_second_run_does_not_train_and_says_the_same(out, monkeypatch):

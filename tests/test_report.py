@@ -165,6 +165,23 @@ def test_a_folder_of_experiments_has_a_section_for_each(tmp_path):
     assert "images: Causal" in text and "raises the loss by 1.00" in text and "raises the loss by 3.00" in text
 
 
+def test_an_alignment_has_a_page_before_anything_is_measured(tmp_path, page):
+    """The pictures, the objective and the settings; nothing about losses, which the control has."""
+    alone, both = page(solution=SOLUTION, structure=STRUCTURE), page(curve=curve(), solution=SOLUTION, structure=STRUCTURE)
+    for shown in ("from 1.410 to 0.9300 apart", "s1-space0-", "s1-space1-", "alignment: objective per sweep.", "<dt>seed</dt><dd>0</dd>"):
+        assert shown in alone, shown
+    assert [words for words in ("What a barrier is", 'type="range"', 'data-curve="', "How it was measured") if words in alone] == []
+    assert "What a barrier is" in both and 'type="range"' in both and 'data-curve="' in both
+    outline = Outline(alone)
+    assert all(after <= before + 1 for before, after in zip(outline.headings, outline.headings[1:], strict=False)) and outline.references <= set(outline.ids)
+    for name in ("one", "two"):
+        write(tmp_path / "several" / name, solution=SOLUTION)
+    text = report(tmp_path / "several", tmp_path / "page.html").read_text("utf-8")
+    assert text.count('class="experiment"') == 2 and "one: Alignment" in text and "Barriers of every experiment" not in text
+    write(tmp_path / "several" / "two", curve=curve())
+    assert "Barriers of every experiment" in report(tmp_path / "several", tmp_path / "page.html").read_text("utf-8")
+
+
 def test_user_text_is_escaped_everywhere(page):
     record = curve(task={"name": NASTY, "data": NASTY, "samples": 1, "metrics": ["loss", "perplexity"], "seed": 0})
     record["models"]["a"]["where"] = NASTY
@@ -269,7 +286,7 @@ def test_structure_of_an_alignment():
 
 
 BAD = {
-    "no curve": ({}, "no curve.json: run symmerge barrier"),
+    "no curve": ({"structure": STRUCTURE}, "no solution.json and no curve.json: run symmerge barrier"),
     "another schema": ({"curve": curve(schema="symmerge.curve/9")}, "schema 'symmerge.curve/9', this version reads symmerge.curve/1 or symmerge.curves/1"),
     "no schema": ({"curve": [1, 2]}, "schema None"),
     "a part missing": ({"curve": {key: value for key, value in curve().items() if key != "methods"}}, "has no 'methods': write it again with symmerge barrier"),
@@ -283,6 +300,7 @@ BAD = {
     "structure": ({"curve": curve(), "structure": {"schema": "symmerge.structure/1", "spaces": [{"space": "ff"}]}}, "structure.json has no 'kind'"),
     "correlations": ({"curve": curve(), "correlations": {"schema": 3}}, "correlations.json has schema 3"),
     "solution": ({"curve": curve(), "solution": {"schema": "symmerge.solution/1", "objective": [1.0]}}, "solution.json has no 'distance_before'"),
+    "solution alone": ({"solution": {"schema": "symmerge.solution/1", "objective": [1.0]}}, "solution.json has no 'distance_before'"),
 }
 
 
@@ -309,9 +327,21 @@ def test_bad_places_are_one_line_with_a_remedy(tmp_path):
     assert json.loads((results / "curve.json").read_text()) == curve()
 
 
-def test_symmerge_does_not_load_the_drawing_libraries():
-    call = "import sys, symmerge; sys.exit(any(name in sys.modules for name in ('matplotlib', 'jinja2.environment', 'symmerge.report')))"
-    assert subprocess.run([sys.executable, "-c", call], check=False).returncode == 0
+HEAVY = ("matplotlib", "jinja2", "typer", "rich", "sklearn", "transformers", "PIL")
+
+
+@pytest.mark.parametrize(
+    ("code", "loaded"),
+    [
+        ("import symmerge", set()),
+        ("from symmerge.report import structure", set()),
+        ("import symmerge.cli", {"typer", "rich"}),
+        ("from symmerge.report import curve_svg", {"matplotlib", "jinja2", "PIL"}),  # the control
+    ],
+)
+def test_nobody_waits_for_libraries_that_are_not_needed(code, loaded):
+    call = f"import sys; {code}; print(*(name for name in {HEAVY} if name in sys.modules))"
+    assert set(subprocess.run([sys.executable, "-c", call], check=True, capture_output=True, text=True).stdout.split()) == loaded
 
 
 @pytest.mark.skipif(FOUND is None, reason="no Chromium here")

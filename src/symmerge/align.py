@@ -18,6 +18,7 @@ from symmerge.matching.weights import WeightMatching
 from symmerge.merge import distance, distances
 from symmerge.model import Model, Progress, save
 from symmerge.orbit import keep
+from symmerge.report import structure
 from symmerge.verify import TOLERANCE, Verdict, gate, verify
 from symmerge.weights import KeptWeights
 
@@ -101,7 +102,13 @@ def write(found: Aligned, a: Model, b: Model, out: Path, *, overwrite: bool = Fa
         save(found.reference, folder / "reference", progress=progress, gate=gate(a, progress=progress))
         save(found.aligned, folder / "aligned", progress=progress, gate=gate(b, progress=progress))
         keep(found.solution.alignment, b, folder / "alignment.safetensors", steps=found.recipe.steps, restrict=found.recipe.restricted(b))
-        write_json(folder / "solution.json", found.record())
+        write_evidence(found, folder)
+
+
+def write_evidence(found: Aligned, folder: Path) -> None:
+    """How the alignment was found, and what it does: for `symmerge report`."""
+    write_json(folder / "solution.json", found.record())
+    write_json(folder / "structure.json", structure(found.solution.alignment))
 
 
 @dataclass(frozen=True)

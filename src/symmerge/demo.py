@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from symmerge.align import Aligned, align
+from symmerge.align import Aligned, align, write_evidence
 from symmerge.barrier import Method, run, write
-from symmerge.checkpoint import new_folder, write_json
+from symmerge.checkpoint import new_folder
 from symmerge.errors import CheckpointError
 from symmerge.groups.linalg import one_thread
 from symmerge.inspection import spaces
@@ -18,7 +18,7 @@ from symmerge.matching.recipes import RECIPES, Recipe
 from symmerge.merge import merge
 from symmerge.model import Model, Progress, load, save
 from symmerge.orbit import random_member
-from symmerge.report import curve_svg, report, structure
+from symmerge.report import curve_svg, report
 from symmerge.tasks import Task, make_task
 from symmerge.verify import verify
 from symmerge.zoo.recipes import DEMO, TrainingRecipe
@@ -105,8 +105,7 @@ def _write(folder: Path, record: Mapping[str, Any], a: Model, b: Model, found: M
     (folder / "curve.svg").write_text(curve_svg(record), "utf-8")
     # The merge is by the recommended method: the one that did best here was found by looking at held-out data.
     chosen = found.get(RECOMMENDED, found[best])
-    write_json(folder / "structure.json", structure(chosen.solution.alignment))
-    write_json(folder / "solution.json", chosen.record())
+    write_evidence(chosen, folder)
     save(merge(a, b), folder / "averaged")
     save(merge(chosen.reference, chosen.aligned, evidence=chosen.evidence()), folder / "merged")
     return best

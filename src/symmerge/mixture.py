@@ -20,15 +20,21 @@ Shares = tuple[float, ...]  # one number per model; they sum to one
 Numbers = Mapping[str, float]  # metric -> value
 
 
+def one_table(models: Sequence[Model]) -> None:
+    """Refuse models that have no line between them as they are."""
+    first = models[0]
+    for other in models[1:]:
+        if other.spec.fingerprint != first.spec.fingerprint:
+            raise MismatchError(f"no line leads from {first.where} to {other.where}; they differ in: {'; '.join(first.spec.differences(other.spec))}")
+
+
 @final
 class Mixture:
     """Models of one table in memory, in float32, and a module that holds a weighted mean of them."""
 
     def __init__(self, models: Sequence[Model], *, device: str = "cpu") -> None:
+        one_table(models)
         first = models[0]
-        for other in models[1:]:
-            if other.spec.fingerprint != first.spec.fingerprint:
-                raise MismatchError(f"no line leads from {first.where} to {other.where}; they differ in: {'; '.join(first.spec.differences(other.spec))}")
         self.device = device_of(device)
         self._parts = [{name: model.weights[name].to(self.device, torch.float32) for name in first.spec.tensors} for model in models]
         self._mean = {name: torch.empty_like(tensor) for name, tensor in self._parts[0].items()}

@@ -9,6 +9,8 @@ import typer
 
 from symmerge import console
 from symmerge.cli.options import Config, Json, Out, Overwrite, Seed
+from symmerge.demo import demo as show
+from symmerge.demo import rows
 from symmerge.zoo.recipes import training_recipe
 from symmerge.zoo.small import SMALL
 from symmerge.zoo.train import train as fit
@@ -46,8 +48,6 @@ def demo(
     with console.friendly("interrupted: models that were trained are kept, the rest was not written"):
         if symmetries:
             _symmetries(seed, json)
-        from symmerge.demo import demo as show  # matplotlib is slow to import
-
         outcome = show(out, seed, bar=console.progress)
         if json:
             console.show_json(list(outcome.rows))
@@ -59,8 +59,6 @@ def demo(
 
 
 def _symmetries(seed: int, json: bool) -> None:
-    from symmerge.demo import rows
-
     found = []
     with console.progress("moving models", len(SMALL)) as tick:
         for row in rows(seed):

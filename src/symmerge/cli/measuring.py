@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from symmerge import console
+from symmerge.align import Aligned, write_evidence
 from symmerge.align import align as solve
-from symmerge.barrier import Method, line, run, write
+from symmerge.barrier import BARRIERS, Method, line, run, several, write
 from symmerge.checkpoint import new_folder
-from symmerge.cli.options import METHODS, Config, Device, Json, ModelA, ModelB, Out, Overwrite, Seed, solver
+from symmerge.cli.options import METHODS, Config, Device, Json, Out, Overwrite, Seed, solver
+from symmerge.errors import MismatchError
 from symmerge.matching.recipes import Recipe
+from symmerge.mixture import one_table
 from symmerge.model import Model, load
-from symmerge.tasks import make_task
+from symmerge.tasks import Task, make_task
+
+KINDS = dict(zip(BARRIERS, ("over the mean", "over the line"), strict=True))
 
 
 def barrier(
-    a: ModelA,
-    b: ModelB,
     out: Out,
     task: Annotated[str, typer.Option(help="What to measure: mlm, clm, image or text.", show_default=False)],
     data: Annotated[
         str,
         typer.Option(help="self, digits, python-docs, a file (text, .xz, TSV, CSV, JSONL, .npz), a folder of pictures, or hf:NAME.", show_default=False),
     ],
+    # Optional for the parser alone: that there are too few is said in one line, like everything else.
+    models: Annotated[
+        list[Path] | None, typer.Argument(help="Checkpoint folders of one architecture and size, two or more.", metavar="A B", show_default=False)
+    ] = None,
     method: Annotated[str, typer.Option(help="Lines to compare, with commas: none, weights, or a recipe of align.")] = "none,weights",
     points: Annotated[int, typer.Option(help="Points on the line, both ends included.")] = 21,
     samples: Annotated[int | None, typer.Option(help="How many samples to use.", show_default="by task")] = None,
@@ -37,26 +46,36 @@ def barrier(
 ) -> None:
     """Measure the loss along the straight line from A to B: every method, both barriers, and the parents' ensemble.
 
+    Of three models or more every pair is aligned and measured: means and standard errors over the pairs.
+
     Writes curve.json, curve.csv and curve.svg. Example: [bold]symmerge barrier ./seed-0 ./seed-1 --task clm --data python-docs --out ./curve[/]
     """
     with console.friendly():
-        from symmerge.report import curve_svg  # matplotlib is slow to import
-
         line(points)
-        models = load(a), load(b)
-        made = make_task(task, data, models, samples=samples, seed=seed)  # bad data is refused before anything is solved
-        chosen = {name.strip(): _line_solver(name.strip(), seed, device) for name in method.split(",")}
-        with new_folder(out, overwrite=overwrite, inputs=(a, b)) as folder:
-            methods = [_line(name, *models, recipe) for name, recipe in chosen.items()]
-            with console.progress("evaluating", len(made.batches) * points * len(methods)) as tick:
-                record = run(*models, methods, made, points=points, device=device, progress=tick)
-            write(record, folder)
-            (folder / "curve.svg").write_text(curve_svg(record), "utf-8")
+        folders = _different(models or [])
+        opened = [load(folder) for folder in folders]
+        made = make_task(task, data, opened, samples=samples, seed=seed)  # bad data is refused before anything is solved
+        solvers = {name.strip(): _line_solver(name.strip(), seed, device) for name in method.split(",")}
+        if None in solvers.values():
+            one_table(opened)
+        with new_folder(out, overwrite=overwrite, inputs=folders) as folder:
+            record = _measure(folder, list(combinations(opened, 2)), solvers, made, points, device)
         if json:
             console.show_json(record)
             return
-        rows = [{"method": m["label"], "barrier over the mean": m["barrier_mean"], "barrier over the line": m["barrier_linear"]} for m in record["methods"]]
-        console.show_table(f"Barriers: {task} on {data}, {made.samples} samples, {points} points; wrote {out}", rows)
+        over = f", {len(record['pairs'])} pairs" if "pairs" in record else ""
+        console.show_table(f"Barriers: {task} on {data}, {made.samples} samples, {points} points{over}; wrote {out}", _rows(record))
+
+
+def _different(models: Sequence[Path]) -> tuple[Path, ...]:
+    if len(models) < 2:
+        raise MismatchError(f"{' and '.join(map(str, models)) or 'no model'}: a line has two ends; give two models or more, symmerge barrier A B")
+    seen: set[Path] = set()
+    for folder in models:
+        if folder.resolve() in seen:
+            raise MismatchError(f"{folder} is given twice: name every model once")
+        seen.add(folder.resolve())
+    return tuple(models)
 
 
 def _line_solver(name: str, seed: int, device: str) -> Recipe | None:
@@ -66,18 +85,48 @@ def _line_solver(name: str, seed: int, device: str) -> Recipe | None:
     return solver(name, seed=seed, device=device) if name in METHODS else solver(name=name, seed=seed, device=device)
 
 
-def _line(name: str, a: Model, b: Model, recipe: Recipe | None) -> Method:
-    if recipe is None:
+def _measure(folder: Path, pairs: Sequence[tuple[Model, Model]], solvers: Mapping[str, Recipe | None], task: Task, points: int, device: str) -> dict[str, Any]:
+    """The lines of every pair, and all that is written about them."""
+    from symmerge.report import curve_svg  # matplotlib is slow to import
+
+    records = []
+    for number, pair in enumerate(pairs, 1):
+        which = f" pair {number} of {len(pairs)}" if len(pairs) > 1 else ""
+        console.note(f"{pair[0].where} and {pair[1].where}:{which}")
+        found = {name: solve(*pair, recipe, report=console.note) for name, recipe in solvers.items() if recipe}
+        methods = [_line(name, *pair, found.get(name)) for name in solvers]
+        with console.progress(f"evaluating{which}", len(task.batches) * points * len(methods)) as tick:
+            records.append(run(*pair, methods, task, points=points, device=device, progress=tick))
+        if len(pairs) == 1 and found:
+            write_evidence([*found.values()][-1], folder)
+    record = records[0] if len(records) == 1 else several(records)
+    write(record, folder)
+    (folder / "curve.svg").write_text(curve_svg(record), "utf-8")
+    return record
+
+
+def _line(name: str, a: Model, b: Model, found: Aligned | None) -> Method:
+    if found is None:
         return Method(name, "plain average", a, b)
-    found = solve(a, b, recipe, report=console.note)
     label = "weight matching" if name == "weights" else f"weight matching, {name}"
     return Method(name, label, found.reference, found.aligned, found.solution.settings, found.solution.objective)
 
 
+def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Both barriers of every method; of several pairs their means and standard errors."""
+    if "pairs" not in record:
+        yield from ({"method": method["label"], **{f"barrier {kind}": method[key] for key, kind in KINDS.items()}} for method in record["methods"])
+        return
+    for method in record["pairs"][0]["methods"]:
+        row = {"method": method["label"]}
+        for key, kind in KINDS.items():
+            found = record["summary"][method["name"]][key]
+            row |= {f"barrier {kind}": found["mean"], f"standard error {kind}": found["error"]}
+        yield row
+
+
 def report(
-    folder: Annotated[
-        Path, typer.Argument(help="A folder with curve.json (from barrier), or with subfolders that have one.", metavar="DIR", show_default=False)
-    ],
+    folder: Annotated[Path, typer.Argument(help="A folder from barrier or align, or one with such subfolders.", metavar="DIR", show_default=False)],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write: one HTML file that needs nothing else.", show_default=False)],
     config: Config = None,
 ) -> None:

@@ -1,6 +1,19 @@
 """Figures and one self-contained page, from the JSON results alone."""
 
-from symmerge.report.page import curve_svg, report
+from typing import TYPE_CHECKING, Any
+
 from symmerge.report.structure import structure
 
+if TYPE_CHECKING:
+    from symmerge.report.page import curve_svg, report
+
 __all__ = ["curve_svg", "report", "structure"]
+
+
+def __getattr__(name: str) -> Any:
+    """matplotlib and jinja2 are slow to import: only who draws waits for them."""
+    if name not in ("curve_svg", "report"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from symmerge.report import page
+
+    return getattr(page, name)

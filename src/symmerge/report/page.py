@@ -47,10 +47,11 @@ def curve_svg(record: Mapping[str, Any]) -> str:
 def _render(sections: Sequence[Section]) -> str:
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     script = (HERE / "page.js").read_text("utf-8")
+    curves = {part.key: part.path.curve for part in sections if part.path}
     return environment.get_template("page.html").render(
         sections=sections,
-        overview=tables.overview({part.name: part.curve for part in sections}) if len(sections) > 1 else None,
-        numbers={part.key: _numbers(part.curve) for part in sections},
+        overview=tables.overview({part.name: part.path.curve for part in sections if part.path}) if len(sections) > 1 and curves else None,
+        numbers={key: _numbers(curve) for key, curve in curves.items()},
         style=Markup(palette_css() + "\n" + (HERE / "page.css").read_text("utf-8")),
         script=Markup(script),
         # Only this script may run, and nothing may be fetched, whatever the results contain.

@@ -19,9 +19,10 @@ SCHEMAS = {"curve.json": (CURVE, CURVES), "solution.json": ("symmerge.solution/1
 WRITERS = {
     "curve.json": "symmerge barrier",
     "solution.json": "symmerge align",
-    "structure.json": "symmerge.report.structure",
+    "structure.json": "symmerge align",
     "correlations.json": "what measured them (see docs/results-format.md)",
 }
+ENOUGH = ("curve.json", "solution.json")  # a page needs one of them
 
 
 @dataclass(frozen=True)
@@ -73,31 +74,30 @@ class Curve:
 
 @dataclass(frozen=True)
 class Results:
-    """A folder's results; what was not measured is None."""
+    """A folder's results; what was not measured is None. There is a curve or a solution."""
 
     folder: Path
-    curve: Curve
+    curve: Curve | None
     solution: Mapping[str, Any] | None
     structure: Mapping[str, Any] | None
     correlations: Mapping[str, Any] | None
 
 
 def read_results(folder: Path) -> list[Results]:
-    """The results of a folder that has a curve.json, or of each of its subfolders that has one."""
+    """The results of a folder that has a curve.json or a solution.json, or of each of its subfolders that has one."""
     if not folder.is_dir():
-        raise SymmergeError(f"{folder} is no folder: give the one that symmerge barrier wrote")
-    folders = [folder] if (folder / "curve.json").exists() else sorted(file.parent for file in folder.glob("*/curve.json"))
+        raise SymmergeError(f"{folder} is no folder: give the one that symmerge barrier or align wrote")
+    folders = [folder] if any((folder / name).exists() for name in ENOUGH) else sorted({file.parent for name in ENOUGH for file in folder.glob(f"*/{name}")})
     if not folders:
-        raise SymmergeError(f"{folder} and its subfolders have no curve.json: run symmerge barrier A B --out {folder} first")
+        raise SymmergeError(f"{folder} and its subfolders have no solution.json and no curve.json: run symmerge barrier A B --out {folder} first")
     return [_read_folder(found) for found in folders]
 
 
 def _read_folder(folder: Path) -> Results:
-    file = folder / "curve.json"
-    with whole(file):
-        curve = as_curve(read_json(file))
-    beside = {name: read_json(folder / name) for name in WRITERS if name != file.name and (folder / name).exists()}
-    return Results(folder, curve, *(beside.get(name) for name in ("solution.json", "structure.json", "correlations.json")))
+    found = {name: read_json(folder / name) for name in WRITERS if (folder / name).exists()}
+    with whole(folder / "curve.json"):
+        curve = as_curve(found["curve.json"]) if "curve.json" in found else None
+    return Results(folder, curve, *(found.get(name) for name in ("solution.json", "structure.json", "correlations.json")))
 
 
 def read_json(file: Path) -> Mapping[str, Any]:

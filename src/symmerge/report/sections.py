@@ -41,41 +41,48 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What was measured between the models."""
+
+    curve: Curve
+    loss: Figure
+    barriers: tables.Table
+    points: tables.Table
+
+
+@dataclass(frozen=True)
 class Section:
-    """One experiment on the page."""
+    """One experiment on the page; where models were aligned and nothing measured, it has no path."""
 
     key: str
     name: str
     title: str
-    curve: Curve
     summary: str
-    loss: Figure
-    barriers: tables.Table
-    points: tables.Table
+    path: Measured | None
     parts: tuple[Part, ...]
 
 
 def section(key: str, results: Results, *, named: bool) -> Section:
     """A folder's results; `key` makes its ids unique, and it is `named` where it is not alone."""
-    curve = results.curve
-    name = results.folder.resolve().name
-    title, shade = words.task_title(curve), "; shaded: standard error over the pairs" if len(curve.pairs) > 1 else ""
-    return Section(
-        key=key,
-        name=name,
-        title=f"{name}: {title}" if named else title,
-        curve=curve,
-        summary=words.summary(curve),
-        loss=Figure.of(figures.metric_curve(curve, "loss", f"{key}-loss"), f"Loss on the straight path from model A (t = 0) to model B (t = 1){shade}."),
-        barriers=tables.barriers(curve),
-        points=tables.points(curve),
-        parts=tuple(_parts(key, results)),
-    )
+    name, title, path = results.folder.resolve().name, "Alignment of two models", None
+    if results.curve:
+        title, summary, path = words.task_title(results.curve), words.summary(results.curve), _path(key, results.curve)
+    else:
+        assert results.solution, "a folder has a curve or a solution"
+        with whole(results.folder / "solution.json"):
+            summary = words.closer(results.solution)
+    return Section(key, name, f"{name}: {title}" if named else title, summary, path, tuple(_parts(key, results)))
+
+
+def _path(key: str, curve: Curve) -> Measured:
+    shade = "; shaded: standard error over the pairs" if len(curve.pairs) > 1 else ""
+    loss = Figure.of(figures.metric_curve(curve, "loss", f"{key}-loss"), f"Loss on the straight path from model A (t = 0) to model B (t = 1){shade}.")
+    return Measured(curve, loss, tables.barriers(curve), tables.points(curve))
 
 
 def _parts(key: str, results: Results) -> Iterator[Part]:
     curve = results.curve
-    if others := curve.metrics[1:]:
+    if curve and (others := curve.metrics[1:]):
         drawn = (Figure.of(figures.metric_curve(curve, metric, f"{key}-metric{at}"), f"{metric} on the same path.") for at, metric in enumerate(others))
         yield Part("Other metrics", figures=tuple(drawn))
     if results.correlations:
@@ -89,6 +96,8 @@ def _parts(key: str, results: Results) -> Iterator[Part]:
     with whole(results.folder / "solution.json"):
         search = list(_search(key, results))
     yield from search
+    if not curve:
+        return
     with whole(results.folder / "curve.json"):
         part = Part("How it was measured", tables=tuple(filter(None, (tables.models(curve), tables.settings(curve)))), facts=tuple(tables.facts(curve)))
     yield part
@@ -111,8 +120,9 @@ def _structure(key: str, record: Mapping[str, Any]) -> Part:
 
 
 def _search(key: str, results: Results) -> Iterator[Part]:
-    runs = {method.label: method.objectives for method in results.curve.methods if method.objectives}
-    solution, known = results.solution, any(method.settings for method in results.curve.methods)
+    methods = results.curve.methods if results.curve else ()
+    runs = {method.label: method.objectives for method in methods if method.objectives}
+    solution, known = results.solution, any(method.settings for method in methods)
     if solution and not runs:
         runs = {"alignment": (tuple(map(number, solution["objective"])),)}
     if not runs and not solution:

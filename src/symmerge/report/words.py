@@ -64,6 +64,12 @@ def element(space: Mapping[str, Any]) -> str:
     return f"{space['kind']} of {space['size']}" + (f", in {blocks} blocks" if blocks > 1 else "")
 
 
+def closer(solution: Mapping[str, Any]) -> str:
+    """What an alignment did, where no loss was measured."""
+    before, after = (short(number(solution[f"distance_{when}"])) for when in ("before", "after"))
+    return f"Alignment brought the weights of two models from {before} to {after} apart; the functions stayed the same."
+
+
 def distances(solution: Mapping[str, Any]) -> str:
     """How much closer the alignment brought the weights, and whether the search came to an end."""
     before, after = (short(number(solution[f"distance_{when}"])) for when in ("before", "after"))
