@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import symmerge as sm
 from symmerge.barrier import Curve, Method, barrier, run, several, write
 from symmerge.canonical import canonicalize
 from symmerge.errors import MismatchError
@@ -268,6 +269,29 @@ def test_devices_that_are_not_there(device, words):
     a, b = pair("gpt2")
     with pytest.raises(MismatchError, match=words):
         barrier(a, b, task_for(a), device=device)
+
+
+# names
+
+
+NAMES = ("barrier", "plane", "merge", "align", "verify")
+
+
+@pytest.mark.parametrize("first", ["import symmerge", "from symmerge.barrier import run", "import symmerge.plane, symmerge.barrier"])
+def test_functions_have_the_names_of_their_modules(first):
+    """Whatever was imported first, `sm.barrier` is the function, and its module gives the rest."""
+    call = f"{first}; import inspect, symmerge as sm; from symmerge.barrier import run; from symmerge.plane import simplex; "
+    call += f"print(*(name for name in {NAMES} if inspect.isfunction(getattr(sm, name))), inspect.isfunction(run), simplex(1)[0])"
+    found = subprocess.run([sys.executable, "-c", call], check=True, capture_output=True, text=True)
+    assert found.stdout.split() == [*NAMES, "True", "(0.0,", "0.0,", "1.0)"]
+
+
+def test_the_public_names():
+    a, b = pair("gpt2")
+    task = task_for(a)
+    curve = sm.barrier(a, b, task, points=3)
+    assert isinstance(curve, sm.Curve) and curve == barrier(a, b, task, 3) != sm.barrier(a, a, task, points=3)
+    assert sm.plane is plane and sm.make_task is make_task and all(hasattr(sm, name) for name in sm.__all__)
 
 
 # the independent yardstick

@@ -2,17 +2,21 @@
 
 from symmerge.align import Aligned, align, same
 from symmerge.alignment import Alignment, apply
+from symmerge.barrier import Curve, barrier
 from symmerge.canonical import canonicalize
 from symmerge.errors import SymmergeError
 from symmerge.matching.base import Solution
 from symmerge.matching.weights import WeightMatching
 from symmerge.merge import mean, merge
 from symmerge.model import Model, load, save
+from symmerge.plane import plane
+from symmerge.tasks import make_task
 from symmerge.verify import Verdict, verify
 
 __all__ = [
     "Aligned",
     "Alignment",
+    "Curve",
     "Model",
     "Solution",
     "SymmergeError",
@@ -20,10 +24,13 @@ __all__ = [
     "WeightMatching",
     "align",
     "apply",
+    "barrier",
     "canonicalize",
     "load",
+    "make_task",
     "mean",
     "merge",
+    "plane",
     "same",
     "save",
     "verify",

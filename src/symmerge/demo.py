@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from symmerge import report  # the module: what draws is loaded when it is used
 from symmerge.align import Aligned, align, write_evidence
 from symmerge.barrier import Method, run, write
 from symmerge.checkpoint import new_folder
@@ -18,7 +19,6 @@ from symmerge.matching.recipes import RECIPES, Recipe
 from symmerge.merge import merge
 from symmerge.model import Model, Progress, load, save
 from symmerge.orbit import random_member
-from symmerge.report import curve_svg, report
 from symmerge.tasks import Task, make_task
 from symmerge.verify import verify
 from symmerge.zoo.recipes import DEMO, TrainingRecipe
@@ -62,7 +62,7 @@ def demo(
         raise CheckpointError(f"cannot write to {out}: {error.strerror}; choose another --out") from error
     with one_thread():
         rows = [row for name, recipe in recipes.items() for row in _pair(out, name, recipe, seed, methods, points, bar)]
-    return Outcome(tuple(rows), report(out, out / "page.html"), tuple(out / name / "merged" for name in recipes))
+    return Outcome(tuple(rows), report.report(out, out / "page.html"), tuple(out / name / "merged" for name in recipes))
 
 
 def _pair(out: Path, name: str, recipe: TrainingRecipe, seed: int, methods: Mapping[str, Recipe], points: int, bar: Bar) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def _write(folder: Path, record: Mapping[str, Any], a: Model, b: Model, found: M
     aligned = [method for method in record["methods"] if method["name"] in found]
     best = min(aligned, key=lambda method: method["barrier_mean"])["name"]
     write(record, folder)
-    (folder / "curve.svg").write_text(curve_svg(record), "utf-8")
+    (folder / "curve.svg").write_text(report.curve_svg(record), "utf-8")
     # The merge is by the recommended method: the one that did best here was found by looking at held-out data.
     chosen = found.get(RECOMMENDED, found[best])
     write_evidence(chosen, folder)

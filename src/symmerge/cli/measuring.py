@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from symmerge import console
+from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
 from symmerge.align import Aligned, write_evidence
 from symmerge.align import align as solve
 from symmerge.barrier import BARRIERS, Method, line, run, several, write
@@ -87,8 +88,6 @@ def _line_solver(name: str, seed: int, device: str) -> Recipe | None:
 
 def _measure(folder: Path, pairs: Sequence[tuple[Model, Model]], solvers: Mapping[str, Recipe | None], task: Task, points: int, device: str) -> dict[str, Any]:
     """The lines of every pair, and all that is written about them."""
-    from symmerge.report import curve_svg  # matplotlib is slow to import
-
     records = []
     for number, pair in enumerate(pairs, 1):
         which = f" pair {number} of {len(pairs)}" if len(pairs) > 1 else ""
@@ -101,7 +100,7 @@ def _measure(folder: Path, pairs: Sequence[tuple[Model, Model]], solvers: Mappin
             write_evidence([*found.values()][-1], folder)
     record = records[0] if len(records) == 1 else several(records)
     write(record, folder)
-    (folder / "curve.svg").write_text(curve_svg(record), "utf-8")
+    (folder / "curve.svg").write_text(drawing.curve_svg(record), "utf-8")
     return record
 
 
@@ -135,6 +134,4 @@ def report(
     Computes nothing again. Example: [bold]symmerge report ./results --out page.html[/]
     """
     with console.friendly():
-        from symmerge.report import report as make_page  # matplotlib is slow to import
-
-        console.out.print(f"wrote {make_page(folder, out)}", soft_wrap=True)
+        console.out.print(f"wrote {drawing.report(folder, out)}", soft_wrap=True)
