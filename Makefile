@@ -18,7 +18,7 @@ lint: $(READY)
 	$(BIN)/pyright
 
 benchmark: $(READY)
-	$(BIN)/python benchmarks/apply.py
+	set -e; for file in benchmarks/*.py; do echo $$file; $(BIN)/python $$file; done
 
 # torch first and pinned: a bare requirement would bring gigabytes of CUDA where a CPU build serves
 $(READY): pyproject.toml constraints.txt
