@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import symmerge as sm
 from made import checkpoint
-from symmerge.cli import app
+from symmerge.cli import app, measuring
 from symmerge.tasks import make_task
 from symmerge.verify import full_module
 from symmerge.zoo import recipes
@@ -130,6 +130,14 @@ def test_what_is_printed(place, model, three):
     assert several[2].split("\t")[:3] == ["plain average", f"{found['mean']:.3g}", f"{found['error']:.3g}"]
 
 
+def test_progress_is_told_for_each_pair(measure, model, monkeypatch):
+    told = []
+    monkeypatch.setattr(measuring.console, "note", told.append)
+    for count in (3, 2):
+        measure(f"told-{count}", *(model(seed=seed) for seed in range(count)), method="none")
+    assert [line.rpartition("gpt2-")[2] for line in told] == ["1, pair 1 of 3", "2, pair 2 of 3", "2, pair 3 of 3", "1"]
+
+
 def test_the_same_command_gives_the_same_bytes(two, measure, model):
     """Curves and structure to the byte; of the solution all but how long it took."""
     _, again = measure("again", model(), model(seed=1))
@@ -163,8 +171,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_is_one_line(tmp_path, place, model, case):
+def test_bad_input_is_one_line(tmp_path, place, model, monkeypatch, case):
     models, more, words = REFUSED[case]
+    monkeypatch.setattr(measuring, "solve", lambda *_, **__: pytest.fail("it began to work"))
     given = [model(seed=seed, **changes) for seed, changes in models]
     result = run("barrier", *given, "--task", "clm", "--data", place / "text.txt", "--out", tmp_path / "out", *more, expect=2)
     assert result.stdout == "" and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and words in result.stderr, result.output

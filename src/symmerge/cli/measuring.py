@@ -90,8 +90,8 @@ def _measure(folder: Path, pairs: Sequence[tuple[Model, Model]], solvers: Mappin
     """The lines of every pair, and all that is written about them."""
     records = []
     for number, pair in enumerate(pairs, 1):
-        which = f" pair {number} of {len(pairs)}" if len(pairs) > 1 else ""
-        console.note(f"{pair[0].where} and {pair[1].where}:{which}")
+        which = f", pair {number} of {len(pairs)}" if len(pairs) > 1 else ""
+        console.note(f"{pair[0].where} and {pair[1].where}{which}")
         found = {name: solve(*pair, recipe, report=console.note) for name, recipe in solvers.items() if recipe}
         methods = [_line(name, *pair, found.get(name)) for name in solvers]
         with console.progress(f"evaluating{which}", len(task.batches) * points * len(methods)) as tick:
