@@ -98,10 +98,11 @@ def test_unknown_recipe_lists_those_there_are():
 def test_own_text_is_the_same_for_the_same_seed(name):
     models = [sm.canonicalize(model) for model in pair(name, torch.float32)]
     first, again, other = (make_probe(models, seed=seed) for seed in (0, 0, 1))
-    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.targets, again.targets)
-    assert not torch.equal(first.tokens, other.tokens)
+    tokens = [torch.cat([inputs["input_ids"] for inputs in probe.inputs]) for probe in (first, again, other)]
+    assert torch.equal(tokens[0], tokens[1]) and torch.equal(first.targets, again.targets)
+    assert not torch.equal(tokens[0], tokens[2])
     assert first.targets.sum(-1).allclose(torch.ones(len(first.targets)), atol=1e-4)
-    assert first.activations[0].values.keys() == first.activations[1].values.keys()
+    assert first.seen.a.values.keys() == first.seen.b.values.keys()
 
 
 def test_images_have_no_own_text():
@@ -190,7 +191,7 @@ def test_an_interrupt_keeps_the_best_so_far(monkeypatch):
 
     monkeypatch.setattr(Sweeps, "sweep", stop_at_third)
     options = with_options(RECIPES["weights-only"], dtype=torch.float64)
-    options = replace(options, matching=replace(options.matching, all_layers=True, tolerance=-1.0))
+    options = replace(options, matching=replace(options.matching, weighting=Weighting(all_layers=True), tolerance=-1.0))
     found = sm.align(a, b, options)
     assert found.solution.interrupted and not found.solution.converged and len(found.solution.objective) == 2
     assert sm.verify(b, found.aligned, dtype=torch.float64).difference <= 1e-10
@@ -200,7 +201,7 @@ def test_an_interrupt_keeps_the_best_so_far(monkeypatch):
 def test_resuming_gives_what_one_run_gives(tmp_path, monkeypatch):
     a, b = pair("vit")
     options = with_options(RECIPES["weights-only"], dtype=torch.float64, max_sweeps=5)
-    options = replace(options, matching=replace(options.matching, all_layers=True, tolerance=-1.0))
+    options = replace(options, matching=replace(options.matching, weighting=Weighting(all_layers=True), tolerance=-1.0))
     straight = sm.align(a, b, options).solution
     journal = Journal(tmp_path / "x.partial.safetensors", {"task": 1})
     whole, done = Sweeps.sweep, []

@@ -11,10 +11,11 @@ from typing import Any
 from symmerge.alignment import apply
 from symmerge.canonical import canonicalize
 from symmerge.checkpoint import new_folder, write_json
+from symmerge.errors import SymmetryError
 from symmerge.matching.base import Solution
 from symmerge.matching.journal import Journal
 from symmerge.matching.recipes import RECIPES, Recipe
-from symmerge.matching.weights import WeightMatching
+from symmerge.matching.search import Matching, words
 from symmerge.merge import distance, distances
 from symmerge.model import Model, Progress, save
 from symmerge.orbit import keep
@@ -48,7 +49,7 @@ class Aligned:
             "recipe": self.recipe.about,
             "distance_before": f"{self.before:.3f}",
             "distance_after": f"{self.after:.3f}",
-            "weighting_chosen": ", ".join(f"{name} {value:g}" for name, value in self.solution.settings["chosen"].items()),
+            "weighting_chosen": words(self.solution.settings["chosen"]),
             "chosen_by": f"{self.solution.settings['scored_on']}, of {len(self.solution.tried)} tries",
             "seed": self.solution.settings["seed"],
         }
@@ -69,7 +70,7 @@ class Aligned:
 def align(
     a: Model,
     b: Model,
-    matching: WeightMatching | Recipe | None = None,
+    matching: Matching | Recipe | None = None,
     *,
     report: Callable[[str], None] | None = None,
     journal: Journal | None = None,
@@ -78,7 +79,7 @@ def align(
     chosen = RECIPES["symmerge"]
     if matching is not None:
         chosen = matching if isinstance(matching, Recipe) else replace(chosen, matching=matching)
-    ready = [_kept(canonicalize(chosen.ready(model), chosen.steps)) for model in (a, b)]
+    ready = [_kept(chosen.ready(model)) for model in (a, b)]
     solution = chosen.matching.solve(ready[0], ready[1], report=report, journal=journal)
     moved = apply(solution.alignment, ready[1])
     after = distance(ready[0], moved) if isnan(solution.distance) else solution.distance
@@ -97,6 +98,8 @@ def _before(a: Model, b: Model, ready: list[Model]) -> float:
 
 def write(found: Aligned, a: Model, b: Model, out: Path, *, overwrite: bool = False, progress: Progress | None = None) -> None:
     """DIR/reference and DIR/aligned (stock checkpoints, verified to be the functions of A and B), the alignment and the evidence."""
+    if found.recipe.loose:
+        raise SymmetryError(f"this recipe is no symmetry ({found.recipe.about}): what it gives is not the function of {b.where}; measure it with barrier")
     inputs = tuple(model.path for model in (a, b) if model.path)
     with new_folder(out, overwrite=overwrite, needs_bytes=found.reference.bytes + found.aligned.bytes, inputs=inputs) as folder:
         save(found.reference, folder / "reference", progress=progress, gate=gate(a, progress=progress))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from symmerge.card import versions
@@ -21,6 +18,7 @@ from symmerge.groups import Element
 from symmerge.model import Model
 from symmerge.notation import Piece
 from symmerge.spec import Spec
+from symmerge.tensorfile import read_tensors, write_tensors
 from symmerge.weights import DerivedWeights
 
 FORMAT = "symmerge.alignment/1"
@@ -127,16 +125,9 @@ class Alignment:
 
     def save(self, path: str | Path) -> None:
         """Write the elements as safetensors, with a header that says what they are for."""
-        header = {"format": FORMAT, "family": self.spec.family, "spec": self.spec.fingerprint, "versions": versions(), **self.header}
-        tensors = {f"{name}/{part}": value.contiguous() for name, element in self.elements.items() for part, value in element.items()}
-        path = Path(path)
-        partial_path = path.with_name(f".{path.name}.partial")
-        try:
-            save_file(tensors, partial_path, {"symmerge": json.dumps(header)})
-            partial_path.chmod(0o666 & ~_umask())  # safetensors makes its files private
-            partial_path.replace(path)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"cannot write {path}: {error}") from error
+        header = {"family": self.spec.family, "spec": self.spec.fingerprint, "versions": versions(), **self.header}
+        tensors = {f"{name}/{part}": value for name, element in self.elements.items() for part, value in element.items()}
+        write_tensors(Path(path), tensors, {"format": FORMAT, "symmerge": json.dumps(header)})
 
     @staticmethod
     def load(path: str | Path, spec: Spec) -> Alignment:
@@ -155,16 +146,15 @@ class Alignment:
 
 def read_alignment(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and the parts of an alignment file, whatever table it is for."""
+    remedy = "make one with align or random"
+    header, tensors = read_tensors(path, FORMAT, remedy)
     try:
-        with safe_open(path, "pt") as file:
-            header = json.loads((file.metadata() or {}).get("symmerge", "{}"))
-            # A copy: the file's bytes are mapped at addresses that are not aligned, and complex arithmetic on them crashes torch.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (safe_open is not a mapping)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path} is not an alignment file ({error}): make one with align or random") from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not an alignment file of this version ({FORMAT}): make one with align or random")
-    return header, tensors
+        found = json.loads(header["symmerge"])
+        if not found.keys() >= {"family", "spec"}:
+            raise ValueError("its header is not whole")
+    except (KeyError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not an alignment file ({error}): {remedy}") from error
+    return found, tensors
 
 
 def lay(view: Tensor, position: int, outer: int | None):
@@ -180,12 +170,6 @@ def lay(view: Tensor, position: int, outer: int | None):
         return laid.reshape(shape).permute(back)
 
     return permuted.reshape(batch, view.shape[position], -1), undo
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _reindex(element: Element, order: Tensor) -> Element:

@@ -29,15 +29,16 @@ SMALLEST_GAIN = 1e-4  # of the largest: dividing a shift by less costs float32 m
 
 
 def canonicalize(model: Model, steps: tuple[str, ...] | None = None) -> Model:
-    """The same function in canonical form; `steps` (default: all of `STEPS`) are done in their order here.
+    """The same function in canonical form; `steps` (default: all of `STEPS`) are done in their order here, those `ON_REQUEST` first.
 
     Steps that have nothing to do leave the model as it is: a post-norm or permutation-only stream keeps its gains and its tie.
     """
-    unknown = set(steps or ()) - STEPS.keys()
+    known = ON_REQUEST | STEPS
+    unknown = set(steps or ()) - known.keys()
     if unknown:
-        raise SymmetryError(f"no canonical step called {', '.join(sorted(unknown))}: there are {', '.join(STEPS)}")
-    for name, step in STEPS.items():
-        if steps is None or name in steps:
+        raise SymmetryError(f"no canonical step called {', '.join(sorted(unknown))}: there are {', '.join(known)}")
+    for name, step in known.items():
+        if name in (STEPS if steps is None else steps):
             model = step(model)
     return model
 
@@ -86,16 +87,23 @@ def _commutes(norm: Norm, weights: Weights) -> bool:
 def _untie(model: Model, norms: list[Norm]) -> Model:
     """Give a tied head weights of its own where a gain must be folded into it."""
     needed = [f"{reader}.weight" for norm in norms for reader in norm.readers if f"{reader}.weight" in model.spec.ties]
-    for alias in needed:
-        target = model.spec.ties[alias]
-        weights = DerivedWeights(
-            model.weights,
-            {alias: partial(_copy, model.weights, target)},
-            added={alias: (model.weights.shape(target), model.weights.dtype(target))},
-        )
-        step = {"step": "untie", "what": f"{alias} no longer shares {target}: the final gain is folded into it"}
-        model = rebind(model, {**model.config, "tie_word_embeddings": False}, weights, step=step)
-    return model
+    return _own_copies(model, needed, "the final gain is folded into it") if needed else model
+
+
+def untie(model: Model) -> Model:
+    """Give every tied tensor weights of its own: what it reads may then move by itself. The checkpoint grows by them."""
+    return _own_copies(model, list(model.spec.ties), "so that what it reads can move by itself") if model.spec.ties else model
+
+
+def _own_copies(model: Model, aliases: list[str], why: str) -> Model:
+    shared = {alias: model.spec.ties[alias] for alias in aliases}
+    weights = DerivedWeights(
+        model.weights,
+        {alias: partial(_copy, model.weights, target) for alias, target in shared.items()},
+        added={alias: (model.weights.shape(target), model.weights.dtype(target)) for alias, target in shared.items()},
+    )
+    what = "; ".join(f"{alias} no longer shares {target}" for alias, target in shared.items())
+    return rebind(model, {**model.config, "tie_word_embeddings": False}, weights, step={"step": "untie", "what": f"{what}: {why}"})
 
 
 def _copy(weights: Weights, name: str) -> Tensor:
@@ -367,3 +375,4 @@ STEPS: dict[str, Callable[[Model], Model]] = {
     "keys": drop_key_biases,
     "balance": balance,
 }
+ON_REQUEST: dict[str, Callable[[Model], Model]] = {"untie": untie}

@@ -5,14 +5,15 @@ This is what "data-free" may still use: the two models themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from symmerge.activations import Activations, recording
+from symmerge.activations import Activations, Samples, Score, recording
 from symmerge.model import Model
 from symmerge.verify import full_module
 
@@ -74,29 +75,56 @@ def mask_token(model: Model) -> int:
     return min(103, model.spec.sizes["vocabulary"] - 1)
 
 
+Inputs = Mapping[str, Tensor]
+
+
+@runtime_checkable
+class Seen(Protocol):
+    """What flowed through two models, as samples or as statistics of more than could be kept."""
+
+    def activations(self, score: Score) -> tuple[Activations, Activations]: ...
+
+
 @dataclass(frozen=True)
 class Probe:
-    """Text both parents wrote, and what they make of it.
+    """Inputs that both parents saw, what flowed through them, and what they make of it.
 
-    `asked` marks the places whose predictions count (blanks of a masked model, else all), `targets` are the parents' mean predictions there,
-    `frequencies` how often each token is to be expected, `activations` what flows through each parent.
+    `asked` marks the places whose predictions count (blanks of a masked model, else all), `targets` are the parents' mean predictions there
+    (none where nothing is to be scored), `frequencies` how often each token is to be expected.
     """
 
-    tokens: Int[Tensor, "rows length"]
-    asked: Bool[Tensor, "rows length"]
-    targets: Float[Tensor, "places vocabulary"]
-    frequencies: Float[Tensor, " vocabulary"]
-    activations: tuple[Activations, ...]
+    about: str
+    inputs: Sequence[Inputs]
+    asked: Sequence[Bool[Tensor, ...] | None]
+    targets: Float[Tensor, "places classes"]
+    frequencies: Float[Tensor, " vocabulary"] | None
+    seen: Seen
+
+    @property
+    def scored(self) -> bool:
+        """Whether merges can be scored on it."""
+        return len(self.targets) > 0
 
     @torch.no_grad()
     def score(self, module: nn.Module) -> float:
-        """Cross-entropy of a merge to its parents' mean prediction: lower is better, and no data was used."""
+        """Cross-entropy of a merge to its parents' mean prediction: lower is better, and no label is needed."""
         total, start = 0.0, 0
-        for tokens, asked in zip(self.tokens.split(BATCH), self.asked.split(BATCH), strict=True):
-            predicted = module(input_ids=tokens).logits[asked].float().log_softmax(-1)
+        for inputs, asked in zip(self.inputs, self.asked, strict=True):
+            predicted = predictions(module, inputs, asked).log_softmax(-1)
             total -= (self.targets[start : start + len(predicted)] * predicted).sum().item()
             start += len(predicted)
         return total / max(1, start)
+
+
+def predictions(module: nn.Module, inputs: Inputs, asked: Tensor | None) -> Float[Tensor, "places classes"]:
+    """A model's logits at the places asked for."""
+    found = logits_of(module(**inputs))
+    return (found if asked is None else found[asked]).flatten(0, -2).float()
+
+
+def logits_of(output: Any) -> Tensor:
+    """Of what a stock model answers; some have several heads, the first is the one that counts."""
+    return next(value for key, value in output.items() if "logits" in key)
 
 
 @torch.no_grad()
@@ -117,23 +145,21 @@ def make_probe(models: Sequence[Model], *, scored: bool = True, seed: int = 0, d
     asked = tokens == mask_token(models[0]) if spec.task == "masked-lm" else torch.ones_like(tokens, dtype=torch.bool)
     widths = sum(max(shape) for shape in spec.shapes.values() if len(shape) == 2 and spec.sizes["vocabulary"] not in shape)
     share = min(1.0, ACTIVATION_BYTES / (4 * widths * tokens.numel()))
-    vocabulary = spec.sizes["vocabulary"]
-    targets = torch.zeros(int(asked.sum()) if scored else 0, vocabulary, device=device)
-    frequencies = torch.zeros(vocabulary, device=device)
-    seen = []
+    batches, places = [{"input_ids": part} for part in tokens.split(BATCH)], asked.split(BATCH)
+    targets = torch.zeros(int(asked.sum()) if scored else 0, spec.sizes["vocabulary"], device=device)
+    frequencies, seen = torch.zeros(spec.sizes["vocabulary"], device=device), []
     for module in modules:
         with recording(spec, module, share=share, seed=seed) as recorder:
             start = 0
-            for part, where in zip(tokens.split(BATCH), asked.split(BATCH), strict=True):
-                predicted = module(input_ids=part).logits[where].float().softmax(-1) / len(modules)
-                recorder.next_batch()
+            for inputs, where in zip(batches, places, strict=True):
+                predicted = predictions(module, inputs, where).softmax(-1) / len(modules)
                 # The parents' predictions say more about rare tokens than the few that were drawn.
                 frequencies += predicted.sum(0)
                 if scored:
                     targets[start : start + len(predicted)] += predicted
                     start += len(predicted)
         seen.append(recorder.activations())
-    return Probe(tokens, asked, targets, frequencies * tokens.numel() / asked.sum(), tuple(seen))
+    return Probe("own text", batches, places, targets, (frequencies * tokens.numel() / asked.sum()).cpu(), Samples(*seen))
 
 
 def _affordable(model: Model) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from symmerge.activations import Activations, extended
+from symmerge.activations import Activations, Score, extended
 from symmerge.matching.heads import layers
 from symmerge.spec import Spec
 from symmerge.weights import Weights
@@ -19,7 +19,9 @@ class Weighting:
     """How much each piece of evidence counts.
 
     A tensor's squared error is divided by its squared norm to the power `norm`; rows of the vocabulary count by their expected frequency to the
-    power `frequency`. Activations count `stream`, `heads` and `units` times as much as the weights that meet the same space.
+    power `frequency`. Activations count `stream`, `heads` and `units` times as much as the weights that meet the same space; the weights
+    themselves count `weights` times (0: activations alone). `score` says how activations are compared. With `all_layers` every layer speaks for
+    the stream; without, the tensors that meet nothing else alone do; None leaves it to whether these determine the stream.
     """
 
     norm: float = 1.0
@@ -27,6 +29,9 @@ class Weighting:
     stream: float = 0.0
     heads: float = 0.0
     units: float = 0.0
+    weights: float = 1.0
+    score: Score = "product"
+    all_layers: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,8 @@ class Evidence:
     def scale(self, name: str) -> float:
         """By how much a tensor's squared error is multiplied. A bias counts as its matrix does; a gain by its length."""
         if name not in self._scales:
-            self._scales[name] = self._activation_scale(name) if name not in self.table.tensors else self._weight_scale(name)
+            is_weight = name in self.table.tensors
+            self._scales[name] = self.weighting.weights * self._weight_scale(name) if is_weight else self._activation_scale(name)
         return self._scales[name]
 
     def _weight_scale(self, name: str) -> float:
@@ -104,7 +110,7 @@ class Evidence:
     def _total(self, space: str) -> float:
         """What the weights that meet a space count together."""
         met = self.certain if space == self.spec.stream else [name for name in self.table.tensors if space in self._spaces(name)]
-        return sum(self.scale(name) * self._size(name) for name in met if name in self.table.tensors and len(self.table.shapes[name]) > 1)
+        return sum(self._weight_scale(name) * self._size(name) for name in met if name in self.table.tensors and len(self.table.shapes[name]) > 1)
 
     def _size(self, name: str) -> float:
         if name not in self._sizes:

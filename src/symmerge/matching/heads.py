@@ -58,11 +58,13 @@ class HeadOptions:
 
     `metric` scores a pair of heads: "best" by how close the best bases bring them, "frobenius" and "cosine" by their circuits as they are (no
     basis matters there), "spectrum" by the circuits' singular values. `inside` is how the bases of a pair are found: "rotation" in the balanced
-    gauge, "general" (any invertible matrix, by Gauss-Newton) or "gradient" (the same by gradient descent).
+    gauge, "general" (any invertible matrix, by Gauss-Newton) or "gradient" (the same by gradient descent). With `follow`, queries and keys are not
+    looked at: they take the order found for the values (where both may only change places).
     """
 
     metric: Literal["best", "frobenius", "cosine", "spectrum"] = "best"
     inside: Literal["rotation", "general", "gradient"] = "rotation"
+    follow: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,15 +94,17 @@ def _front(view: Tensor, front: list[int], has_queries: bool) -> Tensor:
 
 def match_heads(spec: Spec, heads: Heads, sides: Sides, options: HeadOptions, *, rounds: int = 4) -> dict[str, Element]:
     """The elements of one attention layer that bring B's heads closest to A's."""
+    followers = {base for base in heads.bases if options.follow and spec.spaces[base].translation == "drops"}
+    bases = [base for base in heads.bases if base not in followers]
     evidence = {
         (base, role): [_crossed(sides, met, heads) for met in spec.occurrences(base) if met.role is role]
-        for base in heads.bases
+        for base in bases
         for role in (Role.WRITES, Role.READS)
     }
-    groups = {base: _inside(spec.spaces[base].group) for base in heads.bases}
+    groups = {base: _inside(spec.spaces[base].group) for base in bases}
     order, score = _pairs(evidence, groups, heads, rounds)
     if options.metric != "best":
-        scores = [METRICS[options.metric](*(_circuit(evidence[base, role], order) for role in (Role.WRITES, Role.READS))) for base in heads.bases]
+        scores = [METRICS[options.metric](*(_circuit(evidence[base, role], order) for role in (Role.WRITES, Role.READS))) for base in bases]
         score = torch.stack(scores).sum(0)
     moves = heads.outer in spec.hidden
     place = assign(score) if moves else torch.arange(spec.sizes[heads.outer])
@@ -108,9 +112,12 @@ def match_heads(spec: Spec, heads: Heads, sides: Sides, options: HeadOptions, *,
     found: dict[str, Element] = {heads.outer: {"index": place}} if moves else {}
     if heads.queries:
         found[heads.queries] = {"index": order[index, place].cpu()}
-    for base in heads.bases:
+    for base in bases:
         write, read = _grams(evidence, base, order, (index, place))
         found[base] = _basis(spec.spaces[base].group, groups[base], write, read, options)
+    for base in followers:
+        leader = found[bases[0]] if spec.spaces[bases[0]].group == spec.spaces[base].group else spec.spaces[base].group.identity(spec.batch(base))
+        found[base] = dict(leader)
     return found
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from symmerge.errors import CheckpointError, MismatchError
+from symmerge.errors import MismatchError
 from symmerge.groups import Element
+from symmerge.tensorfile import read_tensors, write_tensors
 
 FORMAT = "symmerge.journal/1"
 Elements = Mapping[str, Element]
@@ -35,29 +34,16 @@ class Journal:
     task: Mapping[str, Any]
 
     def write(self, entry: Entry) -> None:
-        tensors = {
-            f"{which}/{space}/{part}": value.contiguous() for which, found in entry.elements.items() for space, e in found.items() for part, value in e.items()
-        }
+        tensors = {f"{which}/{space}/{part}": value for which, found in entry.elements.items() for space, e in found.items() for part, value in e.items()}
         header = {"format": FORMAT, "task": json.dumps(self.task, sort_keys=True), "record": json.dumps(entry.record)}
-        partial = self.path.with_name(f"{self.path.name}.new")
-        try:
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, partial, header)
-            partial.replace(self.path)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"cannot write {self.path}: {error}") from error
+        write_tensors(self.path, tensors, header)
 
     def read(self) -> Entry | None:
         """The last entry, if there is one."""
         if not self.path.exists():
             return None
-        try:
-            with safe_open(self.path, "pt") as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (safe_open is not a mapping)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{self.path} cannot be read ({error}): remove it and start again") from error
-        if header.get("format") != FORMAT or header["task"] != json.dumps(self.task, sort_keys=True):
+        header, tensors = read_tensors(self.path, FORMAT, "remove it and start again")
+        if header["task"] != json.dumps(self.task, sort_keys=True):
             raise MismatchError(f"{self.path} was left by another run (other models or settings): repeat that command with --resume, or remove the file")
         return Entry(json.loads(header["record"]), _nested(tensors))
 

@@ -25,13 +25,14 @@ from symmerge.spec import Occurrence
 class Sweeps:
     """One solve: the elements so far, and how the objective went. May be stopped at any time and continued from its elements.
 
-    `all_layers` lets every layer speak for the stream (after a first estimate from the certain tensors); otherwise the certain ones alone do,
-    wherever they determine it. `thin` gives another start: the first estimate sees a random half of the evidence.
+    Where every layer speaks for the stream, it does so after a first estimate from the certain tensors. `thin` gives another start: the first
+    estimate sees a random half of the evidence.
     """
 
-    def __init__(self, evidence: Evidence, *, heads: HeadOptions, all_layers: bool | None = None, thin: torch.Generator | None = None) -> None:
+    def __init__(self, evidence: Evidence, *, heads: HeadOptions, thin: torch.Generator | None = None) -> None:
         self.evidence, self.spec = evidence, evidence.spec
-        self.all_layers = not evidence.determined if all_layers is None else all_layers
+        chosen = evidence.weighting.all_layers
+        self.all_layers = not evidence.determined if chosen is None else chosen
         self.elements: dict[str, Element] = {}
         self.objective: list[float] = []
         self.changes: list[int] = []

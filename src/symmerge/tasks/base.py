@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from symmerge.errors import DataError
 
 Batch = Mapping[str, Tensor]  # what a stock model takes, `labels` included: module(**batch).loss is a loss to train on
 Columns = Mapping[str, np.ndarray]  # one number per sample and column, in float64
@@ -106,3 +108,19 @@ class Task:
     def record(self) -> dict[str, Any]:
         """For the results."""
         return {"name": self.name, "data": self.data, "samples": self.samples, "seed": self.seed, "metrics": list(self.metrics), **self.settings}
+
+
+def split(task: Task, share: float) -> tuple[Task, Task]:
+    """A task in two: most of its samples, and a share of them held out, evenly from the order they are batched in."""
+    assert isinstance(task.batches, Groups)
+    samples = [sample for group in task.batches.groups for sample in group]
+    step = round(1 / share)
+    if len(samples) < step or step < 2:
+        raise DataError(f"{len(samples)} samples of {task.data} cannot be split with a share of {share:g} held out: give more samples or a smaller share")
+    size = max(len(group) for group in task.batches.groups)
+    parts = [sample for at, sample in enumerate(samples) if at % step], samples[::step]
+    first, second = (
+        replace(task, samples=len(part), batches=Groups(tuple(tuple(part[at : at + size]) for at in range(0, len(part), size)), task.batches.collate))
+        for part in parts
+    )
+    return first, second

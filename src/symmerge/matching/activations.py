@@ -1,0 +1,95 @@
+"""Activation matching: align B to A by what flows through both on the same inputs, alone or beside the weights.
+
+Weights say what a model can do, activations what it does. The search starts with both and tries other mixtures of them, scored on inputs that
+were held out; the published method (permutations by correlation) is the same solver with other options, in `recipes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+
+from symmerge.calibration import calibrate, form, only
+from symmerge.errors import MismatchError
+from symmerge.matching.evidence import Weighting
+from symmerge.matching.search import Matching, Moves, Report
+from symmerge.model import Model
+from symmerge.probe import Probe, make_probe
+from symmerge.statistics import Statistics
+from symmerge.tasks.base import Task
+
+START = Weighting(norm=0.5, frequency=0.75, stream=1.0, heads=1.0, units=1.0)
+MOVES: Moves = {
+    "stream": (0.0, 0.3, 3.0),
+    "score": ("covariance",),
+    "weights": (0.3, 0.0),
+    "norm": (1.0, 0.0),
+    "units": (0.3, 3.0),
+    "heads": (0.3, 3.0),
+    "frequency": (0.5, 1.0),
+}
+LARGE = 50_000_000  # parameters: beyond, a try takes so long that the start must do
+FEWEST = 2  # samples per coordinate: with fewer, correlations are mostly chance
+
+
+@final
+@dataclass(frozen=True)
+class ActivationMatching(Matching):
+    """Options of activation matching: `ActivationMatching(make_task("image", "digits", [a, b]))`.
+
+    `data` is a task whose inputs both models see (its labels are not used); None lets language models write their own text. `statistics` gathered
+    before (for the same pair) save the pass over the data. `places` says where the stream is looked at. `held_out` is the share of the data that
+    merges are scored on; with 0, `weighting` is taken as it is.
+    """
+
+    data: Task | None = field(default=None, repr=False)
+    statistics: Statistics | None = field(default=None, repr=False, compare=False)
+    places: Literal["all", "first", "last"] = "all"
+    held_out: float = 0.25
+    partial: Path | None = field(default=None, repr=False, compare=False)
+
+    def probe(self, a: Model, b: Model, report: Report) -> Probe | None:
+        if self.data is None and self.statistics is None:
+            found = make_probe([a, b], seed=self.seed, device=self.device)
+            if found is None:
+                raise MismatchError(f"{a.where} writes no text of its own (no language model, or too large): give data to see activations on")
+            return found
+        if self.statistics is not None:
+            self.statistics.check(form(a, b))
+        report("looking at what flows through both models")
+        if self.data is None:
+            assert self.statistics is not None
+            found = Probe("the objective", [], [], torch.zeros(0, 0), None, self.statistics)
+        else:
+            found = calibrate((a, b), self.data, held_out=self.held_out, statistics=self.statistics, partial=self.partial, device=self.device)
+        seen = found.seen
+        assert isinstance(seen, Statistics)
+        _tell(seen, a, report)
+        return replace(found, seen=only(seen, a.spec.stream, self.places))
+
+    def start(self, probe: Probe | None) -> Weighting:
+        return START
+
+    @property
+    def moves(self) -> Moves:
+        return MOVES
+
+    def most_tries(self, a: Model) -> int:
+        return 1 if a.parameters > LARGE else 100
+
+    def _options(self) -> dict[str, Any]:
+        plain = replace(self, data=None, statistics=None, partial=None, token_counts=None)
+        about = self.data.record() if self.data else {"data": "statistics" if self.statistics else "self"}
+        return {**super(ActivationMatching, plain)._options(), "data": about, "statistics": None, "partial": None}
+
+
+def _tell(found: Statistics, model: Model, report: Report) -> None:
+    """Too few samples and constant features are said, not hidden."""
+    widest = max(len(moments.sum_a) for moments in found.moments.values())
+    if found.samples < FEWEST * widest:
+        report(f"warning: {found.samples} tokens for spaces of up to {widest} coordinates: correlations are mostly chance; give {FEWEST * widest} or more")
+    if constant := sum(moments.constant for moments in found.moments.values()):
+        report(f"{constant} coordinates never change on this data; nothing is known of them")
