@@ -109,7 +109,7 @@ class Evidence:
 
     def _total(self, space: str) -> float:
         """What the weights that meet a space count together."""
-        met = self.certain if space == self.spec.stream else [name for name in self.table.tensors if space in self._spaces(name)]
+        met = self.certain if space == self.spec.stream else [name for name in self.table.tensors if space in self._met(name)]
         return sum(self._weight_scale(name) * self._size(name) for name in met if name in self.table.tensors and len(self.table.shapes[name]) > 1)
 
     def _size(self, name: str) -> float:
@@ -119,7 +119,11 @@ class Evidence:
         return self._sizes[name]
 
     def _spaces(self, name: str) -> set[str]:
-        return {atom.space for piece in self.spec.pieces[name] for atom in piece.atoms} & self.spec.hidden.keys()
+        return self._met(name) & self.spec.hidden.keys()
+
+    def _met(self, name: str) -> set[str]:
+        """Also the spaces that may not move: heads that stay where they are still hold bases that do."""
+        return {atom.space for piece in self.spec.pieces[name] for atom in piece.atoms}
 
     def _owner(self, name: str) -> str:
         """The space an activation speaks for: the heads rather than the bases inside them."""

@@ -50,8 +50,8 @@ class Recipe:
 
     def ready(self, model: Model) -> Model:
         """The model with only what this recipe moves allowed to move, in the form it wants."""
-        allowed = canonicalize(model.restrict(**self.restricted(model)), self.steps)
-        return LOOSE[self.loose](allowed) if self.loose else allowed
+        model = LOOSE[self.loose](model) if self.loose else model
+        return canonicalize(model.restrict(**self.restricted(model)), self.steps)
 
 
 # What moves, by the names of the paper; the spaces that belong to each.
@@ -111,6 +111,11 @@ RECIPES: Mapping[str, Recipe] = {
         {"residual": "identity", "ff": "identity"},
     ),
     "activations": Recipe("ours with data: every symmetry, weights and activations mixed as a held-out part of the data says", ActivationMatching()),
+    "activations-untied": Recipe(
+        "ours with data, tied tensors untied first, so that what a decoder reads moves by itself; the checkpoint grows by the decoder",
+        ActivationMatching(),
+        steps=("untie", *STEPS),
+    ),
     **_published(),
 }
 
