@@ -56,7 +56,7 @@ class Aligned:
 
     def record(self) -> dict[str, Any]:
         """For solution.json."""
-        evidence = {item.name: getattr(self.solution, item.name) for item in fields(self.solution) if item.name != "alignment"}
+        evidence = {item.name: getattr(self.solution, item.name) for item in fields(self.solution) if item.name not in ("alignment", "correlations")}
         return {
             "schema": "symmerge.solution/1",
             "recipe": self.recipe.about,
@@ -112,6 +112,8 @@ def write_evidence(found: Aligned, folder: Path) -> None:
     """How the alignment was found, and what it does: for `symmerge report`."""
     write_json(folder / "solution.json", found.record())
     write_json(folder / "structure.json", structure(found.solution.alignment))
+    if found.solution.correlations:
+        write_json(folder / "correlations.json", found.solution.correlations)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ class Solution:
 
     `objective` has one value per sweep and never increases; `by_space` the part of the last one that each space's tensors hold; `tried` every
     weighting and start with its score; `interrupted` says that Ctrl-C ended the search and this is the best until then; `distance` how far
-    the models are then apart.
+    the models are then apart; `correlations` how alike their features are before and after, where statistics were gathered.
     """
 
     alignment: Alignment
@@ -29,3 +29,4 @@ class Solution:
     tried: tuple[Mapping[str, Any], ...] = ()
     interrupted: bool = False
     distance: float = nan
+    correlations: Mapping[str, Any] | None = field(default=None, repr=False)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from symmerge.alignment import Alignment, apply
+from symmerge.correlations import correlations
 from symmerge.errors import MismatchError
 from symmerge.matching.base import Solution
 from symmerge.matching.evidence import Evidence, Weighting
@@ -21,6 +22,7 @@ from symmerge.matching.sweeps import Sweeps
 from symmerge.merge import merge
 from symmerge.model import Model
 from symmerge.probe import Probe
+from symmerge.statistics import Statistics
 from symmerge.verify import full_module
 
 Report = Callable[[str], None]
@@ -92,6 +94,7 @@ class Matching(ABC):
             tuple(search.tried),
             interrupted,
             best.distance,
+            search.correlations(best.alignment),
         )
 
     def record(self) -> dict[str, Any]:
@@ -139,6 +142,11 @@ class _Search:
     def scored_on(self) -> str:
         """By what the best was chosen."""
         return self.probe.about if self.probe and len(self.tried) > 1 else "the objective"
+
+    def correlations(self, alignment: Alignment) -> dict[str, Any] | None:
+        """For correlations.json, where statistics were gathered."""
+        seen = self.probe.seen if self.probe else None
+        return correlations(seen, alignment) if isinstance(seen, Statistics) else None
 
     def _candidates(self) -> Iterator[tuple[Weighting, int]]:
         """Weightings around the best so far where they can be scored, else several starts of one weighting."""
