@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 import symmerge as sm
 from symmerge.cli import app
 from symmerge.cli.options import either
-from symmerge.matching.recipes import RECIPES
+from symmerge.matching.recipes import DATA_FREE, WITH_DATA
 from symmerge.zoo.small import SMALL, small_model
 
-VERBS = ("inspect", "random", "apply", "canonical", "verify", "align", "merge", "same", "barrier", "report", "train", "demo")
+VERBS = ("inspect", "random", "apply", "canonical", "verify", "align", "merge", "same", "statistics", "barrier", "report", "train", "demo")
 HEAD, WTE = "lm_head.weight", "transformer.wte.weight"
 
 
@@ -195,10 +195,12 @@ def test_help_lists_the_verbs():
 def test_help_names_every_recipe_and_choice():
     """From the solver's own tables; the longer words on recipes are written by hand."""
     words = " ".join(run("align", "--help").stdout.replace("│", " ").split())
-    assert f"Which variant: {either(RECIPES)}." in words and either(RECIPES).startswith("symmerge, weights-only, ")
+    assert f"Which variant. Weights: {either(DATA_FREE)}. Activations: {either(WITH_DATA)}." in words and "symmerge, weights-only, " in words
     assert "How heads are compared: best, frobenius, cosine or spectrum." in words and "rotation, general or gradient." in words
-    described = words.partition("Recipes: ")[2].partition("Arguments")[0]
-    assert [name for name in RECIPES if f"{name} (" not in described] == []
+    assert "How activations are compared: correlation, cosine, covariance or product." in words
+    described = words.partition("Recipes for weights: ")[2].partition("Arguments")[0]
+    kinds = {name if name in DATA_FREE or name.startswith("activations") else name.partition("-")[0] for name in (*DATA_FREE, *WITH_DATA)}
+    assert [name for name in kinds if f"{name} (" not in described and f"{name}-... (" not in described] == []
 
 
 # option -> (a value it has not, what the line must say)

@@ -12,8 +12,23 @@ from symmerge.families import BY_MODEL_TYPE, FAMILIES
 ROOT = Path(symmerge.__file__).parent
 # Each may import those before it; a few may import even less.
 ORDER = ["errors", "tensorfile", "notation", "groups", "spec", "families", "weights", "checkpoint", "card", "model", "alignment", "canonical", "verify"]
-ORDER += ["circuits", "merge", "activations", "statistics", "probe", "tasks", "calibration", "correlations", "mixture", "plane", "barrier", "report"]
-ORDER += ["matching", "orbit", "align", "inspection", "__init__", "zoo", "demo", "console", "cli"]
+ORDER += [
+    "circuits",
+    "merge",
+    "activations",
+    "moments",
+    "processes",
+    "statistics",
+    "probe",
+    "tasks",
+    "calibration",
+    "correlations",
+    "mixture",
+    "plane",
+    "barrier",
+    "report",
+]
+ORDER += ["matching", "orbit", "align", "inspection", "__init__", "zoo", "demo", "console", "cli", "__main__"]
 ONLY = {"weights": {"errors"}, "checkpoint": {"errors", "weights"}, "console": {"errors"}}
 NAMES = re.compile(rf"(?<![a-z])({'|'.join({*BY_MODEL_TYPE, *(family.name for family in FAMILIES)})})", re.IGNORECASE)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symmerge.model import Model
-from symmerge.probe import Probe, predictions
+from symmerge.activations import Activations, Samples
+from symmerge.model import Model, Progress
+from symmerge.notation import Product
+from symmerge.probe import Probe, Seen, predictions
 from symmerge.statistics import Statistics, gather
 from symmerge.tasks.base import IGNORED, Task, split
+from symmerge.tasks.choose import same_tokenizers
 from symmerge.verify import full_module
 
 MOST_TARGETS = 50_000_000  # numbers kept of the parents' predictions: 200 MB
@@ -24,6 +27,28 @@ def form(a: Model, b: Model) -> dict[str, Any]:
     return {"a": a.digest(), "b": b.digest(), "spec": a.spec.fingerprint, "steps": [step["step"] for step in a.history]}
 
 
+def observe(
+    models: tuple[Model, Model],
+    task: Task,
+    *,
+    modules: tuple[nn.Module, nn.Module] | None = None,
+    partial: Path | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Statistics:
+    """Statistics of a pair on all inputs of a task. Models of text must have one tokenizer, or they would not see the same."""
+    same_tokenizers(models)
+    header = {**form(*models), "inputs": [task.record()]}
+    found = modules or both_modules(models, device)
+    return gather(models[0].spec, found, task.batches, header=header, partial=partial, progress=progress)
+
+
+def both_modules(models: tuple[Model, Model], device: str) -> tuple[nn.Module, nn.Module]:
+    """In the precision that activations are seen in."""
+    a, b = (full_module(model, torch.float32).to(device) for model in models)
+    return a, b
+
+
 def calibrate(
     models: tuple[Model, Model],
     task: Task,
@@ -32,15 +57,15 @@ def calibrate(
     statistics: Statistics | None = None,
     partial: Path | None = None,
     device: str = "cpu",
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Probe:
     """A probe from data. A share of the samples is held out to score on; the statistics are gathered on the rest, unless they are given."""
     spec = models[0].spec
-    modules = tuple(full_module(model, torch.float32).to(device) for model in models)
+    same_tokenizers(models)
+    modules = both_modules(models, device)
     kept, scored = split(task, held_out) if held_out else (task, None)
     if statistics is None:
-        header = {**form(*models), "inputs": [kept.record()]}
-        statistics = gather(spec, modules, kept.batches, header=header, partial=partial, progress=progress)  # type: ignore[arg-type]
+        statistics = observe(models, kept, modules=modules, partial=partial, progress=progress)
     inputs, asked, targets = _targets(modules, scored, device) if scored else ([], [], torch.zeros(0, 0))
     counts = _counts(task, spec.sizes["vocabulary"]) if "vocabulary" in spec.sizes else None
     if counts is not None and spec.task in ("causal-lm", "masked-lm") and len(targets):
@@ -77,8 +102,16 @@ def _counts(task: Task, size: int) -> Tensor | None:
     return counts
 
 
-def only(statistics: Statistics, stream: str, which: str) -> Statistics:
-    """The statistics with the stream seen at its first or last place alone, or (all) everywhere."""
-    places = [name for name, found in statistics.moments.items() if [getattr(factor, "space", None) for factor in found.axis.factors] == [stream]]
+def only(seen: Seen, stream: str, which: str) -> Seen:
+    """What was seen with the stream at its first or last place alone, or (all) everywhere."""
+    if isinstance(seen, Statistics):
+        return replace(seen, moments=_placed(seen.moments, {name: found.axis for name, found in seen.moments.items()}, stream, which))
+    assert isinstance(seen, Samples)
+    return Samples(*(Activations(_placed(side.axes, side.axes, stream, which), _placed(side.values, side.axes, stream, which)) for side in (seen.a, seen.b)))
+
+
+def _placed(found: Mapping[str, Any], axes: Mapping[str, Product], stream: str, which: str) -> dict[str, Any]:
+    """In the order of the forward pass, which is that of the names."""
+    places = [name for name in found if [getattr(factor, "space", None) for factor in axes[name].factors] == [stream]]
     dropped = {"all": [], "first": places[1:], "last": places[:-1]}[which]
-    return replace(statistics, moments={name: found for name, found in statistics.moments.items() if name not in dropped})
+    return {name: value for name, value in found.items() if name not in dropped}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from symmerge.errors import SymmergeError
+from symmerge.errors import SymmergeError, SymmergeWarning
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -66,11 +67,17 @@ def note(line: str) -> None:
         err.print(f"[dim]{line}[/]", soft_wrap=True)
 
 
+def warn(line: str) -> None:
+    """What a user must know wherever standard error goes."""
+    err.print(f"[bold yellow]warning:[/] {_escape(line)}", soft_wrap=True)
+
+
 @contextmanager
 def friendly(interrupted: str = "interrupted: nothing was written") -> Iterator[None]:
-    """What went wrong in one line and exit code 2; an interrupt leaves nothing broken and says so."""
+    """What went wrong in one line and exit code 2, warnings in one line each; an interrupt leaves nothing broken and says so."""
     try:
-        yield
+        with _warnings_shown():
+            yield
     except SymmergeError as error:
         err.print(f"[bold red]error:[/] {_escape(error)}", soft_wrap=True)
         raise SystemExit(2) from error
@@ -82,5 +89,19 @@ def friendly(interrupted: str = "interrupted: nothing was written") -> Iterator[
         raise SystemExit(0) from error
 
 
-def _escape(error: Exception) -> str:
+@contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """Ours as a line, others as Python shows them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", SymmergeWarning)
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *others: Any, **more: Any) -> None:
+            warn(str(message)) if issubclass(category, SymmergeWarning) else usual(message, category, *others, **more)
+
+        warnings.showwarning = show
+        yield
+
+
+def _escape(error: Exception | str) -> str:
     return " ".join(str(error).split()).replace("[", "\\[")

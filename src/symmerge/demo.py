@@ -15,7 +15,7 @@ from symmerge.checkpoint import new_folder
 from symmerge.errors import CheckpointError
 from symmerge.groups.linalg import one_thread
 from symmerge.inspection import spaces
-from symmerge.matching.recipes import RECIPES, Recipe
+from symmerge.matching.recipes import DATA_FREE, Recipe
 from symmerge.merge import merge
 from symmerge.model import Model, Progress, load, save
 from symmerge.orbit import random_member
@@ -48,11 +48,11 @@ def demo(
     seed: int = 0,
     *,
     recipes: Mapping[str, TrainingRecipe] = DEMO,
-    methods: Mapping[str, Recipe] = RECIPES,
+    methods: Mapping[str, Recipe] = DATA_FREE,
     points: int = 21,
     bar: Bar = _silent,
 ) -> Outcome:
-    """Train two models of each recipe (once: OUT/models keeps them), merge them by every method, measure on held-out data, write it all.
+    """Train two models of each recipe (once: OUT/models keeps them), merge them by every method that needs no data, measure on held-out data, write it all.
 
     OUT gets a folder for each recipe (curve.json, curve.csv, curve.svg, structure.json, averaged, merged) and page.html.
     """

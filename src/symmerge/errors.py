@@ -31,3 +31,7 @@ class FunctionChanged(SymmergeError):
 
 class DataError(SymmergeError):
     """Data cannot be used: missing, unreadable, too little of it, or without what the task needs."""
+
+
+class SymmergeWarning(UserWarning):
+    """What is done as asked, but may not be what was wanted: the command line prints it as one line and goes on."""

@@ -8,55 +8,27 @@ a solver that matches samples matches statistics too.
 from __future__ import annotations
 
 import json
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from symmerge.activations import CENTRED, SCALED, Activations, Score, watch
-from symmerge.errors import DataError, MismatchError
+from symmerge.activations import Activations, Score, watch
+from symmerge.errors import CheckpointError, DataError, MismatchError, NotationError
+from symmerge.moments import PARTS, Moments, samples
 from symmerge.notation import Atom, Product, atoms, parse
+from symmerge.processes import place, shared, summed
 from symmerge.spec import Spec, text
 from symmerge.tensorfile import read_tensors, write_tensors
 
 FORMAT = "symmerge.statistics/1"
-PARTS = ("count", "sum_a", "sum_b", "square_a", "square_b", "cross", "inside")
-
-
-@dataclass
-class Moments:
-    """Sums over samples for one axis: of both models' coordinates and their squares, of the products between the models, and of the products
-    of B's coordinates inside each of its heads (`inside`; a plain axis has none)."""
-
-    axis: Product
-    count: Float[Tensor, ""]
-    sum_a: Float[Tensor, " a"]
-    sum_b: Float[Tensor, " b"]
-    square_a: Float[Tensor, " a"]
-    square_b: Float[Tensor, " b"]
-    cross: Float[Tensor, "a b"]
-    inside: Float[Tensor, "heads n n"]
-
-    def add_(self, other: Moments) -> None:
-        for part in PARTS:
-            getattr(self, part).add_(getattr(other, part).to(self.cross.device))
-
-    @property
-    def constant(self) -> int:
-        """How many coordinates of either model never changed: nothing can be said of them."""
-        return sum(int((_variance(total, square, self.count) <= 0).sum()) for total, square in ((self.sum_a, self.square_a), (self.sum_b, self.square_b)))
-
-
-def _variance(total: Tensor, square: Tensor, count: Tensor) -> Tensor:
-    """Rounding leaves a constant coordinate a tiny variance of either sign; it is none."""
-    mean = total / count
-    variance = square / count - mean.square()
-    return torch.where(variance <= 1e-10 * (square / count), 0.0, variance)
 
 
 @dataclass(frozen=True)
@@ -82,15 +54,19 @@ class Statistics:
 
     def save(self, path: Path) -> None:
         axes = {name: text((found.axis,)) for name, found in self.moments.items()}
-        header = {"format": FORMAT, "header": json.dumps(dict(self.header)), "axes": json.dumps(axes)}
+        header = {"format": FORMAT, "header": dict(self.header), "axes": axes}
         write_tensors(path, {f"{name}/{part}": getattr(found, part).cpu() for name, found in self.moments.items() for part in PARTS}, header)
 
     @staticmethod
     def load(path: Path) -> Statistics:
-        header, tensors = read_tensors(path, FORMAT, "make it again with symmerge statistics")
-        axes = {name: parse(axis)[0] for name, axis in json.loads(header["axes"]).items()}
-        moments = {name: Moments(axis, *(tensors[f"{name}/{part}"] for part in PARTS)) for name, axis in axes.items()}
-        return Statistics(moments, json.loads(header["header"]))
+        remedy = "make it again with symmerge statistics"
+        header, tensors = read_tensors(path, FORMAT, remedy)
+        try:
+            axes = {name: parse(axis)[0] for name, axis in header["axes"].items()}
+            moments = {name: Moments(axis, *(tensors[f"{name}/{part}"] for part in PARTS)) for name, axis in axes.items()}
+            return Statistics(moments, dict(header["header"]))
+        except (KeyError, AttributeError, TypeError, NotationError) as error:
+            raise CheckpointError(f"{path} is not whole ({error!r}): {remedy}") from error
 
     def check(self, header: Mapping[str, Any]) -> None:
         """Refuse statistics of another pair, or of the same pair in another form."""
@@ -126,35 +102,6 @@ class _Samples(Mapping[str, Tensor]):
         return len(self.moments)
 
 
-def samples(found: Moments, score: Score) -> tuple[Float[Tensor, "a b"], Float[Tensor, "b b"]]:
-    """A pair of matrices whose product A B' is the score between coordinates, and B B' what B's own moments say."""
-    cross, inside = found.cross / found.count, found.inside / found.count
-    squares = [square / found.count for square in (found.square_a, found.square_b)]
-    if score in CENTRED:
-        mean_a, mean_b = found.sum_a / found.count, found.sum_b / found.count
-        cross = cross - mean_a[:, None] * mean_b
-        heads = mean_b.unflatten(0, (len(inside), -1)) if len(inside) else mean_b[:0, None]
-        inside = inside - heads[:, :, None] * heads[:, None]
-        squares = [_variance(total, square, found.count) for total, square in ((found.sum_a, found.square_a), (found.sum_b, found.square_b))]
-    if score not in SCALED:
-        return _rooted(cross, squares[1], inside)
-    left, right = (torch.where(square > 0, square.rsqrt(), 0.0) for square in squares)
-    return (left[:, None] * cross * right).float(), torch.eye(len(right), device=cross.device)
-
-
-def _rooted(cross: Tensor, squares: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """B as a root of its second moments (inside heads where they are known, else coordinate by coordinate), and A to match."""
-    if not len(inside):
-        root = squares.sqrt()
-        return torch.where(root > 0, cross / root, 0.0).float(), torch.diag(root).float()
-    size = inside.shape[-1]
-    small = 1e-10 * inside.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)[:, None, None]
-    root = torch.linalg.cholesky(inside + small * torch.eye(size, device=inside.device, dtype=inside.dtype))
-    columns = cross.unflatten(1, (-1, size)).permute(1, 2, 0)  # head, n, a
-    matched = torch.linalg.solve_triangular(root, columns, upper=False)
-    return matched.flatten(0, 1).T.contiguous().float(), torch.block_diag(*root).float()
-
-
 @dataclass
 class Gatherer:
     """Adds up the moments of two modules that see the same batches: A's pass first, then B's, which meets what A left."""
@@ -186,12 +133,19 @@ class Gatherer:
         a, b = a.to(self.dtype), b.to(self.dtype)
         outer = _heads(self.spec, axis)
         inside = torch.einsum("thn,thm->hnm", *(2 * [b.unflatten(1, (outer, -1))])) if outer else b.new_zeros(0, 0, 0)
-        new = (torch.tensor(float(len(a)), device=a.device), a.sum(0), b.sum(0), a.square().sum(0), b.square().sum(0), a.T @ b, inside)
+        count = torch.tensor(float(len(a)), device=a.device)
+        new = (count, *_sums(a, b), a.T @ b, inside)
         if name not in self.moments:
             self.moments[name] = Moments(axis, *(part.double() for part in new))
             return
         for part, value in zip(PARTS, new, strict=True):
             getattr(self.moments[name], part).add_(value)  # float32 products into float64 sums
+
+
+def _sums(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    """Of both and of their squares, in float64 from the start: in float32 a coordinate that never changes would seem to, by rounding."""
+    wide = [side.double() for side in (a, b)]
+    return (*(side.sum(0) for side in wide), *(side.square().sum(0) for side in wide))
 
 
 def _rows(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -227,46 +181,63 @@ def gather(
     Under `torchrun` every process takes its share of the batches, and all get the sums. With `partial`, what an interrupted pass had is kept
     there, and a pass over the same batches goes on from it.
     """
-    rank, world = _rank()
+    rank, world = place()
+    about = {**(header or {}), "products": str(dtype).removeprefix("torch.")}
+    if not len(batches):
+        raise DataError("no batches to gather statistics from: give more data")
+    kept = partial.with_name(f"{partial.name}.{rank}-of-{world}") if partial and world > 1 else partial
     gatherer, done = Gatherer(spec, modules, dtype), 0
-    if partial and partial.exists():
-        earlier = Statistics.load(partial)
-        _comparable(earlier.header, header or {})
-        gatherer.moments, done = earlier.moments, int(earlier.header["batches"])
-    mine = islice(enumerate(batches), rank, None, world)
+    device = next(modules[0].parameters()).device
+    if kept and kept.exists():
+        gatherer.moments, done = _taken_up(kept, about, device)
     try:
-        for number, batch in mine:
+        for number, batch in islice(enumerate(batches), rank, None, world):
             if number // world < done:
                 continue
-            device = next(modules[0].parameters()).device
-            gatherer.batch({name: tensor.to(device) for name, tensor in batch.items() if name != "labels"})
-            done += 1
+            with _whole():
+                gatherer.batch({name: tensor.to(device) for name, tensor in batch.items() if name != "labels"})
+                done += 1
             if progress:
                 progress(f"batch {number + 1} of {len(batches)}")
     except KeyboardInterrupt:
-        if partial and gatherer.moments and world == 1:
-            Statistics(gatherer.moments, {**(header or {}), "batches": done}).save(partial)
+        if kept and gatherer.moments:
+            Statistics(gatherer.moments, {**about, "batches": done}).save(kept)
         raise
-    if not gatherer.moments and world == 1:
-        raise DataError("no batches to gather statistics from: give more data")
-    found = Statistics(_reduced(gatherer.moments, world), header or {})
-    if partial:
-        partial.unlink(missing_ok=True)
+    found = Statistics(_reduced(gatherer.moments) if world > 1 else gatherer.moments, about)
+    if kept:
+        kept.unlink(missing_ok=True)
     return found
 
 
-def _rank() -> tuple[int, int]:
-    import torch.distributed as distributed
+def _taken_up(kept: Path, about: Mapping[str, Any], device: torch.device) -> tuple[dict[str, Moments], int]:
+    """What an interrupted pass had; of the very same inputs, or it cannot be gone on from."""
+    earlier = Statistics.load(kept)
+    if {name: value for name, value in earlier.header.items() if name != "batches"} != json.loads(json.dumps(about)):
+        raise MismatchError(f"{kept} was left by a pass over other models or other data: repeat that command with --resume, or remove the file")
+    for found in earlier.moments.values():
+        for part in PARTS:
+            setattr(found, part, getattr(found, part).to(device))
+    return earlier.moments, int(earlier.header["batches"])
 
-    return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_available() and distributed.is_initialized() else (0, 1)
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """An interrupt waits for the end of a batch: sums that hold half of one cannot be gone on from."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interrupts:
+        raise KeyboardInterrupt
 
 
-def _reduced(moments: dict[str, Moments], world: int) -> dict[str, Moments]:
-    """The sums over all processes. Every process must have seen a batch."""
-    if world > 1:
-        import torch.distributed as distributed
-
-        for found in moments.values():
-            for part in PARTS:
-                distributed.all_reduce(getattr(found, part))
-    return moments
+def _reduced(moments: Mapping[str, Moments]) -> dict[str, Moments]:
+    """The sums over all processes."""
+    axes = shared({name: found.axis for name, found in moments.items()})
+    sums = summed({f"{name}/{part}": getattr(found, part) for name, found in moments.items() for part in PARTS})
+    return {name: Moments(axis, *(sums[f"{name}/{part}"] for part in PARTS)) for name, axis in axes.items()}

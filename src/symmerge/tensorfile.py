@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -12,29 +14,31 @@ from torch import Tensor
 
 from symmerge.errors import CheckpointError
 
+KEY = "symmerge"  # the one entry of the metadata: safetensors writes several in any order, and the same content should be the same bytes
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Write beside the place, then move there."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, dict(header))
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, {KEY: json.dumps(dict(header))})
         partial.chmod(0o666 & ~_umask())  # safetensors makes its files private
         partial.replace(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write {path}: {error}") from error
 
 
-def read_tensors(path: str | Path, format: str, remedy: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+def read_tensors(path: str | Path, format: str, remedy: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors of a file with this format; any other is refused, with what to do about it."""
     try:
         with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
+            header = json.loads((file.metadata() or {}).get(KEY, "{}"))
             # A copy: the file's bytes are mapped at addresses that are not aligned, and complex arithmetic on them crashes torch.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (safe_open is not a mapping)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): {remedy}") from error
-    if header.get("format") != format:
+    if not isinstance(header, dict) or header.get("format") != format:
         raise CheckpointError(f"{path} is no file of this version ({format}): {remedy}")
     return header, tensors
 

@@ -23,8 +23,12 @@ def align(
     a: options.ModelA,
     b: options.ModelB,
     out: options.Out,
-    method: options.Method = "weights",
-    recipe: options.RecipeName = "symmerge",
+    method: options.Method = None,
+    recipe: options.RecipeName = None,
+    data: options.Data = None,
+    samples: options.Samples = None,
+    statistics: options.StatisticsFile = None,
+    score: options.ScoreName = None,
     metric: options.Metric = None,
     inside: options.Inside = None,
     tries: options.Tries = None,
@@ -33,29 +37,33 @@ def align(
     seed: options.Seed = 0,
     device: options.Device = "cpu",
     dtype: options.SolveType = "float32",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run with the same options was.")] = False,
+    resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     json: options.Json = False,
     config: options.Config = None,
 ) -> None:
-    """Bring B into A's basin without data: writes OUT/reference and OUT/aligned, the same functions as A and B, now close.
+    """Bring B into A's basin: writes OUT/reference and OUT/aligned, the same functions as A and B, now close. Without data, or by activations on some.
 
     Also alignment.safetensors and solution.json (the evidence). Ctrl-C keeps the best so far. Example: [bold]symmerge align ./seed-0 ./seed-1 --out ./aligned[/]
 
-    Recipes: [bold]symmerge[/] (ours), [bold]weights-only[/] (ours without text the parents write), [bold]permutations[/] (git re-basin), [bold]orthogonal[/]
-    (rotated stream, heads by their circuits), [bold]two-stage[/] (attention alone).
+    Recipes for weights: [bold]symmerge[/] (ours), [bold]weights-only[/] (ours without text the parents write), [bold]permutations[/] (git re-basin),
+    [bold]orthogonal[/] (rotated stream, heads by their circuits), [bold]two-stage[/] (attention alone). For activations: [bold]activations[/] (ours),
+    [bold]activations-untied[/] (ours, a tied head on its own), [bold]correlation[/] and [bold]correlation-...[/] (published: permutations of units and heads by
+    correlation), [bold]residual-...[/] (published: of the stream).
     """
-    with console.friendly():
+    with console.friendly("interrupted: no models were written; what was gathered so far is kept, --resume goes on from it"):
         return_freed_memory()
         models = load(a), load(b)
         refuse(out.absolute(), overwrite, (a, b))  # before the work, not after it
-        chosen = options.solver(
-            method, recipe, metric=metric, inside=inside, tries=tries, sweeps=sweeps, token_counts=token_counts, seed=seed, device=device, dtype=dtype
-        )
-        task = {"models": [model.where for model in models], "spec": models[0].spec.fingerprint, "recipe": recipe, **chosen.matching.record()}
-        journal = Journal(out.with_name(f"{out.name}.partial.safetensors"), task)
+        journal_file, partial = (out.with_name(f"{out.name}.{what}partial.safetensors") for what in ("", "statistics."))
+        seen = {"data": data, "samples": samples, "statistics": statistics, "score": score, "partial": partial}
+        how = {"metric": metric, "inside": inside, "tries": tries, "sweeps": sweeps, "token_counts": token_counts, "seed": seed, "device": device}
+        chosen = options.solver(models, method, recipe, **seen, **how, dtype=dtype)
+        task = {"models": [model.where for model in models], "spec": models[0].spec.fingerprint, "recipe": chosen.about, **chosen.matching.record()}
+        journal = Journal(journal_file, task)
         if not resume:
             journal.remove()
+            partial.unlink(missing_ok=True)
         found = solve(*models, chosen, report=console.note, journal=journal)
         with console.progress("writing and verifying", 6 * len(found.reference.weights.names())) as tick:
             write(found, *models, out, overwrite=overwrite, progress=tick)
@@ -82,8 +90,15 @@ def merge(
     attention: Annotated[
         str, typer.Option(help="Merge heads by factors (a straight line), svd (circuits cut to rank) or circuits (twice the head size; no stock checkpoint).")
     ] = "factors",
-    method: Annotated[str, typer.Option(help="How to align first: weights, or none for a plain average.")] = "weights",
-    recipe: options.RecipeName = "symmerge",
+    method: Annotated[
+        str | None,
+        typer.Option(help="What to look at to align first: weights or activations; none for a plain average.", show_default="weights, or by recipe"),
+    ] = None,
+    recipe: options.RecipeName = None,
+    data: options.Data = None,
+    samples: options.Samples = None,
+    statistics: options.StatisticsFile = None,
+    score: options.ScoreName = None,
     metric: options.Metric = None,
     inside: options.Inside = None,
     tries: options.Tries = None,
@@ -107,10 +122,12 @@ def merge(
         times = _times(at or [])
         piece_time(models[0].spec, t, times)  # a part that is not there is refused before the work
         pair, evidence = models, None
+        if method == "none" and recipe:
+            raise MismatchError(f"--method none aligns nothing: leave out --recipe {recipe}")
         if method != "none":
-            chosen = options.solver(
-                method, recipe, metric=metric, inside=inside, tries=tries, sweeps=sweeps, token_counts=token_counts, seed=seed, device=device, dtype=dtype
-            )
+            seen = {"data": data, "samples": samples, "statistics": statistics, "score": score}
+            how = {"metric": metric, "inside": inside, "tries": tries, "sweeps": sweeps, "token_counts": token_counts, "seed": seed, "device": device}
+            chosen = options.solver(models, method, recipe, **seen, **how, dtype=dtype)
             found = solve(*models, chosen, report=console.note)
             pair, evidence = (found.reference, found.aligned), found.evidence()
             if found.solution.interrupted:

@@ -15,12 +15,12 @@ from symmerge.align import Aligned, write_evidence
 from symmerge.align import align as solve
 from symmerge.barrier import BARRIERS, Method, line, run, several, write
 from symmerge.checkpoint import new_folder
-from symmerge.cli.options import METHODS, Config, Device, Json, Out, Overwrite, Seed, solver
+from symmerge.cli.options import INPUTS, METHODS, Config, Device, Json, Out, Overwrite, Seed, chosen_recipe, inputs
 from symmerge.errors import MismatchError
-from symmerge.matching.recipes import Recipe
+from symmerge.matching.recipes import Recipe, with_options
 from symmerge.mixture import one_table
-from symmerge.model import Model, load
-from symmerge.tasks import Task, make_task
+from symmerge.model import Model, device_of, load
+from symmerge.tasks import Task, make_task, task_of
 
 KINDS = dict(zip(BARRIERS, ("over the mean", "over the line"), strict=True))
 
@@ -36,7 +36,11 @@ def barrier(
     models: Annotated[
         list[Path] | None, typer.Argument(help="Checkpoint folders of one architecture and size, two or more.", metavar="A B", show_default=False)
     ] = None,
-    method: Annotated[str, typer.Option(help="Lines to compare, with commas: none, weights, or a recipe of align.")] = "none,weights",
+    method: Annotated[str, typer.Option(help="Lines to compare, with commas: none, weights, activations, or a recipe of align.")] = "none,weights",
+    calibration: Annotated[
+        str | None, typer.Option(help="Inputs on which methods that look at activations see them, as --data of align; never --data.", show_default=False)
+    ] = None,
+    calibration_samples: Annotated[int | None, typer.Option(help="How many samples of --calibration to use.", show_default="by task")] = None,
     points: Annotated[int, typer.Option(help="Points on the line, both ends included.")] = 21,
     samples: Annotated[int | None, typer.Option(help="How many samples to use.", show_default="by task")] = None,
     seed: Seed = 0,
@@ -57,6 +61,7 @@ def barrier(
         opened = [load(folder) for folder in folders]
         made = make_task(task, data, opened, samples=samples, seed=seed)  # bad data is refused before anything is solved
         solvers = {name.strip(): _line_solver(name.strip(), seed, device) for name in method.split(",")}
+        solvers = _with_inputs(solvers, opened, data, calibration, calibration_samples, seed)
         if None in solvers.values():
             one_table(opened)
         with new_folder(out, overwrite=overwrite, inputs=folders) as folder:
@@ -83,7 +88,27 @@ def _line_solver(name: str, seed: int, device: str) -> Recipe | None:
     """What brings the ends of a line together: a method of align, or one of its recipes; nothing for a plain average."""
     if name == "none":
         return None
-    return solver(name, seed=seed, device=device) if name in METHODS else solver(name=name, seed=seed, device=device)
+    chosen = chosen_recipe(name, loose=True) if name in METHODS else chosen_recipe(name=name, loose=True)
+    device_of(device)
+    return with_options(chosen, seed=seed, device=device)
+
+
+def _with_inputs(
+    solvers: Mapping[str, Recipe | None], models: Sequence[Model], data: str, calibration: str | None, samples: int | None, seed: int
+) -> dict[str, Recipe | None]:
+    """Those that look at activations get inputs to see them on: others than the loss is measured on."""
+    looking = [name for name, recipe in solvers.items() if recipe and recipe.needs_data]
+    if not looking:
+        if calibration or samples:
+            raise MismatchError(f"--calibration: none of {', '.join(solvers)} looks at activations; leave it out, or add one that does to --method")
+        return dict(solvers)
+    if calibration is None:
+        raise MismatchError(f"{', '.join(looking)}: activations need something to look at: give --calibration: {INPUTS[task_of(models[0])]}")
+    if calibration != "self" and Path(calibration).resolve() == Path(data).resolve():
+        raise MismatchError(f"--calibration {calibration} is what is measured on: a merge fitted to it would look better than it is; give other data")
+    # Text that models write twice is the same for the same seed: the other seed makes it other text.
+    made = inputs(models, calibration, samples=samples, seed=seed + (calibration == data))
+    return {name: with_options(recipe, data=made) if recipe and name in looking else recipe for name, recipe in solvers.items()}
 
 
 def _measure(folder: Path, pairs: Sequence[tuple[Model, Model]], solvers: Mapping[str, Recipe | None], task: Task, points: int, device: str) -> dict[str, Any]:
@@ -107,7 +132,8 @@ def _measure(folder: Path, pairs: Sequence[tuple[Model, Model]], solvers: Mappin
 def _line(name: str, a: Model, b: Model, found: Aligned | None) -> Method:
     if found is None:
         return Method(name, "plain average", a, b)
-    label = "weight matching" if name == "weights" else f"weight matching, {name}"
+    kind = "activation matching" if found.recipe.needs_data else "weight matching"
+    label = kind if name in METHODS else f"{kind}, {name}"
     return Method(name, label, found.reference, found.aligned, found.solution.settings, found.solution.objective)
 
 

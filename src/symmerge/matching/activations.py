@@ -6,6 +6,7 @@ were held out; the published method (permutations by correlation) is the same so
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, final
@@ -13,7 +14,7 @@ from typing import Any, Literal, final
 import torch
 
 from symmerge.calibration import calibrate, form, only
-from symmerge.errors import MismatchError
+from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.matching.evidence import Weighting
 from symmerge.matching.search import Matching, Moves, Report
 from symmerge.model import Model
@@ -38,11 +39,12 @@ FEWEST = 2  # samples per coordinate: with fewer, correlations are mostly chance
 @final
 @dataclass(frozen=True)
 class ActivationMatching(Matching):
-    """Options of activation matching: `ActivationMatching(make_task("image", "digits", [a, b]))`.
+    """Options of activation matching: `ActivationMatching(data=make_task("image", "digits", [a, b]))`.
 
     `data` is a task whose inputs both models see (its labels are not used); None lets language models write their own text. `statistics` gathered
     before (for the same pair) save the pass over the data. `places` says where the stream is looked at. `held_out` is the share of the data that
-    merges are scored on; with 0, `weighting` is taken as it is.
+    merges are scored on; with 0, `weighting` is taken as it is. A `weighting` that is given keeps its score: only the rest is searched over.
+    `partial` is where an interrupted pass leaves what it had.
     """
 
     data: Task | None = field(default=None, repr=False)
@@ -56,7 +58,7 @@ class ActivationMatching(Matching):
             found = make_probe([a, b], seed=self.seed, device=self.device)
             if found is None:
                 raise MismatchError(f"{a.where} writes no text of its own (no language model, or too large): give data to see activations on")
-            return found
+            return replace(found, seen=only(found.seen, a.spec.stream, self.places))
         if self.statistics is not None:
             self.statistics.check(form(a, b))
         report("looking at what flows through both models")
@@ -64,10 +66,11 @@ class ActivationMatching(Matching):
             assert self.statistics is not None
             found = Probe("the objective", [], [], torch.zeros(0, 0), None, self.statistics)
         else:
-            found = calibrate((a, b), self.data, held_out=self.held_out, statistics=self.statistics, partial=self.partial, device=self.device)
+            options: dict[str, Any] = {"held_out": self.held_out, "partial": self.partial, "device": self.device}
+            found = calibrate((a, b), self.data, statistics=self.statistics, progress=report, **options)
         seen = found.seen
         assert isinstance(seen, Statistics)
-        _tell(seen, a, report)
+        doubts(seen)
         return replace(found, seen=only(seen, a.spec.stream, self.places))
 
     def start(self, probe: Probe | None) -> Weighting:
@@ -75,21 +78,22 @@ class ActivationMatching(Matching):
 
     @property
     def moves(self) -> Moves:
-        return MOVES
+        return {name: values for name, values in MOVES.items() if name != "score" or self.weighting is None}
 
     def most_tries(self, a: Model) -> int:
         return 1 if a.parameters > LARGE else 100
 
     def _options(self) -> dict[str, Any]:
         plain = replace(self, data=None, statistics=None, partial=None, token_counts=None)
-        about = self.data.record() if self.data else {"data": "statistics" if self.statistics else "self"}
+        about = self.data.record() if self.data else {"data": self.statistics.header.get("inputs") if self.statistics else "self"}
         return {**super(ActivationMatching, plain)._options(), "data": about, "statistics": None, "partial": None}
 
 
-def _tell(found: Statistics, model: Model, report: Report) -> None:
-    """Too few samples and constant features are said, not hidden."""
+def doubts(found: Statistics) -> None:
+    """Warn of too few samples and of constant coordinates: neither stops the solver, both may mislead it."""
     widest = max(len(moments.sum_a) for moments in found.moments.values())
     if found.samples < FEWEST * widest:
-        report(f"warning: {found.samples} tokens for spaces of up to {widest} coordinates: correlations are mostly chance; give {FEWEST * widest} or more")
+        few = f"{found.samples} tokens for spaces of up to {widest} coordinates: correlations are mostly chance; give {FEWEST * widest} or more"
+        warnings.warn(few, SymmergeWarning, stacklevel=2)
     if constant := sum(moments.constant for moments in found.moments.values()):
-        report(f"{constant} coordinates never change on this data; nothing is known of them")
+        warnings.warn(f"{constant} coordinates never change on this data: nothing is known of them", SymmergeWarning, stacklevel=2)

@@ -120,6 +120,10 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
+DATA_FREE = {name: chosen for name, chosen in RECIPES.items() if not chosen.needs_data}
+WITH_DATA = {name: chosen for name, chosen in RECIPES.items() if chosen.needs_data}
+
+
 def recipe(name: str) -> Recipe:
     """One of `RECIPES`; others are refused with the list."""
     if name not in RECIPES:
@@ -132,6 +136,8 @@ def with_options(chosen: Recipe, **options) -> Recipe:
     heads = {name: options.pop(name) for name in ("metric", "inside") if name in options}
     heads = {name: value for name, value in heads.items() if value is not None}
     given = {name: value for name, value in options.items() if value is not None}
+    if score := given.pop("score", None):
+        given["weighting"] = replace(chosen.matching.weighting or chosen.matching.start(None), score=score)
     matching = replace(chosen.matching, **given, heads=replace(chosen.matching.heads, **heads))
     return replace(chosen, matching=matching)
 

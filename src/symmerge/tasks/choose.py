@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from symmerge.model import Model
 from symmerge.spec import listing
 from symmerge.verify import empty_module
 
+MEANING = ("normalizer", "pre_tokenizer", "model", "post_processor", "added_tokens")  # the parts of a tokenizer.json that decide how text is read
+
 
 def chosen(available: int, wanted: int | None, default: int, seed: int, *, what: str) -> list[int]:
     """Which of the samples there are: a random choice, the same for the same seed."""
@@ -22,17 +25,41 @@ def chosen(available: int, wanted: int | None, default: int, seed: int, *, what:
     return order[: wanted or default].tolist()
 
 
+def _has_tokenizer(model: Model) -> bool:
+    return model.path is not None and any(file.name.startswith(("tokenizer", "vocab", "spiece")) for file in model.files)
+
+
 def tokenizer_of(model: Model) -> Any:
     """The tokenizer in the checkpoint's folder."""
     from transformers import AutoTokenizer
 
-    where = model.path
-    if where is None or not any(file.name.startswith(("tokenizer", "vocab", "spiece")) for file in model.files):
+    if not _has_tokenizer(model):
         raise MismatchError(f"{model.where} has no tokenizer: copy the files it was trained with (tokenizer.json, tokenizer_config.json) into its folder")
     try:
-        return AutoTokenizer.from_pretrained(where, local_files_only=True)
+        return AutoTokenizer.from_pretrained(model.path, local_files_only=True)
     except Exception as error:  # damaged files raise many kinds
         raise MismatchError(f"the tokenizer of {model.where} cannot be opened ({_first_line(error)}): restore its files from where the model came") from error
+
+
+def same_tokenizers(models: Sequence[Model]) -> None:
+    """Refuse models whose tokenizers differ: the same numbers would be other words to each. Models without one are taken at their word."""
+    readers = [model for model in models if _has_tokenizer(model)]
+    for other in readers[1:]:
+        if difference := _difference(tokenizer_of(readers[0]), tokenizer_of(other)):
+            raise MismatchError(f"the tokenizers of {readers[0].where} and {other.where} differ ({difference}): only models that read alike can be compared")
+
+
+def _difference(first: Any, second: Any) -> str | None:
+    words, others = first.get_vocab(), second.get_vocab()
+    if words != others:
+        token = min(
+            (token for token in words.keys() | others.keys() if words.get(token) != others.get(token)), key=lambda token: words.get(token, others.get(token))
+        )
+        return f"{token!r} is {words.get(token, 'not there')} in one, {others.get(token, 'not there')} in the other"
+    if not (first.is_fast and second.is_fast):
+        return None
+    parts, their_parts = (json.loads(tokenizer.backend_tokenizer.to_str()) for tokenizer in (first, second))
+    return next((f"{part} in tokenizer.json" for part in MEANING if parts.get(part) != their_parts.get(part)), None)
 
 
 def check_tokens(model: Model, largest: int) -> None:

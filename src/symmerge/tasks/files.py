@@ -16,6 +16,7 @@ from symmerge.tasks.embedded import python_docs
 from symmerge.tasks.hub import is_hub, read_hub
 
 TABLES = (".tsv", ".csv", ".jsonl")
+PYTHON_DOCS = {"python-docs": "test", "python-docs:train": "train"}  # the part to measure on, and what models were trained on: to calibrate with
 LABELS = ("label", "labels")
 # The columns of one sample's text: the first that are all there.
 TEXTS = (
@@ -40,8 +41,8 @@ class Rows:
 
 def read_text(data: str) -> str:
     """Running text: a file, the rows of a table one after the other, or the embedded text."""
-    if data == "python-docs":
-        return python_docs("test")
+    if data in PYTHON_DOCS:
+        return python_docs(PYTHON_DOCS[data])
     if is_hub(data) or _suffix(data) in TABLES:
         return "\n".join(" ".join(texts) for texts in read_rows(data, labelled=False).texts)
     return _content(data)

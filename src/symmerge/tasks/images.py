@@ -15,6 +15,7 @@ from symmerge.errors import DataError
 from symmerge.tasks.embedded import digits
 from symmerge.tasks.hub import is_hub, read_hub
 
+DIGITS = {"digits": "test", "digits:train": "train"}  # the part to measure on, and what models were trained on: to calibrate with
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 ARRAYS = (("x", "y"), ("images", "labels"), ("pixel_values", "labels"), ("x_test", "y_test"))
 COLUMNS = (("image", "label"), ("img", "label"), ("image", "fine_label"))
@@ -34,8 +35,8 @@ class Pictures:
 
 def read_pictures(data: str) -> Pictures:
     """Where the pictures are; files are opened later, as they are needed."""
-    if data == "digits":
-        images, labels = digits("test")
+    if data in DIGITS:
+        images, labels = digits(DIGITS[data])
         return Pictures(np.rint(images * 255).astype(np.uint8), labels.tolist())
     if is_hub(data):
         return _from_hub(data)

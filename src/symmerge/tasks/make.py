@@ -22,8 +22,9 @@ TASKS = {
 def make_task(name: str, data: str, models: Sequence[Model], *, samples: int | None = None, seed: int = 0) -> Task:
     """A task with its data, for models of one architecture: `make_task("clm", "python-docs", [a, b], samples=64)`.
 
-    Tokenizer or image processor come from the first model's folder. `data` is `self` (text the models write), `digits`,
-    `python-docs`, a file (text, .xz, TSV, CSV, JSONL, .npz), a folder of pictures, or a Hugging Face data set (`hf:NAME`, or a folder).
+    Tokenizer or image processor come from the first model's folder. `data` is `self` (text the models write), `digits` or `python-docs` (the part
+    held out from training; `digits:train` is the other), a file (text, .xz, TSV, CSV, JSONL, .npz), a folder of pictures, or a Hugging Face data
+    set (`hf:NAME`, or a folder).
     """
     if name not in TASKS:
         raise MismatchError(f"task {name}: there are {', '.join(TASKS)}")
@@ -32,8 +33,12 @@ def make_task(name: str, data: str, models: Sequence[Model], *, samples: int | N
     wanted, make = TASKS[name]
     for model in models:
         if model.spec.task != wanted:
-            fitting = next(other for other, (purpose, _) in TASKS.items() if purpose == model.spec.task)
-            raise MismatchError(f"{model.where} is a {model.spec.architecture}, for {model.spec.task}: the task {name} is for {wanted}; use {fitting}")
+            raise MismatchError(f"{model.where} is a {model.spec.architecture}, for {model.spec.task}: the task {name} is for {wanted}; use {task_of(model)}")
     if data == "self" and name not in ("mlm", "clm"):
         raise MismatchError(f"data self: only language models write their own inputs; give the task {name} data with labels")
     return make(models, data, samples=samples, seed=seed)
+
+
+def task_of(model: Model) -> str:
+    """The name of the task that a model is for."""
+    return next(name for name, (purpose, _) in TASKS.items() if purpose == model.spec.task)

@@ -1,0 +1,86 @@
+"""The verb that looks at a pair once, for many alignments: statistics."""
+
+from __future__ import annotations
+
+import os
+from functools import reduce
+from operator import add as plus
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from symmerge import console
+from symmerge.calibration import form, observe
+from symmerge.checkpoint import return_freed_memory
+from symmerge.cli import options
+from symmerge.errors import CheckpointError, MismatchError
+from symmerge.matching.activations import doubts
+from symmerge.model import device_of, load
+from symmerge.processes import joined
+from symmerge.statistics import Statistics
+from symmerge.tasks import task_of
+
+
+def statistics(
+    a: options.ModelA,
+    b: options.ModelB,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.", show_default=False)],
+    data: options.Data = None,
+    samples: options.Samples = None,
+    recipe: Annotated[str, typer.Option(help="For which recipe of align: each sees models in a form of its own.")] = "activations",
+    add: Annotated[list[Path] | None, typer.Option(help="Add what is in this file, of the same pair. May be repeated.", show_default=False)] = None,
+    seed: options.Seed = 0,
+    device: options.Device = "cpu",
+    resume: options.Resume = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out if it exists.")] = False,
+    config: options.Config = None,
+) -> None:
+    """Gather statistics of what flows through two models, once; align and merge then take them with --statistics. Several files can be added up.
+
+    Also in several processes: [bold]torchrun --nproc-per-node 2 -m symmerge statistics ...[/]. Ctrl-C keeps what was gathered.
+
+    Example: [bold]symmerge statistics ./seed-0 ./seed-1 --data text.txt --out ./pair.safetensors[/]
+    """
+    with console.friendly("interrupted: what was gathered so far is kept, --resume goes on from it"), joined() as (rank, world):
+        return_freed_memory()
+        models = load(a), load(b)
+        if out.exists() and not overwrite:
+            raise CheckpointError(f"{out} exists: choose another --out, or --overwrite to replace it")
+        if not data and (not add or samples is not None):
+            raise MismatchError(f"nothing to gather: give --data: {options.INPUTS[task_of(models[0])]}; or --add files that are there")
+        chosen = options.chosen_recipe(name=recipe, loose=True)
+        if not chosen.needs_data:
+            raise MismatchError(f"--recipe {recipe} looks at weights alone: choose one of {', '.join(options.WITH_DATA)}")
+        ready = chosen.ready(models[0]), chosen.ready(models[1])
+        found = [Statistics.load(file) for file in add or []]
+        for one in found:
+            one.check(form(*ready))
+        if data:
+            task = options.inputs(models, data, samples=samples, seed=seed)
+            partial = out.with_name(f"{out.name}.partial")
+            if not resume:
+                _forget(partial)
+            with console.progress("looking at both models", -(-len(task.batches) // world)) as tick:
+                found.append(observe(ready, task, partial=partial, device=_device(device, rank, world), progress=tick))
+        total = reduce(plus, found)
+        if rank:
+            return
+        doubts(total)
+        total.save(out)
+        size = out.stat().st_size / 1e6
+        console.out.print(f"wrote {out}: {total.samples} tokens, {len(total.moments)} activations, {size:.1f} MB", soft_wrap=True)
+
+
+def _forget(partial: Path) -> None:
+    """Of every process that an interrupted run had."""
+    for file in (partial, *partial.parent.glob(f"{partial.name}.*-of-*")):
+        file.unlink(missing_ok=True)
+
+
+def _device(name: str, rank: int, world: int) -> str:
+    """Each process of several has a GPU of its own, as far as there are any."""
+    if device_of(name).type == "cuda" and world > 1:
+        return f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
+    return name

@@ -1,0 +1,54 @@
+"""Several processes that share one job: started by `torchrun`, each takes its part, and sums are added up over all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def place() -> tuple[int, int]:
+    """This process's number, and how many there are."""
+    import torch.distributed as distributed
+
+    return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_available() and distributed.is_initialized() else (0, 1)
+
+
+@contextmanager
+def joined() -> Iterator[tuple[int, int]]:
+    """While inside, the processes that `torchrun` started work together; a process on its own is one of one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield place()
+        return
+    import torch.distributed as distributed
+
+    distributed.init_process_group("gloo")  # sums are added up on the CPU, wherever they were made
+    try:
+        yield place()
+    finally:
+        distributed.destroy_process_group()
+
+
+def shared(value: Any) -> Any:
+    """What the first process has, in all of them."""
+    import torch.distributed as distributed
+
+    held = [value]
+    distributed.broadcast_object_list(held, src=0)
+    return held[0]
+
+
+def summed(mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sums over all processes, under the names the first one has; one that had nothing to do adds nothing."""
+    import torch.distributed as distributed
+
+    layout = shared({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in mine.items()})
+    found = {}
+    for name, (shape, dtype) in layout.items():
+        found[name] = mine[name].cpu() if name in mine else torch.zeros(shape, dtype=dtype)
+        distributed.all_reduce(found[name])
+    return found
