@@ -26,9 +26,8 @@ ORDER += [
     "mixture",
     "plane",
     "barrier",
-    "report",
 ]
-ORDER += ["matching", "orbit", "align", "inspection", "__init__", "zoo", "demo", "console", "cli", "__main__"]
+ORDER += ["report", "matching", "orbit", "align", "inspection", "__init__", "zoo", "demo", "console", "cli", "__main__"]
 ONLY = {"weights": {"errors"}, "checkpoint": {"errors", "weights"}, "console": {"errors"}}
 NAMES = re.compile(rf"(?<![a-z])({'|'.join({*BY_MODEL_TYPE, *(family.name for family in FAMILIES)})})", re.IGNORECASE)
 

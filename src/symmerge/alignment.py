@@ -146,7 +146,7 @@ class Alignment:
 def read_alignment(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and the parts of an alignment file, whatever table it is for."""
     remedy = "make one with align or random"
-    header, tensors = read_tensors(path, FORMAT, remedy)
+    header, tensors = read_tensors(path, FORMAT, "an alignment file", remedy)
     if not header.keys() >= {"family", "spec"}:
         raise CheckpointError(f"{path} is not an alignment file (its header is not whole): {remedy}")
     return header, tensors

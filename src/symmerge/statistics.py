@@ -60,7 +60,7 @@ class Statistics:
     @staticmethod
     def load(path: Path) -> Statistics:
         remedy = "make it again with symmerge statistics"
-        header, tensors = read_tensors(path, FORMAT, remedy)
+        header, tensors = read_tensors(path, FORMAT, "a statistics file", remedy)
         try:
             axes = {name: parse(axis)[0] for name, axis in header["axes"].items()}
             moments = {name: Moments(axis, *(tensors[f"{name}/{part}"] for part in PARTS)) for name, axis in axes.items()}

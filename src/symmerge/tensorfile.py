@@ -29,7 +29,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
         raise CheckpointError(f"cannot write {path}: {error}") from error
 
 
-def read_tensors(path: str | Path, format: str, remedy: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_tensors(path: str | Path, format: str, what: str, remedy: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors of a file with this format; any other is refused, with what to do about it."""
     try:
         with safe_open(path, "pt") as file:
@@ -37,9 +37,9 @@ def read_tensors(path: str | Path, format: str, remedy: str) -> tuple[dict[str, 
             # A copy: the file's bytes are mapped at addresses that are not aligned, and complex arithmetic on them crashes torch.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (safe_open is not a mapping)
     except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): {remedy}") from error
+        raise CheckpointError(f"{path} is not {what} ({error}): {remedy}") from error
     if not isinstance(header, dict) or header.get("format") != format:
-        raise CheckpointError(f"{path} is no file of this version ({format}): {remedy}")
+        raise CheckpointError(f"{path} is not {what} of this version ({format}): {remedy}")
     return header, tensors
 
 

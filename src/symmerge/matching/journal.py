@@ -42,7 +42,7 @@ class Journal:
         """The last entry, if there is one."""
         if not self.path.exists():
             return None
-        header, tensors = read_tensors(self.path, FORMAT, "remove it and start again")
+        header, tensors = read_tensors(self.path, FORMAT, "a journal", "remove it and start again")
         if header["task"] != json.dumps(self.task, sort_keys=True):
             raise MismatchError(f"{self.path} was left by another run (other models or settings): repeat that command with --resume, or remove the file")
         return Entry(json.loads(header["record"]), _nested(tensors))
