@@ -69,6 +69,14 @@ CORRELATIONS = {
     "layers": [{"layer": layer, "space": "ff", "before": 0.125, "after": 0.75} for layer in range(3)],
     "matrix": {"space": "heads.0", "values": [[0.9, 0.1, 0, 0], [0.1, 0.8, 0, 0], [0, 0, -0.7, 0], [0, 0, 0, None]], "borders": [2]},
 }
+AMOUNT = {
+    "schema": "symmerge.amount/1",
+    "unit": "tokens",
+    "methods": [
+        {"name": "none", "label": "plain average", "points": [{"samples": 0, "barriers": [3.0, 4.0]}]},
+        {"name": "ours", "label": "activations", "points": [{"samples": 100, "barriers": [2.0, 3.0]}, {"samples": 10000, "barriers": [1.0, 1.5]}]},
+    ],
+}
 PLANE = {
     "schema": "symmerge.plane/1",
     "points": [{"weights": [a / 4, b / 4, 1 - (a + b) / 4], "loss": 1.0 + a * b} for a in range(5) for b in range(5 - a)],
@@ -138,6 +146,7 @@ def test_what_was_not_measured_is_not_on_the_page(page):
         "structure": ("Structure of the alignment", STRUCTURE),
         "correlations": ("Feature correlation", CORRELATIONS),
         "solution": ("The search", SOLUTION),
+        "amount": ("Amount of data", AMOUNT),
     }
     bare = page(curve=curve())
     assert not any(title in bare for title, _ in parts.values())
@@ -227,6 +236,7 @@ DRAWINGS = {
     "layers": (
         lambda change: figures.layer_correlation({"layers": [{"layer": at, "space": "ff", "before": 0.1, "after": 0.5 + at * (1 + change)} for at in (0, 1)]})
     ),
+    "amount": (lambda change: figures.amount({**AMOUNT, "methods": [{**AMOUNT["methods"][1], "points": [{"samples": 9, "barriers": [1.0 + change, 2.0]}]}]})),
     "objective": (lambda change: figures.objective("weights", [[3.0, 2.0 + change, 1.0]])),
     "matrix": (lambda change: maps.correlation_matrix({"space": "h", "values": [[1.0, 0.2 + change], [0.0, 0.5]], "borders": [1]})),
     "permutation": (lambda change: maps.element({**STRUCTURE["spaces"][1], "index": [2, 0, 1, 3] if change else [0, 1, 2, 3]})),
@@ -248,9 +258,39 @@ def test_figures_are_svg_and_change_with_the_data(name):
 
 
 def test_the_curve_shows_methods_ensemble_and_parents():
-    texts = [node.text for node in ElementTree.fromstring(curve_svg(curve())).iter("{http://www.w3.org/2000/svg}text")]
-    assert {"plain average", "weight matching", "ensemble of both", "A", "B", "loss"} <= set(texts)
+    assert {"plain average", "weight matching", "ensemble of both", "A", "B", "loss"} <= set(texts(curve_svg(curve())))
     assert "prefers-color-scheme: dark" in curve_svg(curve())
+
+
+def texts(drawn):
+    return [node.text for node in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_barriers_against_amounts_have_means_errors_and_bands(page):
+    text = page(curve=curve(), amount=AMOUNT)
+    for shown in ("3.50 ± 0.50", "1.25 ± 0.25", "s1-amount-band-none", "s1-amount-band-ours", ">10,000<"):
+        assert shown in text, shown
+    alone = [{**method, "points": [{**point, "barriers": point["barriers"][:1]} for point in method["points"]]} for method in AMOUNT["methods"]]
+    assert "band" not in figures.amount({**AMOUNT, "methods": alone})
+
+
+def test_eight_methods_have_colours_of_their_own_and_a_legend_that_fits(page):
+    """Long names are wrapped, so that none is cut off; the drawing keeps its height, whatever the legend needs."""
+    long = "correlation of activations: units, and heads as wholes with the coordinates inside them"
+    record = curve(methods=[method(f"m{at}", f"method {at}" if at else long, at / 4) for at in range(8)])
+    text = page(curve=record)
+    for at in range(1, 9):
+        assert f"key-{at}" in text and f"stroke: var(--series-{at})" in text, at
+    drawn = texts(curve_svg(record))
+    assert long not in drawn and {"correlation of activations:", "method 7"} <= set(drawn)
+    sides = [ElementTree.fromstring(curve_svg(curve(methods=record["methods"][:count]))).get("viewBox").split() for count in (2, 8)]
+    assert sides[0][2] == sides[1][2] and float(sides[0][3]) < float(sides[1][3])
+
+
+def test_a_log_axis_is_labelled_in_numbers():
+    """Formulas are switched off, so that names are shown as they are; matplotlib's own labels would be formulas."""
+    drawn = texts(figures.metric_curve(as_curve(curve(plain=5.0)), "perplexity"))
+    assert "perplexity (log scale)" in drawn and {"10", "100"} <= set(drawn) and not any("$" in text for text in drawn)
 
 
 def test_a_loss_that_overflowed_is_a_gap_not_an_error(page):
@@ -300,6 +340,7 @@ BAD = {
     "structure": ({"curve": curve(), "structure": {"schema": "symmerge.structure/1", "spaces": [{"space": "ff"}]}}, "structure.json has no 'kind'"),
     "correlations": ({"curve": curve(), "correlations": {"schema": 3}}, "correlations.json has schema 3"),
     "solution": ({"curve": curve(), "solution": {"schema": "symmerge.solution/1", "objective": [1.0]}}, "solution.json has no 'distance_before'"),
+    "amount": ({"curve": curve(), "amount": {**AMOUNT, "methods": [{"name": "x", "label": "x"}]}}, "amount.json has no 'points'"),
     "solution alone": ({"solution": {"schema": "symmerge.solution/1", "objective": [1.0]}}, "solution.json has no 'distance_before'"),
 }
 

@@ -24,6 +24,8 @@ PALETTE = {
     "series-4": ("#a8468c", "#e59bd2"),
     "series-5": ("#7d5f00", "#dcbc50"),
     "series-6": ("#4d51cc", "#a6a9ff"),
+    "series-7": ("#a01030", "#f06060"),
+    "series-8": ("#004d40", "#d4ff6a"),
 }
 INK, MUTED, LINE = (PALETTE[name][0] for name in ("ink", "muted", "line"))
 SERIES = tuple(light for name, (light, _) in PALETTE.items() if name.startswith("series"))

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from math import isfinite
+from textwrap import fill
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from symmerge.report.drawing import INK, MUTED, SERIES, draw
-from symmerge.report.results import Curve, Method, number
-from symmerge.report.words import position, short
+from symmerge.report.results import Curve, Estimate, number
+from symmerge.report.words import estimate, position, short
 
-WIDE = (5.4, 3.7)
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # seven markers, six colours: no two of 42 lines look alike
+WIDTH, HEIGHT, LINE_HEIGHT = 5.4, 3.25, 0.22  # inches: of a figure, of one without a legend, and of a line of the legend
+COLUMN = 27  # letters that fit in half the width, where the legend has two columns
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # seven markers, eight colours: no two of 56 lines look alike
 LOG_FROM = 20.0  # times the smallest value: where a linear axis would show one line only
 
 
@@ -30,13 +32,14 @@ def metric_curve(curve: Curve, metric: str, name: str = "curve") -> str:
     ]
     if curve.ensemble:
         said.append(f"Ensemble of both: {short(curve.ensemble[metric].mean)}.")
-    return draw(name, f"{metric} along the path from model A to model B", " ".join(said), WIDE, lambda figure: _paint_curve(figure, curve, metric))
+    size = _size([*lines, "line between A and B", "ensemble of both"])
+    return draw(name, f"{metric} along the path from model A to model B", " ".join(said), size, lambda figure: _paint_curve(figure, curve, metric))
 
 
 def _paint_curve(figure: Figure, curve: Curve, metric: str) -> Mapping[str, float]:
     axes = figure.add_subplot(xlabel="t: share of model B", ylabel=metric)
     for method, colour, marker in zip(curve.methods, cycle(SERIES), cycle(MARKERS)):
-        _paint_method(axes, curve.t, method, metric, colour, marker)
+        _paint_line(axes, curve.t, [point[metric] for point in method.points], method.name, method.label, colour, marker)
     ends = [curve.methods[0].points[at][metric].mean for at in (0, -1)]
     axes.plot(curve.t[:: len(curve.t) - 1], ends, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), label="line between A and B")
     if curve.ensemble and isfinite(curve.ensemble[metric].mean):
@@ -48,19 +51,34 @@ def _paint_curve(figure: Figure, curve: Curve, metric: str) -> Mapping[str, floa
     axes.set_xlim(curve.t[0] - 0.08, curve.t[-1] + 0.08)
     _scale(axes, [point[metric].mean for method in curve.methods for point in method.points])
     axes.axvline(curve.t[0], color=INK, linewidth=0.9).set_gid("cursor")
-    figure.legend(loc="outside lower center", ncols=2)
+    _legend(figure)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # what was laid out stays there, so that the cursor of the page meets the points
     (left, _), (right, _) = (axes.transData.transform((t, axes.get_ylim()[0])) for t in (0.0, 1.0))
     return {"start": float(left), "length": float(right - left)}
 
 
-def _paint_method(axes: Axes, t: Sequence[float], method: Method, metric: str, colour: str, marker: str) -> None:
-    values = [point[metric] for point in method.points]
-    axes.plot(t, [value.mean for value in values], color=colour, marker=marker, markersize=3.5, label=method.label)
+def _paint_line(axes: Axes, x: Sequence[float], values: Sequence[Estimate], name: str, label: str, colour: str, marker: str) -> None:
+    axes.plot(x, [value.mean for value in values], color=colour, marker=marker, markersize=3.5, label=_wrapped(label))
     if values[0].error is not None:
         low, high = ([value.mean + side * (value.error or 0.0) for value in values] for side in (-1, 1))
-        axes.fill_between(t, low, high, color=colour, alpha=0.22, linewidth=0).set_gid(f"band-{method.name}")
+        axes.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0).set_gid(f"band-{name}")
+
+
+def _legend(figure: Figure) -> None:
+    figure.legend(loc="outside lower center", ncols=2)
+
+
+def _wrapped(label: str) -> str:
+    """In as many lines as a column of the legend needs: what is wider than the figure would be cut off."""
+    return fill(label, COLUMN)
+
+
+def _size(labels: Sequence[str]) -> tuple[float, float]:
+    """The legend takes its room below the drawing, not from it."""
+    lines = [_wrapped(label).count("\n") + 1 for label in labels]
+    half = (len(lines) + 1) // 2
+    return WIDTH, HEIGHT + LINE_HEIGHT * max(sum(lines[:half]), sum(lines[half:]))
 
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:
@@ -68,6 +86,8 @@ def _scale(axes: Axes, values: Sequence[float]) -> None:
     if finite and min(finite) > 0 and max(finite) > LOG_FROM * min(finite):
         axes.set_yscale("log")
         axes.set_ylabel(f"{axes.get_ylabel()} (log scale)")
+        axes.yaxis.set_major_formatter("{x:g}")  # by default formulas, which are not read here
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def layer_correlation(correlations: Mapping[str, Any], name: str = "layers") -> str:
@@ -77,7 +97,7 @@ def layer_correlation(correlations: Mapping[str, Any], name: str = "layers") -> 
     said = [f"{space}: mean {_mean(rows[space], 'before')} before, {_mean(rows[space], 'after')} after alignment." for space in spaces]
 
     def paint(figure: Figure) -> None:
-        axes = figure.add_subplot(xlabel="layer", ylabel="mean correlation of matched features")
+        axes = figure.add_subplot(xlabel="layer", ylabel="mean correlation")
         for space, colour, marker in zip(spaces, cycle(SERIES[1:]), cycle(MARKERS)):
             for when, dashes, face in (("before", (0, (4, 2)), "none"), ("after", "-", colour)):
                 line = [number(row[when]) for row in rows[space]]
@@ -89,16 +109,39 @@ def layer_correlation(correlations: Mapping[str, Any], name: str = "layers") -> 
                     marker=marker,
                     markersize=5,
                     markerfacecolor=face,
-                    label=f"{space}, {when}",
+                    label=_wrapped(f"{space}, {when}"),
                 )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        figure.legend(loc="outside lower center", ncols=2)
+        _legend(figure)
 
-    return draw(name, "Feature correlation per layer, before and after alignment", " ".join(said), WIDE, paint)
+    size = _size([f"{space}, before" for space in spaces for _ in range(2)])
+    return draw(name, "Feature correlation per layer, before and after alignment", " ".join(said), size, paint)
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> str:
     return short(sum(number(row[key]) for row in rows) / len(rows))
+
+
+def amount(record: Mapping[str, Any], name: str = "amount") -> str:
+    """The barrier against the amount of data a match has seen, with its error band; a method that needs no data is level."""
+    methods = record["methods"]
+    lines = [[Estimate.of([number(value) for value in point["barriers"]]) for point in method["points"]] for method in methods]
+    labels = [method["label"] for method in methods]
+    seen = sorted({float(point["samples"]) for method in methods for point in method["points"]} - {0})
+    said = [f"{label}: {estimate(line[0])} with the least data, {estimate(line[-1])} with the most." for label, line in zip(labels, lines, strict=True)]
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot(xlabel=f"{record['unit']} (log scale)", ylabel="barrier")
+        axes.set_xscale("log")
+        for method, line, colour, marker in zip(methods, lines, cycle(SERIES), cycle(MARKERS)):
+            at = [float(point["samples"]) for point in method["points"]]
+            at, line = (seen, line * len(seen)) if at == [0] else (at, line)
+            _paint_line(axes, at, line, method["name"], method["label"], colour, marker)
+        axes.set_xticks(seen, [f"{count:,.0f}" for count in seen])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        _legend(figure)
+
+    return draw(name, f"Barrier against {record['unit']}", " ".join(said), _size(labels), paint)
 
 
 def objective(label: str, runs: Sequence[Sequence[float]], name: str = "objective") -> str:
@@ -112,4 +155,4 @@ def objective(label: str, runs: Sequence[Sequence[float]], name: str = "objectiv
             axes.plot(range(1, len(run) + 1), run, color=SERIES[1], marker="o", markersize=3.5, alpha=max(0.3, 1 / len(runs)))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
-    return draw(name, f"Objective per sweep: {label}", said, (5.4, 2.8), paint)
+    return draw(name, f"Objective per sweep: {label}", said, (WIDTH, 2.8), paint)

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from symmerge.errors import SymmergeError
 from symmerge.report import figures, tables, words
-from symmerge.report.drawing import palette_css, standalone
+from symmerge.report.drawing import SERIES, palette_css, standalone
 from symmerge.report.results import Curve, as_curve, read_results
 from symmerge.report.sections import Section, section
 
@@ -57,6 +57,7 @@ def _render(sections: Sequence[Section]) -> str:
         # Only this script may run, and nothing may be fetched, whatever the results contain.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         words=words,
+        colours=len(SERIES),
     )
 
 

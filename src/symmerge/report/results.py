@@ -13,14 +13,21 @@ from typing import Any
 from symmerge.errors import SymmergeError
 
 CURVE, CURVES = "symmerge.curve/1", "symmerge.curves/1"
-STRUCTURE, CORRELATIONS = "symmerge.structure/1", "symmerge.correlations/1"
+STRUCTURE, CORRELATIONS, AMOUNT = "symmerge.structure/1", "symmerge.correlations/1", "symmerge.amount/1"
 # file -> what it may hold, what writes it
-SCHEMAS = {"curve.json": (CURVE, CURVES), "solution.json": ("symmerge.solution/1",), "structure.json": (STRUCTURE,), "correlations.json": (CORRELATIONS,)}
+SCHEMAS = {
+    "curve.json": (CURVE, CURVES),
+    "solution.json": ("symmerge.solution/1",),
+    "structure.json": (STRUCTURE,),
+    "correlations.json": (CORRELATIONS,),
+    "amount.json": (AMOUNT,),
+}
 WRITERS = {
     "curve.json": "symmerge barrier",
     "solution.json": "symmerge align",
     "structure.json": "symmerge align",
-    "correlations.json": "what measured them (see docs/results-format.md)",
+    "correlations.json": "symmerge align with data",
+    "amount.json": "what measured it (see docs/results-format.md)",
 }
 ENOUGH = ("curve.json", "solution.json")  # a page needs one of them
 
@@ -81,6 +88,7 @@ class Results:
     solution: Mapping[str, Any] | None
     structure: Mapping[str, Any] | None
     correlations: Mapping[str, Any] | None
+    amount: Mapping[str, Any] | None
 
 
 def read_results(folder: Path) -> list[Results]:
@@ -97,7 +105,7 @@ def _read_folder(folder: Path) -> Results:
     found = {name: read_json(folder / name) for name in WRITERS if (folder / name).exists()}
     with whole(folder / "curve.json"):
         curve = as_curve(found["curve.json"]) if "curve.json" in found else None
-    return Results(folder, curve, *(found.get(name) for name in ("solution.json", "structure.json", "correlations.json")))
+    return Results(folder, curve, *(found.get(name) for name in ("solution.json", "structure.json", "correlations.json", "amount.json")))
 
 
 def read_json(file: Path) -> Mapping[str, Any]:

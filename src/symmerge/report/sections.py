@@ -85,6 +85,10 @@ def _parts(key: str, results: Results) -> Iterator[Part]:
     if curve and (others := curve.metrics[1:]):
         drawn = (Figure.of(figures.metric_curve(curve, metric, f"{key}-metric{at}"), f"{metric} on the same path.") for at, metric in enumerate(others))
         yield Part("Other metrics", figures=tuple(drawn))
+    if results.amount:
+        with whole(results.folder / "amount.json"):
+            part = _amount(key, results.amount)
+        yield part
     if results.correlations:
         with whole(results.folder / "correlations.json"):
             part = _correlations(key, results.correlations)
@@ -108,9 +112,15 @@ def _correlations(key: str, record: Mapping[str, Any]) -> Part:
         Figure.of(figures.layer_correlation(record, f"{key}-layers"), "How alike the two models' features are, layer by layer: the closer to 1, the better.")
     ]
     if "matrix" in record:
-        caption = f"Correlations in {record['matrix']['space']}; lines mark where a head ends."
+        which = f", {record['matrix']['features']}" if "features" in record["matrix"] else ""
+        caption = f"Correlations in {record['matrix']['space']}{which}; lines mark where a head ends."
         drawn.append(Figure.of(maps.correlation_matrix(record["matrix"], f"{key}-matrix"), caption))
     return Part("Feature correlation", figures=tuple(drawn), tables=(tables.correlations(record),))
+
+
+def _amount(key: str, record: Mapping[str, Any]) -> Part:
+    caption = f"Barrier over the mean against how many {record['unit']} the match has seen; shaded: standard error over the pairs."
+    return Part("Amount of data", figures=(Figure.of(figures.amount(record, f"{key}-amount"), caption),), tables=(tables.amount(record),))
 
 
 def _structure(key: str, record: Mapping[str, Any]) -> Part:

@@ -115,6 +115,16 @@ def correlations(results: Mapping[str, Any]) -> Table:
     return Table.of("Mean correlation of matched features", ["layer", "space", "before", "after"], rows)
 
 
+def amount(results: Mapping[str, Any]) -> Table:
+    """The barrier of every method at every amount of data."""
+    rows = [
+        [method["label"], point["samples"], Estimate.of([number(value) for value in point["barriers"]]), len(point["barriers"])]
+        for method in results["methods"]
+        for point in method["points"]
+    ]
+    return Table.of("Barrier against amount of data", ["method", results["unit"], MEAN, "pairs"], rows)
+
+
 def facts(curve: Curve) -> Iterator[tuple[str, str]]:
     """How it was measured, as names and values."""
     yield from (("task" if key == "name" else key, as_given(value)) for key, value in curve.task.items() if key != "metrics")
