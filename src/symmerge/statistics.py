@@ -29,6 +29,7 @@ from symmerge.spec import Spec, text
 from symmerge.tensorfile import read_tensors, write_tensors
 
 FORMAT = "symmerge.statistics/1"
+BLOCK, TOKENS = 1024, 128  # rows of products, and tokens, that are added at once: few enough to stay in the cache
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,12 @@ class Statistics:
 
 
 def _comparable(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    for key in ("a", "b", "spec", "steps"):
+    for side in ("a", "b"):
+        if mine.get(side) != theirs.get(side):
+            raise MismatchError(f"statistics of another pair (model {side.upper()} is another): gather them for this one, with symmerge statistics A B")
+    for key in ("spec", "steps"):
         if mine.get(key) != theirs.get(key):
-            raise MismatchError(f"statistics of other models, or of another form of them ({key} differs): gather them again for this pair")
+            raise MismatchError(f"statistics of this pair in another form ({key} differs): gather them with symmerge statistics --recipe NAME for this recipe")
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,8 @@ class Gatherer:
     moments: dict[str, Moments] = field(default_factory=dict)
 
     @torch.no_grad()
-    def batch(self, inputs: Mapping[str, Tensor]) -> tuple[Any, Any]:
-        """One batch through both; returns what the models answered."""
+    def batch(self, inputs: Mapping[str, Tensor]) -> None:
+        """One batch through both. What they answer is not kept: a batch of logits is large."""
         mask = inputs.get("attention_mask")
         waiting: dict[str, Tensor] = {}
 
@@ -124,28 +128,33 @@ class Gatherer:
             self._add(name, axis, waiting.pop(name), _rows(values, mask))
 
         with watch(self.spec, self.modules[0], keep):
-            first = self.modules[0](**inputs)
+            self.modules[0](**inputs)
         with watch(self.spec, self.modules[1], meet):
-            second = self.modules[1](**inputs)
-        return first, second
+            self.modules[1](**inputs)
 
     def _add(self, name: str, axis: Product, a: Tensor, b: Tensor) -> None:
         a, b = a.to(self.dtype), b.to(self.dtype)
         outer = _heads(self.spec, axis)
         inside = torch.einsum("thn,thm->hnm", *(2 * [b.unflatten(1, (outer, -1))])) if outer else b.new_zeros(0, 0, 0)
-        count = torch.tensor(float(len(a)), device=a.device)
-        new = (count, *_sums(a, b), a.T @ b, inside)
         if name not in self.moments:
-            self.moments[name] = Moments(axis, *(part.double() for part in new))
-            return
-        for part, value in zip(PARTS, new, strict=True):
-            getattr(self.moments[name], part).add_(value)  # float32 products into float64 sums
+            n, m = a.shape[1], b.shape[1]
+            self.moments[name] = Moments(axis, *(a.new_zeros(shape, dtype=torch.float64) for shape in ((), n, m, n, m, (n, m), inside.shape)))
+        found = self.moments[name]
+        found.count += len(a)
+        found.inside += inside
+        for side, total, square in ((a, found.sum_a, found.square_a), (b, found.sum_b, found.square_b)):
+            _add_sums(side, total, square)
+        # float32 products into float64 sums, a block at a time: what was just multiplied is added while it is at hand
+        for total, rows in zip(found.cross.split(BLOCK), a.T.split(BLOCK), strict=True):
+            total += rows @ b
 
 
-def _sums(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-    """Of both and of their squares, in float64 from the start: in float32 a coordinate that never changes would seem to, by rounding."""
-    wide = [side.double() for side in (a, b)]
-    return (*(side.sum(0) for side in wide), *(side.square().sum(0) for side in wide))
+def _add_sums(side: Tensor, total: Tensor, square: Tensor) -> None:
+    """In float64 from the start: in float32 a coordinate that never changes would seem to, by rounding."""
+    for rows in side.split(TOKENS):
+        wide = rows.double()
+        total += wide.sum(0)
+        square += wide.square().sum(0)
 
 
 def _rows(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -117,7 +117,7 @@ def match_heads(spec: Spec, heads: Heads, sides: Sides, options: HeadOptions, *,
         found[base] = _basis(spec.spaces[base].group, groups[base], write, read, options)
     for base in followers:
         leader = found[bases[0]] if spec.spaces[bases[0]].group == spec.spaces[base].group else spec.spaces[base].group.identity(spec.batch(base))
-        found[base] = dict(leader)
+        found[base] = {part: value.clone() for part, value in leader.items()}  # files of tensors hold no two names for one
     return found
 
 
