@@ -16,7 +16,7 @@ from symmerge.groups import Gram
 from symmerge.groups.dense import descend_invertible, nearest_invertible
 from symmerge.matching.evidence import Evidence, Weighting
 from symmerge.matching.journal import Entry, Journal
-from symmerge.matching.recipes import RECIPES, read_counts, recipe, with_options
+from symmerge.matching.recipes import DATA_FREE, RECIPES, read_counts, recipe, with_options
 from symmerge.matching.sweeps import Sweeps
 from symmerge.merge import distance
 from symmerge.model import save
@@ -32,8 +32,8 @@ def pair(name, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("which", RECIPES)
-def test_every_recipe_keeps_both_functions_and_brings_them_closer(name, which):
+@pytest.mark.parametrize("which", DATA_FREE)
+def test_every_recipe_without_data_keeps_both_functions_and_brings_them_closer(name, which):
     a, b = pair(name)
     found = sm.align(a, b, with_options(RECIPES[which], dtype=torch.float64, tries=2))
     assert sm.verify(a, found.reference, dtype=torch.float64).difference <= 1e-10
@@ -107,31 +107,6 @@ def test_own_text_is_the_same_for_the_same_seed(name):
 
 def test_images_have_no_own_text():
     assert make_probe(pair("vit", torch.float32)) is None
-
-
-@pytest.mark.parametrize("name", FAMILIES[:2] + FAMILIES[3:])
-def test_activations_move_as_their_axes_say(name):
-    """Run the model before and after a symmetry: what flows has moved exactly as the table says."""
-    from symmerge.activations import extended, recording
-    from symmerge.verify import full_module
-
-    model = sm.canonicalize(sm.load(small_model(name, dtype=torch.float32)))
-    alignment = sm.Alignment.random(model.spec, torch.Generator().manual_seed(3))
-    tokens = torch.randint(0, model.spec.sizes["vocabulary"], (2, 12), generator=torch.Generator().manual_seed(0))
-    seen = []
-    for which in (model, sm.apply(alignment, model)):
-        module = full_module(which, torch.float32)
-        with recording(model.spec, module) as recorder, torch.no_grad():
-            module(input_ids=tokens)
-        seen.append(recorder.activations())
-    table = extended(model.spec, seen[0])
-    moved = replace(alignment, spec=table)
-    assert len(seen[0].values) > 8
-    for tensor, value in seen[0].values.items():
-        expected, got = moved.transport(tensor, value), seen[1].values[tensor]
-        assert (expected - got).norm() <= 1e-4 * got.norm(), tensor
-    hidden = next(tensor for tensor in seen[0].values if "mlp" in tensor or "intermediate" in tensor)
-    assert (seen[0].values[hidden] - seen[1].values[hidden]).norm() > 0.1 * seen[1].values[hidden].norm()  # the control
 
 
 def test_the_search_keeps_the_best_score_and_says_what_it_tried():

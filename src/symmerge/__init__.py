@@ -5,6 +5,7 @@ from symmerge.alignment import Alignment, apply
 from symmerge.barrier import Curve, barrier
 from symmerge.canonical import canonicalize
 from symmerge.errors import SymmergeError
+from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.base import Solution
 from symmerge.matching.weights import WeightMatching
 from symmerge.merge import mean, merge
@@ -14,6 +15,7 @@ from symmerge.tasks import make_task
 from symmerge.verify import Verdict, verify
 
 __all__ = [
+    "ActivationMatching",
     "Aligned",
     "Alignment",
     "Curve",
