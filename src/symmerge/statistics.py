@@ -29,7 +29,7 @@ from symmerge.spec import Spec, text
 from symmerge.tensorfile import read_tensors, write_tensors
 
 FORMAT = "symmerge.statistics/1"
-BLOCK, TOKENS = 1024, 128  # rows of products, and tokens, that are added at once: few enough to stay in the cache
+BLOCK, TOKENS = 1024, 512  # rows of products, and tokens, added at once: few enough to stay near the cache, not so few that threads wait for each other
 
 
 @dataclass(frozen=True)
