@@ -339,3 +339,18 @@ def test_agreement_with_the_yardstick(zoo, tmp_path, name, task, samples):
     assert [point["loss"] for point in found.points] == pytest.approx(wanted["losses"], abs=1e-3)
     assert found.barrier_mean == pytest.approx(wanted["barrier_mean"], abs=1e-3) and found.barrier_mean > 1
     assert found.barrier_linear == pytest.approx(wanted["barrier_linear"], abs=1e-3)
+
+
+def test_barriers_of_what_is_no_symmetry_are_over_the_parents():
+    """A method that ruins its end must not look better for it."""
+    a, b, other = (sm.load(small_model("gpt2", seed=seed, dtype=torch.float32)) for seed in (0, 1, 2))
+    task = sm.make_task("clm", "self", [a, b], samples=4)
+    wrong = Method("wrong", "wrong", a, other, exact=False)
+    plain = Method("none", "plain average", a, b)
+    alone, beside = (run(a, b, methods, task, points=3)["methods"][0] for methods in ([wrong], [wrong, plain]))
+    own = run(a, b, [Method("wrong", "wrong", a, other)], task, points=3)["methods"][0]
+    ends = [task.evaluate(full_module(model, torch.float32))["loss"] for model in (a, b)]
+    worst = max(point["loss"] for point in alone["points"])
+    for found in (alone, beside):
+        assert found["over"] == pytest.approx(ends, abs=1e-5) and found["barrier_mean"] == pytest.approx(worst - sum(ends) / 2, abs=1e-5)
+    assert "over" not in own and abs(own["barrier_mean"] - alone["barrier_mean"]) > 1e-6  # the control: over its own ends it is another number

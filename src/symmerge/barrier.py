@@ -6,7 +6,7 @@ import csv
 import platform
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,22 +30,29 @@ class Curve:
     points: tuple[Numbers, ...]
     ensemble: Numbers
 
+    parents: tuple[float, float] | None = None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The losses that barriers are taken over: of the two ends, or of the `parents` where an end is another function than its parent."""
+        return self.parents or (self.points[0]["loss"], self.points[-1]["loss"])
+
     @property
     def barrier_mean(self) -> float:
         """How far the largest loss lies over the mean of the two ends."""
-        losses = [point["loss"] for point in self.points]
-        return max(losses) - (losses[0] + losses[-1]) / 2
+        return max(point["loss"] for point in self.points) - sum(self.ends) / 2
 
     @property
     def barrier_linear(self) -> float:
         """How far the loss lies over the straight line between the two ends, where that is most."""
-        losses = [point["loss"] for point in self.points]
-        return max(loss - ((1 - t) * losses[0] + t * losses[-1]) for t, loss in zip(self.ts, losses, strict=True))
+        a, b = self.ends
+        return max(point["loss"] - ((1 - t) * a + t * b) for t, point in zip(self.ts, self.points, strict=True))
 
     def record(self) -> dict[str, Any]:
         """For curve.json."""
         rows = [{"t": t, **numbers} for t, numbers in zip(self.ts, self.points, strict=True)]
-        return {"points": rows, "barrier_mean": self.barrier_mean, "barrier_linear": self.barrier_linear}
+        over = {} if self.parents is None else {"over": list(self.parents)}
+        return {"points": rows, "barrier_mean": self.barrier_mean, "barrier_linear": self.barrier_linear, **over}
 
 
 def line(points: int) -> tuple[float, ...]:
@@ -67,7 +74,7 @@ def barrier(a: Model, b: Model, task: Task, points: int = 21, *, device: str = "
 
 @dataclass(frozen=True)
 class Method:
-    """One way to bring a pair together: the two ends of its line, and how they were found."""
+    """One way to bring a pair together: the two ends of its line, and how they were found. Not `exact`: its ends are other functions than the pair."""
 
     name: str
     label: str
@@ -75,6 +82,7 @@ class Method:
     b: Model
     settings: Mapping[str, Any] = field(default_factory=dict)
     objective: tuple[float, ...] = ()
+    exact: bool = True
 
 
 def run(
@@ -82,6 +90,9 @@ def run(
 ) -> dict[str, Any]:
     """The line of every method between two models, as curve.json has it. The ensemble is of the first method's ends."""
     curves = [barrier(method.a, method.b, task, points, device=device, progress=progress) for method in methods]
+    if not all(method.exact for method in methods):
+        known = next((curve for method, curve in zip(methods, curves, strict=True) if method.exact), None) or barrier(a, b, task, 2, device=device)
+        curves = [curve if method.exact else replace(curve, parents=known.ends) for method, curve in zip(methods, curves, strict=True)]
     return {
         "schema": SCHEMA,
         "task": task.record(),

@@ -133,8 +133,8 @@ def _line(name: str, a: Model, b: Model, found: Aligned | None) -> Method:
     if found is None:
         return Method(name, "plain average", a, b)
     kind = "activation matching" if found.recipe.needs_data else "weight matching"
-    label = kind if name in METHODS else f"{kind}, {name}"
-    return Method(name, label, found.reference, found.aligned, found.solution.settings, found.solution.objective)
+    label = (kind if name in METHODS else f"{kind}, {name}") + (" (no symmetry)" if found.recipe.loose else "")
+    return Method(name, label, found.reference, found.aligned, found.solution.settings, found.solution.objective, exact=not found.recipe.loose)
 
 
 def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
