@@ -192,6 +192,7 @@ def moments_of(a, b, heads):
 
 SCORES = {
     "correlation": lambda a, b: torch.corrcoef(torch.cat([a, b], 1).T)[: a.shape[1], a.shape[1] :],
+    "absolute": lambda a, b: SCORES["correlation"](a, b).abs(),
     "cosine": lambda a, b: (a / a.norm(dim=0)).T @ (b / b.norm(dim=0)),
     "covariance": lambda a, b: (a - a.mean(0)).T @ (b - b.mean(0)) / len(a),
     "product": lambda a, b: a.T @ b / len(a),

@@ -16,15 +16,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symmerge.errors import MismatchError
 from symmerge.groups import Trivial
 from symmerge.notation import Atom, Product, Role, Sum, atoms, pieces, size
 from symmerge.spec import Space, Spec
 
 SAMPLE = "sample"
 DUAL = {Role.WRITES: Role.READS, Role.READS: Role.WRITES, Role.RIDES: Role.RIDES}
-Score = Literal["correlation", "cosine", "covariance", "product"]
-"""How coordinates are compared: the first two at length one, the first and third without their means."""
-CENTRED, SCALED = ("correlation", "covariance"), ("correlation", "cosine")
+Score = Literal["correlation", "absolute", "cosine", "covariance", "product"]
+"""How coordinates are compared: by correlation, its absolute value (which a permutation without signs does not explain: for comparison), cosine,
+covariance, or plain products. For permutations the last is the distance as well: the lengths are the same in any order."""
+CENTRED, SCALED = ("correlation", "absolute", "covariance"), ("correlation", "absolute", "cosine")
 See = Callable[[str, Product, Tensor], None]
 """What to do with the coordinates of an axis, as they pass: (name, axis, values [..., coordinates])."""
 
@@ -46,6 +48,8 @@ class Samples:
 
     def activations(self, score: Score) -> tuple[Activations, Activations]:
         """As they are to be compared."""
+        if score == "absolute":
+            raise MismatchError("absolute correlations need statistics, and own text is kept as samples: give data")
         return _scored(self.a, score), _scored(self.b, score)
 
 

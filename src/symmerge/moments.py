@@ -59,7 +59,8 @@ def samples(found: Moments, score: Score) -> tuple[Float[Tensor, "a b"], Float[T
     if score not in SCALED:
         return _rooted(cross, squares[1], inside)
     left, right = (torch.where(square > 0, square.rsqrt(), 0.0) for square in squares)
-    return left[:, None] * cross * right, torch.diag((right > 0).to(cross))
+    cross = left[:, None] * cross * right
+    return cross.abs() if score == "absolute" else cross, torch.diag((right > 0).to(cross))
 
 
 def _rooted(cross: Tensor, squares: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:

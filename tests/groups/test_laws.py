@@ -293,3 +293,26 @@ def test_others_do_not_commute_with_positions(layout, other):
         "reach": RotaryPairs(6, 2, layout).act(RotaryPairs(6, 2, layout).random(generator), torch.eye(6, dtype=torch.float64), Role.WRITES),
     }[other]
     assert differ(matrix @ turn, turn @ matrix)
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+@every
+def test_elements_move_along_their_tangent(name, batch):
+    """Zero moves nothing, any direction stays in the group, as many directions as the group has, and gradients flow through the action."""
+    group, generator = GROUPS[name](6), torch.Generator().manual_seed(0)
+    element = group.random(generator, batch)
+    shapes = {part: (*batch, *shape) for part, shape in group.tangent().items()}
+    same(group.moved(element, {part: torch.zeros(shape, dtype=torch.float64) for part, shape in shapes.items()}), element)
+    along = {part: (0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)).requires_grad_() for part, shape in shapes.items()}
+    moved = group.moved(element, along)
+    verdict = group.check({part: value.detach() for part, value in moved.items()})
+    assert verdict.ok, verdict.reason
+    assert bool(shapes) == (group.dimension > 0)
+    if not shapes:
+        return
+    x = torch.randn(*batch, group.size, 4, generator=generator, dtype=torch.float64)
+    assert differ(group.act(moved, x, Role.WRITES).detach(), group.act(element, x, Role.WRITES))  # the control: it does move
+    total = sum((group.act(moved, x, role) * x.cos()).sum() for role in BOTH)
+    total.backward()
+    assert all(value.grad is not None and value.grad.isfinite().all() for value in along.values())
+    assert any(value.grad.abs().max() > 1e-6 for value in along.values() if value.numel())

@@ -110,6 +110,14 @@ class Group(ABC):
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         """The element that brings B's coordinates closest to A's, given the evidence of the axes that write, read and ride."""
 
+    def tangent(self) -> dict[str, tuple[int, ...]]:
+        """The directions in which elements can move continuously, and their shapes; a discrete group has none."""
+        return {}
+
+    def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
+        """The element moved along its tangent: differentiable, always in the group, and zero moves nothing."""
+        return element
+
     def check_shapes(self, element: Element, batch: tuple[int, ...] = ()) -> Check:
         """Does the element have this group's parts, finite and of the right shape?"""
         expected = {part: (*batch, *shape) for part, shape in self.shapes().items()}

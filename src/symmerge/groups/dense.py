@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -39,6 +40,11 @@ def _eye(n: int, batch: tuple[int, ...]) -> Tensor:
 def _rotation(n: int, generator: torch.Generator, batch: tuple[int, ...]) -> Tensor:
     q, r = linalg.qr(normal(generator, (*batch, n, n)))
     return (q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]).contiguous()  # the sign makes it uniform over O(n)
+
+
+def _turn(direction: Tensor) -> Tensor:
+    """A rotation near the identity: the exponential of the skew part."""
+    return torch.linalg.matrix_exp(direction - direction.mT)
 
 
 def _polar(cross: Tensor) -> Tensor:
@@ -86,6 +92,12 @@ class Orthogonal(Group):
     def check(self, element: Element) -> Check:
         return _is_orthogonal(element["matrix"])
 
+    def tangent(self) -> dict[str, tuple[int, ...]]:
+        return {"turn": (self.size, self.size)}
+
+    def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
+        return {"matrix": _turn(along["turn"]) @ element["matrix"]}
+
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         return {"matrix": _polar(total(write, read))}
 
@@ -126,6 +138,13 @@ class OrthogonalFixingOnes(Group):
         if moved > TOLERANCE:
             return Check(False, f"moves the ones vector by {moved:.1e}")
         return _is_orthogonal(element["matrix"])
+
+    def tangent(self) -> dict[str, tuple[int, ...]]:
+        return {"turn": (self.size - 1, self.size - 1)}
+
+    def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
+        basis = ones_complement(self.size).to(along["turn"])
+        return {"matrix": (basis @ _turn(along["turn"]) @ basis.mT + 1 / self.size) @ element["matrix"]}
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         # Solve in the complement of the ones vector: exact, where adding a multiple of 1 1' only tends to it.
@@ -189,6 +208,12 @@ class GeneralLinear(Group):
         condition = (values[..., 0] / values[..., -1]).max().item()
         ok = condition < 1e8  # beyond, float64 products lose more than float32 stores
         return Check(ok, "" if ok else f"nearly singular: condition number {condition:.1e}")
+
+    def tangent(self) -> dict[str, tuple[int, ...]]:
+        return {"change": (self.size, self.size)}
+
+    def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
+        return {"matrix": element["matrix"] + along["change"] @ element["matrix"]}
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         if not self.size:

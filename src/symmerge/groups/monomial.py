@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import exp, lgamma, log
 from typing import final
@@ -200,6 +200,12 @@ class ScaledPermutation(Group):
         if self.positive and (scale < 0).any():
             return Check(False, "a negative scale, but this activation is homogeneous for positive scales only")
         return _is_permutation(element["index"])
+
+    def tangent(self) -> dict[str, tuple[int, ...]]:
+        return {"stretch": (self.size,)}
+
+    def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
+        return {"index": element["index"], "scale": element["scale"] * along["stretch"].exp()}
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         if read is None:

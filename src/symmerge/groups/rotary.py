@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -75,6 +76,15 @@ class RotaryPairs(Group):
         if not size.isfinite().all() or (size < 1e-8).any() or (size > 1e8).any():
             return Check(False, "a complex scale is zero, huge or not finite")
         return self.rest.check({"matrix": element["rest"]})
+
+    def tangent(self) -> dict[str, tuple[int, ...]]:
+        return {"stretch": (self.pairs,), "turn": (self.pairs,), "change": (self.rest.size, self.rest.size)}
+
+    def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
+        real, imaginary = element["pair"].unbind(-1)
+        size, cosine, sine = along["stretch"].exp(), along["turn"].cos(), along["turn"].sin()
+        pair = torch.stack([size * (real * cosine - imaginary * sine), size * (real * sine + imaginary * cosine)], -1)
+        return {"pair": pair, "rest": element["rest"] + along["change"] @ element["rest"]}
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         zero = torch.zeros_like(write.cross)
