@@ -14,7 +14,7 @@ START = WeightMatching(own_text=False, max_sweeps=2)
 
 
 def pair(name):
-    return [sm.canonicalize(sm.load(small_model(name, seed=seed, dtype=torch.float32))) for seed in (0, 1)]
+    return [sm.canonicalize(sm.load(small_model(name, seed=seed, dtype=torch.float64))) for seed in (0, 1)]
 
 
 def learn(name, **options):
