@@ -13,7 +13,7 @@ from symmerge import demo as module
 from symmerge.cli import app, making
 from symmerge.demo import demo
 from symmerge.errors import CheckpointError
-from symmerge.matching.recipes import DATA_FREE, RECIPES
+from symmerge.matching.recipes import RECIPES
 from symmerge.zoo.recipes import DEMO
 
 SIZES = {
@@ -112,7 +112,7 @@ def test_what_is_not_ours_stays(out, tmp_path):
 
 def test_an_interrupt_keeps_whole_models_only(tmp_path, monkeypatch):
     def interrupt(a, b, methods, task, **_):
-        assert [method.name for method in methods] == ["none", *DATA_FREE], "by default, every method that needs no data"
+        assert [method.name for method in methods] == ["none", *module.METHODS], "by default, every method"
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "run", interrupt)

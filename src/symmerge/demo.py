@@ -11,11 +11,11 @@ from typing import Any
 from symmerge import report  # the module: what draws is loaded when it is used
 from symmerge.align import Aligned, align, write_evidence
 from symmerge.barrier import Method, run, write
-from symmerge.checkpoint import new_folder
+from symmerge.checkpoint import new_folder, write_json
 from symmerge.errors import CheckpointError
 from symmerge.groups.linalg import one_thread
 from symmerge.inspection import spaces
-from symmerge.matching.recipes import DATA_FREE, Recipe
+from symmerge.matching.recipes import DATA_FREE, RECIPES, Recipe, with_options
 from symmerge.merge import merge
 from symmerge.model import Model, Progress, load, save
 from symmerge.orbit import random_member
@@ -26,6 +26,8 @@ from symmerge.zoo.small import SMALL, small_model
 from symmerge.zoo.train import METRICS, train, trained
 
 RECOMMENDED = "symmerge"
+METHODS = {**DATA_FREE, "activations": RECIPES["activations"], "correlation": RECIPES["correlation"]}
+SEEN = {"image": 200, "clm": 48}  # samples of the training data that methods with data look at
 Bar = Callable[[str, int], AbstractContextManager[Progress]]  # what is being done, and in how many steps
 PLAIN = "none"
 
@@ -48,11 +50,13 @@ def demo(
     seed: int = 0,
     *,
     recipes: Mapping[str, TrainingRecipe] = DEMO,
-    methods: Mapping[str, Recipe] = DATA_FREE,
+    methods: Mapping[str, Recipe] = METHODS,
     points: int = 21,
     bar: Bar = _silent,
 ) -> Outcome:
-    """Train two models of each recipe (once: OUT/models keeps them), merge them by every method that needs no data, measure on held-out data, write it all.
+    """Train two models of each recipe (once: OUT/models keeps them), merge them by every method, measure on held-out data, write it all.
+
+    Methods that look at data see some of what the models were trained on, never what is measured on.
 
     OUT gets a folder for each recipe (curve.json, curve.csv, curve.svg, structure.json, averaged, merged) and page.html.
     """
@@ -69,7 +73,9 @@ def _pair(out: Path, name: str, recipe: TrainingRecipe, seed: int, methods: Mapp
     folder = out / name
     a, b = (load(_parent(out / "models" / f"{name}-seed-{number}", name, recipe, number, bar)) for number in (2 * seed, 2 * seed + 1))
     task = make_task(recipe.task, recipe.data, [a, b])
-    found = _aligned(a, b, name, methods, bar)
+    seen = make_task(recipe.task, f"{recipe.data}:train", [a, b], samples=SEEN[recipe.task])
+    ready = {key: with_options(method, data=seen) if method.needs_data else method for key, method in methods.items()}
+    found = _aligned(a, b, name, ready, bar)
     plain = Method(PLAIN, "plain average", a, b)
     lines = [plain, *(Method(key, key, one.reference, one.aligned, one.evidence(), one.solution.objective) for key, one in found.items())]
     with bar(f"{name}: measuring {len(lines)} curves", len(lines) * points * len(task.batches)) as tick:
@@ -106,6 +112,9 @@ def _write(folder: Path, record: Mapping[str, Any], a: Model, b: Model, found: M
     # The merge is by the recommended method: the one that did best here was found by looking at held-out data.
     chosen = found.get(RECOMMENDED, found[best])
     write_evidence(chosen, folder)
+    # How alike features are is known where some method looked at data.
+    if alike := next((one.solution.correlations for one in found.values() if one.solution.correlations), None):
+        write_json(folder / "correlations.json", alike)
     save(merge(a, b), folder / "averaged")
     save(merge(chosen.reference, chosen.aligned, evidence=chosen.evidence()), folder / "merged")
     return best

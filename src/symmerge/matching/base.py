@@ -14,9 +14,10 @@ from symmerge.alignment import Alignment
 class Solution:
     """An alignment of B to A with how it was found.
 
-    `objective` has one value per sweep and never increases; `by_space` the part of the last one that each space's tensors hold; `tried` every
-    weighting and start with its score; `interrupted` says that Ctrl-C ended the search and this is the best until then; `distance` how far
-    the models are then apart; `correlations` how alike their features are before and after, where statistics were gathered.
+    `objective` has one value per sweep and never increases (but where a published recipe pairs heads by another metric than their best bases);
+    `by_space` is the part of the last one that each space's tensors hold; `tried` every weighting and start with its score; `interrupted` says
+    that Ctrl-C ended the search and this is the best until then; `distance` how far the models are then apart; `correlations` how alike their
+    features are before and after, where statistics were gathered.
     """
 
     alignment: Alignment
