@@ -57,7 +57,11 @@ REFUSED = {
     "method against recipe": ("gpt2", ("--method", "activations", "--recipe", "symmerge"), "choose one of activations, activations-untied, correlation"),
     "data for weights": ("gpt2", ("--data", "{place}/text.txt"), "weights are matched without data; add --method activations"),
     "score for weights": ("gpt2", ("--score", "cosine"), "--score cosine: weights are matched without data"),
-    "unknown score": ("gpt2", ("--method", "activations", "--data", "self", "--score", "l1"), "--score l1: choose correlation, cosine, covariance or product"),
+    "unknown score": (
+        "gpt2",
+        ("--method", "activations", "--data", "self", "--score", "l1"),
+        "--score l1: choose correlation, absolute, cosine, covariance or product",
+    ),
     "no symmetry": ("gpt2", ("--recipe", "residual-separate", "--data", "self"), "residual-separate is no symmetry: what it gives is another function"),
     "data that is not there": ("gpt2", ("--recipe", "correlation", "--data", "nowhere.txt"), "nowhere.txt is not there"),
     "data too short": ("gpt2", ("--recipe", "correlation", "--data", "{place}/text.txt", "--samples", 9999), "there, 9999 needed"),
@@ -275,9 +279,10 @@ def test_lines_by_activations_and_by_what_is_no_symmetry(place, pair, tmp_path):
     record = json.loads(measured(place, pair, tmp_path / "out", *more, name="bert").stdout)
     plain, ours, published, torn = ([point["loss"] for point in method["points"]] for method in record["methods"])
     labels = [method["label"] for method in record["methods"]]
-    assert labels == ["plain average", "activation matching", "activation matching, correlation", "activation matching, correlation-ignore-heads"]
+    assert labels == ["plain average", "activation matching", "activation matching, correlation", "activation matching, correlation-ignore-heads (no symmetry)"]
     assert ours[-1] == pytest.approx(plain[-1], rel=1e-4) and published[-1] == pytest.approx(plain[-1], rel=1e-4)
     assert abs(torn[-1] - plain[-1]) > 1e-3  # no symmetry: another function at B's end
+    assert record["methods"][3]["over"] == [plain[0], plain[-1]] and "over" not in record["methods"][2]
     assert record["methods"][1]["settings"]["data"]["data"] == str(place / "other.txt")
 
 

@@ -316,7 +316,7 @@ def test_the_history_lists_what_was_done(name):
 
 def test_steps_can_be_chosen_and_unknown_ones_are_refused():
     assert [step["step"] for step in sm.canonicalize(loaded("vit"), ("balance", "fold")).history] == ["fold", "balance"]
-    with pytest.raises(SymmetryError, match="no canonical step called center: there are fold, centre"):
+    with pytest.raises(SymmetryError, match="no canonical step called center: there are untie, fold, centre"):
         sm.canonicalize(loaded("vit"), ("center",))
 
 
@@ -332,3 +332,15 @@ def test_streams_are_of_the_kind_their_norm_says():
     # The lists above must not be empty by mistake.
     assert len(LAYER_NORM) >= 6 and len(RMS_NORM) >= 4
     assert all(isinstance(loaded(name).spec.spaces["residual"].group, OrthogonalFixingOnes) for name in LAYER_NORM)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama-tied"])
+def test_untying_on_request_keeps_the_function_and_frees_a_space(name):
+    model = loaded(name) if name in SMALL else loaded("llama")
+    if not model.spec.ties:
+        assert sm.canonicalize(model, ("untie",)) is model  # nothing to do
+        return
+    free = sm.canonicalize(model, ("untie",))
+    assert not free.spec.ties and set(model.spec.ties) <= set(free.weights) and not set(model.spec.ties) <= set(model.weights)
+    assert sm.verify(model, free, dtype=torch.float64).difference <= 1e-10
+    assert ("transform" in free.spec.spaces, "transform" in model.spec.spaces) == ((True, False) if name == "bert" else (False, False))

@@ -197,7 +197,7 @@ def test_help_names_every_recipe_and_choice():
     words = " ".join(run("align", "--help").stdout.replace("│", " ").split())
     assert f"Which variant. Weights: {either(DATA_FREE)}. Activations: {either(WITH_DATA)}." in words and "symmerge, weights-only, " in words
     assert "How heads are compared: best, frobenius, cosine or spectrum." in words and "rotation, general or gradient." in words
-    assert "How activations are compared: correlation, cosine, covariance or product." in words
+    assert "How activations are compared: correlation, absolute, cosine, covariance or product." in words
     described = words.partition("Recipes for weights: ")[2].partition("Arguments")[0]
     kinds = {name if name in DATA_FREE or name.startswith("activations") else name.partition("-")[0] for name in (*DATA_FREE, *WITH_DATA)}
     assert [name for name in kinds if f"{name} (" not in described and f"{name}-... (" not in described] == []
