@@ -1,4 +1,5 @@
-"""How much data activation matching needs: the barrier of every pair of models, calibrated on more and more samples. Writes amount.json and a picture.
+"""How much data activation matching needs: the barrier of every pair of models, calibrated on more and more samples. Writes amount.json and a
+picture, anew after every pair.
 
 python experiments/amount.py --models seed-0 seed-1 [...] --task mlm --data held-out.txt --calibration train.txt --out DIR
 """
@@ -31,6 +32,7 @@ def main() -> None:
     options = parser.parse_args()
     pairs = list(combinations([sm.load(folder) for folder in options.models], 2))
     found = {name: {count: [] for count in options.samples} for name in options.methods}
+    options.out.mkdir(parents=True, exist_ok=True)
     for pair in pairs:
         held = sm.make_task(options.task, options.data, pair)
         for count in options.samples:
@@ -40,11 +42,10 @@ def main() -> None:
                 barrier = sm.barrier(aligned.reference, aligned.aligned, held, options.points).barrier_mean
                 found[name][count].append(barrier)
                 print(*(model.where for model in pair), name, count, f"{barrier:.3f}", flush=True)
-    rows = [{"name": name, "label": name, "points": [{"samples": count, "barriers": values} for count, values in by.items()]} for name, by in found.items()]
-    record = {"schema": "symmerge.amount/1", "unit": "samples", "methods": rows}
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "amount.json").write_text(json.dumps(record, indent=1) + "\n")
-    (options.out / "amount.svg").write_text(amount(record), "utf-8")
+        rows = [{"name": name, "label": name, "points": [{"samples": count, "barriers": values} for count, values in by.items()]} for name, by in found.items()]
+        record = {"schema": "symmerge.amount/1", "unit": "samples", "methods": rows}
+        (options.out / "amount.json").write_text(json.dumps(record, indent=1) + "\n")
+        (options.out / "amount.svg").write_text(amount(record), "utf-8")
 
 
 if __name__ == "__main__":
