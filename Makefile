@@ -13,8 +13,8 @@ test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks experiments
+	$(BIN)/ruff format --check src tests benchmarks experiments
 	$(BIN)/pyright
 
 benchmark: $(READY)

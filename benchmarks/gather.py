@@ -28,7 +28,7 @@ from typing import Any
 
 WANTED_RATIO, WANTED_BYTES = 2.0, 1.5e9
 LENGTH = 128
-RESULTS = Path(__file__).parent / "results" / "statistics.json"
+RESULTS = Path(__file__).parent / "results" / "gather.json"
 
 
 def make(count: int) -> tuple[Any, tuple[Any, Any], list[dict[str, Any]]]:

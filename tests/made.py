@@ -5,12 +5,21 @@ import string
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
+from symmerge.cli import app
 from symmerge.zoo.small import small_model
 
 SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 CHARACTERS = string.ascii_letters + string.digits + " .,\n"
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.5]
+
+
+def run(*arguments, expect=0):
+    """A verb as from the command line, which must end with this exit code."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == expect, (result.exit_code, result.output, result.exception)
+    return result
 
 
 def tokenizer(vocabulary=101):

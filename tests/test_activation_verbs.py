@@ -11,21 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
-from typer.testing import CliRunner
 
 import symmerge as sm
-from made import checkpoint, tokenizer
-from symmerge.cli import app, gathering, matching
+from made import checkpoint, run, tokenizer
+from symmerge.cli import gathering, matching
 from symmerge.moments import PARTS
 from symmerge.statistics import Gatherer, Statistics
 
 TEXTS = {"text.txt": "The loss on the line, and what alignment leaves of it. " * 200, "other.txt": "Another text, 0 to 9, with other words in it. " * 200}
-
-
-def run(*arguments, expect=0):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == expect, (result.exit_code, result.output, result.exception)
-    return result
 
 
 @pytest.fixture(scope="module")

@@ -13,23 +13,16 @@ import torch
 import yaml
 from PIL import Image
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoTokenizer, pipeline
-from typer.testing import CliRunner
 
 import symmerge as sm
-from made import checkpoint
-from symmerge.cli import app, measuring
+from made import checkpoint, run
+from symmerge.cli import measuring
 from symmerge.tasks import make_task
 from symmerge.verify import full_module
 from symmerge.zoo import recipes
 
 TEXT = "The loss on the line, and what alignment leaves of it. " * 60
 CURVES = ("curve.json", "curve.csv", "curve.svg")
-
-
-def run(*arguments, expect=0):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == expect, (result.exit_code, result.output, result.exception)
-    return result
 
 
 @pytest.fixture(scope="module")

@@ -33,10 +33,12 @@ See = Callable[[str, Product, Tensor], None]
 
 @dataclass(frozen=True)
 class Activations:
-    """Coordinates of one model on some inputs: `values[name]` has one row per coordinate of `axes[name]`, one column per sample."""
+    """Coordinates of one model on some inputs: `values[name]` has one row per coordinate of `axes[name]`, one column for each of `counts[name]`
+    samples. Values may be made only when they are asked for."""
 
     axes: Mapping[str, Product]
     values: Mapping[str, Float[Tensor, "coordinates samples"]]
+    counts: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def _scored(found: Activations, score: Score) -> Activations:
         values = {name: value - value.mean(1, keepdim=True) for name, value in values.items()}
     if score in SCALED:
         values = {name: value / value.norm(dim=1, keepdim=True).clamp_min(1e-30) for name, value in values.items()}
-    return Activations(found.axes, values)
+    return replace(found, values=values)
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ class Recorder:
 
     def activations(self) -> Activations:
         """What was kept so far."""
-        return Activations(self.axes, {name: torch.cat(parts).mT.contiguous() for name, parts in self.parts.items()})
+        values = {name: torch.cat(parts).mT.contiguous() for name, parts in self.parts.items()}
+        return Activations(self.axes, values, {name: value.shape[1] for name, value in values.items()})
 
 
 @contextmanager
@@ -168,7 +171,6 @@ def recording(spec: Spec, module: nn.Module, *, share: float = 1.0, seed: int = 
 
 def extended(spec: Spec, found: Activations) -> Spec:
     """The table with the activations as more tensors; samples are visible: nothing moves them."""
-    counts = {name: values.shape[1] for name, values in found.values.items()}
-    spaces = {f"{SAMPLE}.{count}": Space(f"{SAMPLE}.{count}", Trivial(count)) for count in counts.values()}
-    tensors = {name: (axis, Product((Atom(f"{SAMPLE}.{counts[name]}", Role.WRITES),))) for name, axis in found.axes.items()}
+    spaces = {f"{SAMPLE}.{count}": Space(f"{SAMPLE}.{count}", Trivial(count)) for count in found.counts.values()}
+    tensors = {name: (axis, Product((Atom(f"{SAMPLE}.{found.counts[name]}", Role.WRITES),))) for name, axis in found.axes.items()}
     return replace(spec, spaces={**spec.spaces, **spaces}, tensors={**spec.tensors, **tensors})

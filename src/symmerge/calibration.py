@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from symmerge.activations import Activations, Samples
 from symmerge.model import Model, Progress
 from symmerge.notation import Product
-from symmerge.probe import Probe, Seen, predictions
+from symmerge.probe import MOST_TARGETS, Inputs, Probe, Seen, together
 from symmerge.statistics import Statistics, gather
-from symmerge.tasks.base import IGNORED, Task, split
+from symmerge.tasks.base import IGNORED, Batch, Task, split
 from symmerge.tasks.choose import same_tokenizers
 from symmerge.verify import full_module
-
-MOST_TARGETS = 50_000_000  # numbers kept of the parents' predictions: 200 MB
 
 
 def form(a: Model, b: Model) -> dict[str, Any]:
@@ -78,10 +76,8 @@ def _targets(modules: tuple[nn.Module, ...], task: Task, device: str) -> tuple[l
     """The inputs to score on, the places that count, and the parents' mean predictions there."""
     inputs, asked, targets, total = [], [], [], 0
     for batch in task.batches:
-        labels = batch["labels"]
-        here = {name: tensor.to(device) for name, tensor in batch.items() if name != "labels"}
-        where = (labels != IGNORED).to(device) if labels.ndim == 2 else None
-        mean = torch.stack([predictions(module, here, where).softmax(-1) for module in modules]).mean(0)
+        here, where = questions(batch, device)
+        mean = together(modules, here, where)
         inputs.append(here)
         asked.append(where)
         targets.append(mean)
@@ -89,6 +85,13 @@ def _targets(modules: tuple[nn.Module, ...], task: Task, device: str) -> tuple[l
         if total > MOST_TARGETS:
             break
     return inputs, asked, torch.cat(targets)
+
+
+def questions(batch: Batch, device: str) -> tuple[Inputs, Tensor | None]:
+    """A batch's inputs, and the places whose predictions count: those with a label, or the one answer there is."""
+    labels = batch["labels"]
+    inputs = {name: tensor.to(device) for name, tensor in batch.items() if name != "labels"}
+    return inputs, (labels != IGNORED).to(device) if labels.ndim == 2 else None
 
 
 def _counts(task: Task, size: int) -> Tensor | None:
@@ -107,7 +110,7 @@ def only(seen: Seen, stream: str, which: str) -> Seen:
     if isinstance(seen, Statistics):
         return replace(seen, moments=_placed(seen.moments, {name: found.axis for name, found in seen.moments.items()}, stream, which))
     assert isinstance(seen, Samples)
-    return Samples(*(Activations(_placed(side.axes, side.axes, stream, which), _placed(side.values, side.axes, stream, which)) for side in (seen.a, seen.b)))
+    return Samples(*(Activations(*(_placed(part, side.axes, stream, which) for part in (side.axes, side.values, side.counts))) for side in (seen.a, seen.b)))
 
 
 def _placed(found: Mapping[str, Any], axes: Mapping[str, Product], stream: str, which: str) -> dict[str, Any]:

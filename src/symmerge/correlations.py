@@ -7,22 +7,20 @@ one by one, but their sum stays what it was: there the correlation is that of al
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symmerge.activations import Activations, extended
+from symmerge.activations import extended
 from symmerge.alignment import Alignment
 from symmerge.notation import Atom, Product, atoms
+from symmerge.spec import layer_of
 from symmerge.statistics import Statistics
 
 SCHEMA = "symmerge.correlations/1"
 LARGEST = 128  # features along a side of the matrix
-CONSTANT = 1e-10  # of the mean square: a variance below it is rounding
 
 
 def correlations(statistics: Statistics, alignment: Alignment) -> dict[str, Any]:
@@ -46,14 +44,13 @@ class _Moving:
     def __init__(self, statistics: Statistics, alignment: Alignment) -> None:
         self.moments = statistics.moments
         self.sides = statistics.activations("covariance")
-        # Samples have as many columns as the products between the models: no sample need be made to know the table.
-        table = extended(alignment.spec, Activations(self.sides[0].axes, {name: found.cross for name, found in self.moments.items()}))
-        self.alignment = Alignment(table, alignment.elements)
-        self.last = 1 + max((int(number) for name in self.moments for number in _numbers(name)), default=-1)
+        self.alignment = Alignment(extended(alignment.spec, self.sides[0]), alignment.elements)
+        self.last = 1 + max((layer for name in self.moments if (layer := layer_of(name)) is not None), default=-1)
 
     def layer(self, name: str) -> int:
         """Where an activation is; what comes after the last layer counts as one more."""
-        return next(map(int, _numbers(name)), self.last)
+        layer = layer_of(name)
+        return self.last if layer is None else layer
 
     def before_and_after(self, name: str) -> tuple[float, float]:
         a, before, after = self._samples(name)
@@ -86,10 +83,7 @@ class _Moving:
 
     def _spread(self, name: str) -> Float[Tensor, " a"]:
         """The standard deviation of each of A's features; none of those that never change."""
-        found = self.moments[name]
-        square = found.square_a / found.count
-        variance = square - (found.sum_a / found.count).square()
-        return torch.where(variance > CONSTANT * square, variance, 0.0).sqrt().cpu()
+        return self.moments[name].variances[0].sqrt().cpu()
 
     def _rotates(self, name: str) -> bool:
         found = self.moments[name]
@@ -106,10 +100,6 @@ def _each(a: Float[Tensor, "n m"], b: Float[Tensor, "n m"], spread: Float[Tensor
 def _together(a: Float[Tensor, "n m"], b: Float[Tensor, "n m"], spread: Float[Tensor, " n"]) -> float:
     """The correlation of all features at once."""
     return ((a * b).sum() / (spread.norm() * b.norm()).clamp_min(1e-30)).item()
-
-
-def _numbers(name: str) -> Iterator[str]:
-    return iter(re.findall(r"\.(\d+)\.", name))
 
 
 def _innermost(axis: Product) -> str:

@@ -63,10 +63,3 @@ def summary(model: Model) -> dict[str, Any]:
         "spaces": rows,
         "tensors": tensors(model),
     }
-
-
-def _count(model: Model, name: str) -> int:
-    count = 1
-    for n in model.weights.shape(name):
-        count *= n
-    return count

@@ -34,9 +34,14 @@ class Moments:
             getattr(self, part).add_(getattr(other, part).to(self.cross.device))
 
     @property
+    def variances(self) -> tuple[Float[Tensor, " a"], Float[Tensor, " b"]]:
+        """Of each model's coordinates; zero for those that never changed."""
+        return _variance(self.sum_a, self.square_a, self.count), _variance(self.sum_b, self.square_b, self.count)
+
+    @property
     def constant(self) -> int:
         """How many coordinates of either model never changed: nothing can be said of them."""
-        return sum(int((_variance(total, square, self.count) <= 0).sum()) for total, square in ((self.sum_a, self.square_a), (self.sum_b, self.square_b)))
+        return sum(int((variance <= 0).sum()) for variance in self.variances)
 
 
 def _variance(total: Tensor, square: Tensor, count: Tensor) -> Tensor:
@@ -49,13 +54,13 @@ def _variance(total: Tensor, square: Tensor, count: Tensor) -> Tensor:
 def samples(found: Moments, score: Score) -> tuple[Float[Tensor, "a b"], Float[Tensor, "b b"]]:
     """A pair of matrices whose product A B' is the score between coordinates, and B B' what B's own moments say."""
     cross, inside = found.cross / found.count, found.inside / found.count
-    squares = [square / found.count for square in (found.square_a, found.square_b)]
+    squares = found.square_a / found.count, found.square_b / found.count
     if score in CENTRED:
         mean_a, mean_b = found.sum_a / found.count, found.sum_b / found.count
         cross = cross - mean_a[:, None] * mean_b
         heads = mean_b.unflatten(0, (len(inside), -1)) if len(inside) else mean_b[:0, None]
         inside = inside - heads[:, :, None] * heads[:, None]
-        squares = [_variance(total, square, found.count) for total, square in ((found.sum_a, found.square_a), (found.sum_b, found.square_b))]
+        squares = found.variances
     if score not in SCALED:
         return _rooted(cross, squares[1], inside)
     left, right = (torch.where(square > 0, square.rsqrt(), 0.0) for square in squares)

@@ -5,7 +5,7 @@ This is what "data-free" may still use: the two models themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -116,10 +116,16 @@ class Probe:
         return total / max(1, start)
 
 
-def predictions(module: nn.Module, inputs: Inputs, asked: Tensor | None) -> Float[Tensor, "places classes"]:
+def predictions(module: Callable[..., Any], inputs: Inputs, asked: Tensor | None) -> Float[Tensor, "places classes"]:
     """A model's logits at the places asked for."""
     found = logits_of(module(**inputs))
     return (found if asked is None else found[asked]).flatten(0, -2).float()
+
+
+@torch.no_grad()
+def together(modules: Sequence[nn.Module], inputs: Inputs, asked: Tensor | None) -> Float[Tensor, "places classes"]:
+    """What several models predict on average."""
+    return torch.stack([predictions(module, inputs, asked).softmax(-1) for module in modules]).mean(0)
 
 
 def logits_of(output: Any) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -167,6 +168,12 @@ class Spec:
         if not found and self.fingerprint != other.fingerprint:
             found.append("the axes of some tensors")
         return found
+
+
+def layer_of(name: str) -> int | None:
+    """The layer a tensor (or what flows past it) belongs to: the first number in its name."""
+    number = re.search(r"\.(\d+)\.", name)
+    return int(number[1]) if number else None
 
 
 def listing(names, most: int = 4) -> str:

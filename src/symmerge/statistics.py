@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,11 @@ class Statistics:
     def activations(self, score: Score = "product") -> tuple[Activations, Activations]:
         """Samples with these moments, made one at a time as they are asked for."""
         axes = {name: found.axis for name, found in self.moments.items()}
-        return Activations(axes, _Samples(self.moments, score, 0)), Activations(axes, _Samples(self.moments, score, 1))
+        counts = {name: found.cross.shape[1] for name, found in self.moments.items()}
+        # Both sides of an activation are asked for one after the other, and are made together.
+        made = lru_cache(maxsize=1)(lambda name: samples(self.moments[name], score))
+        a, b = (Activations(axes, _Samples(list(axes), made, side), counts) for side in (0, 1))
+        return a, b
 
 
 def _comparable(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
@@ -92,18 +97,18 @@ def _comparable(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
 class _Samples(Mapping[str, Tensor]):
     """One model's samples. B's are a root of its second moments, A's what then gives the right products between the two."""
 
-    moments: Mapping[str, Moments]
-    score: Score
+    names: list[str]
+    made: Callable[[str], tuple[Tensor, Tensor]]
     side: int
 
     def __getitem__(self, name: str) -> Tensor:
-        return samples(self.moments[name], self.score)[self.side]
+        return self.made(name)[self.side]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.moments)
+        return iter(self.names)
 
     def __len__(self) -> int:
-        return len(self.moments)
+        return len(self.names)
 
 
 @dataclass

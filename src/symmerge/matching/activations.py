@@ -15,14 +15,12 @@ import torch
 
 from symmerge.calibration import calibrate, form, only
 from symmerge.errors import MismatchError, SymmergeWarning
-from symmerge.matching.evidence import Weighting
 from symmerge.matching.search import Matching, Moves, Report
 from symmerge.model import Model
 from symmerge.probe import Probe, make_probe
 from symmerge.statistics import Statistics
 from symmerge.tasks.base import Task
 
-START = Weighting(norm=0.5, frequency=0.75, stream=1.0, heads=1.0, units=1.0)
 MOVES: Moves = {
     "stream": (0.0, 0.3, 3.0),
     "score": ("covariance",),
@@ -32,7 +30,6 @@ MOVES: Moves = {
     "heads": (0.3, 3.0),
     "frequency": (0.5, 1.0),
 }
-LARGE = 50_000_000  # parameters: beyond, a try takes so long that the start must do
 FEWEST = 2  # samples per coordinate: with fewer, correlations are mostly chance
 
 
@@ -73,15 +70,9 @@ class ActivationMatching(Matching):
         doubts(seen)
         return replace(found, seen=only(seen, a.spec.stream, self.places))
 
-    def start(self, probe: Probe | None) -> Weighting:
-        return START
-
     @property
     def moves(self) -> Moves:
         return {name: values for name, values in MOVES.items() if name != "score" or self.weighting is None}
-
-    def most_tries(self, a: Model) -> int:
-        return 1 if a.parameters > LARGE else 100
 
     def _options(self) -> dict[str, Any]:
         plain = replace(self, data=None, statistics=None, partial=None, token_counts=None)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from symmerge.alignment import Alignment
+from symmerge.calibration import questions
 from symmerge.errors import MismatchError
 from symmerge.groups import Element
 from symmerge.matching.activations import ActivationMatching
@@ -26,12 +27,11 @@ from symmerge.matching.journal import Journal
 from symmerge.matching.search import Matching, Report
 from symmerge.matching.weights import WeightMatching
 from symmerge.model import Model
-from symmerge.probe import Inputs, logits_of, mask_token, own_text
+from symmerge.probe import Inputs, mask_token, own_text, predictions, together
 from symmerge.tasks.base import IGNORED, Task, split
 from symmerge.verify import full_module
 
-# How quickly each direction moves, against the rate: a turn by 0.01 changes a rotation as much as a change by 0.01 a basis.
-RATES = {"turn": 1.0, "change": 1.0, "stretch": 1.0}
+Question = tuple[Inputs, Tensor | None]
 
 
 @final
@@ -46,7 +46,6 @@ class LearnedMatching:
     data: Task | None = field(default=None, repr=False)
     start: Matching | None = None
     steps: int = 100
-    rows: int = 32
     rate: float = 3e-3
     low: float = 0.4
     high: float = 0.6
@@ -120,28 +119,17 @@ class _Learner:
                 found[name] = {part: nn.Parameter(torch.zeros(shape, device=self.device)) for part, shape in shapes.items()}
         return found
 
-    def _inputs(self, a: Model, b: Model) -> tuple[list[_Batch], list[_Batch]]:
+    def _inputs(self, a: Model, b: Model) -> tuple[list[Question], list[Question]]:
         if self.options.data is not None:
             training, held = split(self.options.data, self.options.held_out)
-            return [self._batch(batch) for batch in training.batches], [self._batch(batch) for batch in held.batches]
+            return [questions(batch, self.device) for batch in training.batches], [questions(batch, self.device) for batch in held.batches]
         tokens = torch.cat([own_text(model, module, rows=256, length=256, seed=self.options.seed) for model, module in zip((a, b), self.modules, strict=True)])
         tokens = tokens[torch.randperm(len(tokens), generator=self.generator)]
         blank = mask_token(a) if a.spec.task == "masked-lm" else None
         batches = [{"input_ids": part, "labels": part if blank is None else torch.where(part == blank, part, IGNORED)} for part in tokens.split(8)]
         cut = max(1, round(self.options.held_out * len(batches)))
-        made = [self._batch(batch) for batch in batches]
+        made = [questions(batch, self.device) for batch in batches]
         return made[cut:], made[:cut]
-
-    @torch.no_grad()
-    def _batch(self, batch: Mapping[str, Tensor]) -> _Batch:
-        """Inputs, the places that count, and what the parents predict there together."""
-        inputs = {name: tensor.to(self.device) for name, tensor in batch.items() if name != "labels"}
-        asked = (batch["labels"] != IGNORED).to(self.device) if batch["labels"].ndim == 2 else None
-        return _Batch(inputs, asked)
-
-    @torch.no_grad()
-    def _targets(self, batch: _Batch) -> Tensor:
-        return torch.stack([batch.predictions(logits_of(module(**batch.inputs))).softmax(-1) for module in self.modules]).mean(0)
 
     def elements(self) -> dict[str, Element]:
         """Where the tangents have moved the start to."""
@@ -153,23 +141,24 @@ class _Learner:
         empty = {part: torch.zeros((*self.table.batch(name), *shape), device=self.device) for part, shape in shapes.items() if not math.prod(shape)}
         return {**self.tangents[name], **empty}
 
-    def _loss(self, elements: Mapping[str, Element], batch: _Batch, targets: Tensor, t: float) -> Tensor:
+    def _loss(self, elements: Mapping[str, Element], inputs: Inputs, asked: Tensor | None, t: float) -> Tensor:
+        """The cross-entropy of the model at t to what its parents predict together."""
         alignment = Alignment(self.table, elements)
         a, b = self.weights
         mixed = {name: torch.lerp(a[name], alignment.transport(name, b[name]), t) for name in a}
         mixed |= {alias: mixed[target] for alias, target in self.table.ties.items()}
-        output = functional_call(self.modules[0], mixed, kwargs=dict(batch.inputs))
-        return -(targets * batch.predictions(logits_of(output)).log_softmax(-1)).sum(-1).mean()
+        predicted = predictions(lambda **given: functional_call(self.modules[0], mixed, kwargs=given), inputs, asked)
+        return -(together(self.modules, inputs, asked) * predicted.log_softmax(-1)).sum(-1).mean()
 
     @torch.no_grad()
     def _held_loss(self) -> float:
         elements = self.elements()
-        return sum(float(self._loss(elements, batch, self._targets(batch), 0.5)) for batch in self.held) / len(self.held)
+        return sum(float(self._loss(elements, *batch, 0.5)) for batch in self.held) / len(self.held)
 
     def run(self, report: Report) -> None:
         options = self.options
-        groups = [{"params": [value], "lr": options.rate * RATES[part]} for parts in self.tangents.values() for part, value in parts.items()]
-        optimiser = torch.optim.Adam(groups)
+        moving = [value for parts in self.tangents.values() for value in parts.values()]
+        optimiser = torch.optim.Adam(moving, lr=options.rate)
         warm = max(1, options.steps // 10)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / options.steps))))
         self._keep(report, 0)
@@ -177,9 +166,8 @@ class _Learner:
         for step in range(1, options.steps + 1):
             batch = self.training[int(torch.randint(len(self.training), (1,), generator=self.generator))]
             t = options.low + (options.high - options.low) * float(torch.rand(1, generator=self.generator))
-            loss = self._loss(self.elements(), batch, self._targets(batch), t)
-            loss.backward()
-            nn.utils.clip_grad_norm_([value for parts in self.tangents.values() for value in parts.values()], 1.0)
+            self._loss(self.elements(), *batch, t).backward()
+            nn.utils.clip_grad_norm_(moving, 1.0)
             optimiser.step()
             schedule.step()
             optimiser.zero_grad()
@@ -202,15 +190,6 @@ class _Learner:
             along = {part: value.double().cpu() for part, value in self._along(name).items()}
             found[name] = self.table.spaces[name].group.moved(found[name], along)
         return Alignment(self.table, found)
-
-
-@dataclass(frozen=True)
-class _Batch:
-    inputs: Inputs
-    asked: Tensor | None
-
-    def predictions(self, logits: Tensor) -> Tensor:
-        return (logits if self.asked is None else logits[self.asked]).flatten(0, -2).float()
 
 
 def _single(value: Tensor) -> Tensor:

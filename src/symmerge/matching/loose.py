@@ -5,7 +5,6 @@ What is aligned by such a table is another function; the gate refuses to write i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from symmerge.errors import MismatchError
 from symmerge.groups import Permutation, RotaryPairs
 from symmerge.model import Model
 from symmerge.notation import Atom, Axes, Product, Sum
-from symmerge.spec import Space, Spec
+from symmerge.spec import Space, Spec, layer_of
 
 
 def ignore_heads(model: Model) -> Model:
@@ -56,7 +55,7 @@ def separate_streams(model: Model) -> Model:
 def _forward(spec: Spec) -> list[str]:
     """The tensors in the order in which they are used: what comes before the layers, the layers, and the rest."""
     names = list(spec.tensors)
-    layer = {name: int(number[0]) for name in names if (number := re.findall(r"\.(\d+)\.", name))}
+    layer = {name: number for name in names if (number := layer_of(name)) is not None}
     first = min(map(names.index, layer), default=len(names))
     return sorted(names, key=lambda name: (layer.get(name, -1 if names.index(name) < first else len(names)), names.index(name)))
 

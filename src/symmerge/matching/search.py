@@ -27,6 +27,8 @@ from symmerge.verify import full_module
 
 Report = Callable[[str], None]
 Moves = Mapping[str, tuple[Any, ...]]
+START = Weighting(norm=0.5, frequency=0.75, stream=1.0, heads=1.0, units=1.0)  # where something flows through both models
+LARGE = 50_000_000  # parameters: beyond, one try takes as long as all others do below
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,18 @@ class Matching(ABC):
     def probe(self, a: Model, b: Model, report: Report) -> Probe | None:
         """What flows through both models, and what a merge can be scored on; None where the weights are all there is."""
 
-    @abstractmethod
-    def start(self, probe: Probe | None) -> Weighting:
-        """Where the search starts."""
-
     @property
     @abstractmethod
     def moves(self) -> Moves:
-        """What the search tries from there, one field of the weighting after the other."""
+        """What the search tries from its start, one field of the weighting after the other."""
 
-    @abstractmethod
+    def start(self, probe: Probe | None) -> Weighting:
+        """Where the search starts."""
+        return START if probe else Weighting()
+
     def most_tries(self, a: Model) -> int:
-        """How many weightings are worth trying for a model of this size."""
+        """How many weightings may be tried for a model of this size."""
+        return self.tries or (1 if a.parameters > LARGE else 100)
 
     def solve(self, a: Model, b: Model, *, report: Report | None = None, journal: Journal | None = None) -> Solution:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. Ctrl-C returns the best so far."""
@@ -163,12 +165,9 @@ class _Search:
             for value in values if self.probe.frequencies is not None or name != "frequency" else ():
                 assert self.best
                 candidate = replace(self.best.weighting, **{name: value})
-                if candidate not in seen and len(seen) < self._most_tries():
+                if candidate not in seen and len(seen) < self.options.most_tries(self.a):
                     seen.add(candidate)
                     yield candidate, 0
-
-    def _most_tries(self) -> int:
-        return self.options.tries or self.options.most_tries(self.a)
 
     def _attempt(self, weighting: Weighting, start: int) -> None:
         key = {"weighting": asdict(weighting), "start": start}
@@ -216,7 +215,7 @@ class _Search:
             raise
         settled = sweeps.settled(options.tolerance)
         alignment = sweeps.alignment
-        score = self._score(alignment) if self.probe and self.probe.scored and self._most_tries() > 1 else sweeps.objective[-1]
+        score = self._score(alignment) if self.probe and self.probe.scored and options.most_tries(self.a) > 1 else sweeps.objective[-1]
         return _Try(weighting, score, alignment, sweeps.objective, sweeps.changes, settled, sweeps.by_space(), sweeps.distance)
 
     def _evidence(self, weighting: Weighting) -> Evidence:

@@ -13,15 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from symmerge.matching.evidence import Weighting
 from symmerge.matching.search import Matching, Moves, Report
 from symmerge.model import Model
 from symmerge.probe import Probe, make_probe
 
-# Where the search starts with own text, and what it tries from there.
-START = Weighting(norm=0.5, frequency=0.75, stream=1.0, heads=1.0, units=1.0)
 MOVES: Moves = {"stream": (0.0, 3.0), "norm": (1.0, 0.0), "units": (0.0, 0.3), "heads": (0.0,), "frequency": (0.5, 1.0)}
-LARGE = 50_000_000  # parameters: beyond, one try takes as long as all others do below
 
 
 @final
@@ -37,16 +33,10 @@ class WeightMatching(Matching):
     def probe(self, a: Model, b: Model, report: Report) -> Probe | None:
         if not self.own_text:
             return None
-        found = make_probe([a, b], scored=(self.tries or self.most_tries(a)) > 1, seed=self.seed, device=self.device)
+        found = make_probe([a, b], scored=self.most_tries(a) > 1, seed=self.seed, device=self.device)
         report("the parents wrote text of their own" if found else "no text of their own (not language models, or too large): weights alone")
         return found
-
-    def start(self, probe: Probe | None) -> Weighting:
-        return START if probe else Weighting()
 
     @property
     def moves(self) -> Moves:
         return MOVES
-
-    def most_tries(self, a: Model) -> int:
-        return 1 if a.parameters > LARGE else 100
