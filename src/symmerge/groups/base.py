@@ -118,6 +118,18 @@ class Group(ABC):
         """The element moved along its tangent: differentiable, always in the group, and zero moves nothing."""
         return element
 
+    def slope(self, write: Tensor, read: Tensor, ride: Tensor) -> dict[str, Tensor]:
+        """The gradient of a loss along each part of the tangent.
+
+        Each argument is the sum over the tensors that meet the space in a role of (gradient of the loss by the moved tensor) times (the moved tensor)':
+        the cross Gram matrix of a gradient step, as `nearest` gets that of two models.
+        """
+        return {}
+
+    def mended(self, element: Element) -> tuple[Element, int]:
+        """The element with what rounding or a long walk has done to it put right, and how many of its parts were so bad that they had to be changed."""
+        return element, 0
+
     def check_shapes(self, element: Element, batch: tuple[int, ...] = ()) -> Check:
         """Does the element have this group's parts, finite and of the right shape?"""
         expected = {part: (*batch, *shape) for part, shape in self.shapes().items()}

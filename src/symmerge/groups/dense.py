@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import final
 
 import torch
@@ -42,9 +43,30 @@ def _rotation(n: int, generator: torch.Generator, batch: tuple[int, ...]) -> Ten
     return (q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]).contiguous()  # the sign makes it uniform over O(n)
 
 
+SQUARINGS, DEGREE = 6, 8  # of the exponential: exact to 1e-12 up to a norm of 8, by products alone, so that a GPU can record it
+MOST_CONDITION = 1e4  # of a basis inside a head that is learned: beyond, float32 weights lose too much
+
+
+def exponential(x: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """exp(x) for x that is not large."""
+    x = x / 2**SQUARINGS
+    one = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    found = one + x / DEGREE
+    for degree in range(DEGREE - 1, 0, -1):
+        found = one + x @ found / degree
+    for _ in range(SQUARINGS):
+        found = found @ found
+    return found
+
+
 def _turn(direction: Tensor) -> Tensor:
-    """A rotation near the identity: the exponential of the skew part."""
-    return torch.linalg.matrix_exp(direction - direction.mT)
+    """A rotation: the exponential of the skew part."""
+    return exponential(direction - direction.mT)
+
+
+def _skew(slope: Tensor) -> Tensor:
+    """The gradient by T of what depends on T - T'."""
+    return slope - slope.mT
 
 
 def _polar(cross: Tensor) -> Tensor:
@@ -98,6 +120,12 @@ class Orthogonal(Group):
     def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
         return {"matrix": _turn(along["turn"]) @ element["matrix"]}
 
+    def slope(self, write: Tensor, read: Tensor, ride: Tensor) -> dict[str, Tensor]:
+        return {"turn": _skew(write + read)}
+
+    def mended(self, element: Element) -> tuple[Element, int]:
+        return {"matrix": _polar(element["matrix"])}, 0
+
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         return {"matrix": _polar(total(write, read))}
 
@@ -143,8 +171,16 @@ class OrthogonalFixingOnes(Group):
         return {"turn": (self.size - 1, self.size - 1)}
 
     def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
-        basis = ones_complement(self.size).to(along["turn"])
+        basis = ones_complement(self.size, along["turn"].device).to(along["turn"].dtype)
         return {"matrix": (basis @ _turn(along["turn"]) @ basis.mT + 1 / self.size) @ element["matrix"]}
+
+    def slope(self, write: Tensor, read: Tensor, ride: Tensor) -> dict[str, Tensor]:
+        basis = ones_complement(self.size, write.device).to(write.dtype)
+        return {"turn": _skew(basis.mT @ (write + read) @ basis)}
+
+    def mended(self, element: Element) -> tuple[Element, int]:
+        basis = ones_complement(self.size).to(element["matrix"])
+        return {"matrix": basis @ _polar(basis.mT @ element["matrix"] @ basis) @ basis.mT + 1 / self.size}, 0
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         # Solve in the complement of the ones vector: exact, where adding a multiple of 1 1' only tends to it.
@@ -154,15 +190,16 @@ class OrthogonalFixingOnes(Group):
         return {"matrix": basis @ inner @ basis.mT + 1 / self.size}
 
 
-def ones_complement(n: int) -> Float[Tensor, "n k"]:
+@lru_cache(maxsize=8)
+def ones_complement(n: int, device: torch.device | None = None) -> Float[Tensor, "n k"]:
     """An orthonormal basis of the vectors whose sum is zero: the last n - 1 columns of a Householder reflection."""
     v = torch.full((n,), n**-0.5, dtype=torch.float64)
     v[0] -= 1
     norm = v.norm()
     if norm == 0:  # n == 1
-        return torch.zeros(1, 0, dtype=torch.float64)
+        return torch.zeros(1, 0, dtype=torch.float64, device=device)
     v = v / norm
-    return (torch.eye(n, dtype=torch.float64) - 2 * torch.outer(v, v))[:, 1:]
+    return (torch.eye(n, dtype=torch.float64) - 2 * torch.outer(v, v))[:, 1:].to(device)
 
 
 @final
@@ -196,8 +233,7 @@ class GeneralLinear(Group):
     def act(self, element: Element, x: Float[Tensor, "*batch n m"], role: Role) -> Float[Tensor, "*batch n m"]:
         if role is Role.RIDES:
             return ride(self.name, x)
-        matrix = element["matrix"] if role is Role.WRITES else linalg.inv(element["matrix"]).mT
-        return multiply(matrix, x)
+        return multiply(element["matrix"] if role is Role.WRITES else _dual(element), x)
 
     def check(self, element: Element) -> Check:
         if not element["matrix"].isfinite().all():
@@ -213,7 +249,21 @@ class GeneralLinear(Group):
         return {"change": (self.size, self.size)}
 
     def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
-        return {"matrix": element["matrix"] + along["change"] @ element["matrix"]}
+        found = {"matrix": exponential(along["change"]) @ element["matrix"]}
+        return found | {"dual": exponential(-along["change"].mT) @ element["dual"]} if "dual" in element else found
+
+    def slope(self, write: Tensor, read: Tensor, ride: Tensor) -> dict[str, Tensor]:
+        return {"change": write - read.mT}
+
+    def mended(self, element: Element) -> tuple[Element, int]:
+        """Singular values that are too small against the largest are raised."""
+        if not self.size:
+            return element, 0
+        u, values, vh = linalg.svd(element["matrix"].double())
+        least = values[..., :1] / MOST_CONDITION
+        bad = (values < least).any(-1)
+        raised = (u * values.maximum(least)[..., None, :]) @ vh
+        return {"matrix": torch.where(bad[..., None, None], raised, element["matrix"])}, int(bad.sum())
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         if not self.size:
@@ -221,6 +271,11 @@ class GeneralLinear(Group):
         if read is None:
             return {"matrix": linalg.solve(write.needs_right().mT, write.cross.mT).mT}
         return {"matrix": nearest_invertible(write, read)}
+
+
+def _dual(element: Element) -> Tensor:
+    """The inverse transpose: given where an element moves step by step and inverting it each time would take longer than the step."""
+    return element["dual"] if "dual" in element else linalg.inv(element["matrix"]).mT
 
 
 def nearest_invertible(write: Gram, read: Gram, *, race: int = 5, max_steps: int = 100) -> Float[Tensor, "*batch n n"]:

@@ -38,4 +38,10 @@ def _calm(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 svd, svdvals, eigh, eigvals, qr = (_calm(f) for f in (torch.linalg.svd, torch.linalg.svdvals, torch.linalg.eigh, torch.linalg.eigvals, torch.linalg.qr))
-inv, det, solve, solve_ex = (_calm(f) for f in (torch.linalg.inv, torch.linalg.det, torch.linalg.solve, torch.linalg.solve_ex))
+det, solve, solve_ex = (_calm(f) for f in (torch.linalg.det, torch.linalg.solve, torch.linalg.solve_ex))
+
+
+@_calm
+def inv(matrix: Tensor) -> Tensor:
+    """On a GPU without the check for singular matrices, which would wait for it: those become infinite, and `check` finds them."""
+    return torch.linalg.inv_ex(matrix).inverse if matrix.is_cuda else torch.linalg.inv(matrix)

@@ -207,6 +207,9 @@ class ScaledPermutation(Group):
     def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
         return {"index": element["index"], "scale": element["scale"] * along["stretch"].exp()}
 
+    def slope(self, write: Tensor, read: Tensor, ride: Tensor) -> dict[str, Tensor]:
+        return {"stretch": write.diagonal(dim1=-2, dim2=-1) - read.diagonal(dim1=-2, dim2=-1)}
+
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         if read is None:
             read = Gram(torch.zeros_like(write.cross), torch.zeros_like(write.cross))

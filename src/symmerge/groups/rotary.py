@@ -84,7 +84,18 @@ class RotaryPairs(Group):
         real, imaginary = element["pair"].unbind(-1)
         size, cosine, sine = along["stretch"].exp(), along["turn"].cos(), along["turn"].sin()
         pair = torch.stack([size * (real * cosine - imaginary * sine), size * (real * sine + imaginary * cosine)], -1)
-        return {"pair": pair, "rest": element["rest"] + along["change"] @ element["rest"]}
+        return {"pair": pair, "rest": self.rest.moved({"matrix": element["rest"]}, along)["matrix"]}
+
+    def slope(self, write: Tensor, read: Tensor, ride: Tensor) -> dict[str, Tensor]:
+        # Queries move by stretch + i turn, keys by -stretch + i turn.
+        queries, keys = self._inner(write), self._inner(read)
+        others = slice(self.rotary, None)
+        rest = self.rest.slope(*(side[..., others, others] for side in (write, read, ride)))
+        return {"stretch": queries.real - keys.real, "turn": queries.imag + keys.imag, **rest}
+
+    def mended(self, element: Element) -> tuple[Element, int]:
+        rest, bad = self.rest.mended({"matrix": element["rest"]})
+        return {"pair": element["pair"], "rest": rest["matrix"]}, bad
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         zero = torch.zeros_like(write.cross)

@@ -1,196 +1,143 @@
 """Learned matching: move the elements themselves, by gradient, so that the models between A and B get better.
 
-Only group elements are trained: both ends stay exactly the parents, and every merge is a stock checkpoint. The transport is the table's own
-(`Alignment.transport`), differentiated; the target is what the parents predict together, so no label is needed. Permutations stay as the start
-found them; rotations, bases inside heads, rotary pairs and scales move along their groups.
+Only group elements are trained: both ends stay exactly the parents, and every merge is a stock checkpoint. The target is what the parents predict
+together, so no label is needed, and no data either where the parents write their own.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
 
 from symmerge.alignment import Alignment
-from symmerge.calibration import questions
 from symmerge.errors import MismatchError
-from symmerge.groups import Element
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.base import Solution
 from symmerge.matching.journal import Journal
+from symmerge.matching.learner import Interrupted, Learner
+from symmerge.matching.lessons import Lessons, Target, batch_size, shuffled
 from symmerge.matching.search import Matching, Report
 from symmerge.matching.weights import WeightMatching
-from symmerge.model import Model
-from symmerge.probe import Inputs, mask_token, own_text, predictions, together
-from symmerge.tasks.base import IGNORED, Task, split
+from symmerge.model import Model, device_of
+from symmerge.spec import Spec, listing
+from symmerge.tasks.base import Task
+from symmerge.tasks.choose import same_tokenizers
+from symmerge.tasks.make import make_task, task_of
 from symmerge.verify import full_module
 
-Question = tuple[Inputs, Tensor | None]
+PARTS = {"residual": ("residual",), "heads": ("head", "query", "qk", "vo"), "ff": ("ff",), "classifier": ("pooled", "classifier", "transform")}
+"""What moves, in words; the spaces that belong to each."""
+OWN_SAMPLES = {"clm": 512, "mlm": 1024}  # of text the parents write, where there is no data
 
 
 @final
 @dataclass(frozen=True)
 class LearnedMatching:
-    """Options of learned matching: `LearnedMatching(data=make_task("image", "digits", [a, b]))`.
+    """Options of learned matching: `LearnedMatching(data=make_task("image", "digits:train", [a, b]))`.
 
-    `data` is a task whose inputs are learned on (its labels are not used); None lets language models write their own text. `start` finds where learning
-    starts. `low` and `high` bound the share of B in the models that are trained. `spaces` may name those that move (residual, qk, vo, ff).
+    `data` is a task whose inputs are learned on; None lets language models write their own text. `target` is what the middle should answer: what its
+    parents say together, or the labels. `start` finds where learning starts (None: from weights, and from activations where there is data), or is an
+    alignment. `spaces` may name what moves (residual, heads, ff, classifier, or single spaces); without `permutations` units, heads and a permuted
+    stream stay as the start found them; `flips` is the largest share of places that may flip at a time. `patience` is how many looks (20 a run) may
+    pass without a better one.
     """
 
     data: Task | None = field(default=None, repr=False)
-    start: Matching | None = None
-    steps: int = 100
+    start: Matching | Alignment | None = None
+    steps: int = 300
     rate: float = 3e-3
-    low: float = 0.4
-    high: float = 0.6
+    batch: int | None = None
+    accumulate: int = 1
+    sampler: str = "narrow"
+    target: Target = "parents"
     spaces: tuple[str, ...] | None = None
+    permutations: bool = True
+    flips: float = 0.05
     held_out: float = 0.1
+    patience: int = 10
     seed: int = 0
     device: str = "cpu"
 
     def record(self) -> dict[str, Any]:
         """The options, for solution.json."""
-        start = self._start().record()
+        start = self._start()
         plain = {name: value for name, value in asdict(replace(self, data=None, start=None)).items() if name not in ("data", "start")}
-        return {**plain, "data": self.data.record() if self.data else "self", "start": start}
+        return {**plain, "data": self.data.record() if self.data else "self", "start": "given" if isinstance(start, Alignment) else start.record()}
 
-    def _start(self) -> Matching:
+    def _start(self) -> Matching | Alignment:
         if self.start is not None:
             return self.start
         return ActivationMatching(data=self.data, seed=self.seed, device=self.device) if self.data else WeightMatching(seed=self.seed, device=self.device)
+
+    def chosen(self, table: Spec) -> list[str]:
+        """The spaces that may move."""
+        if self.spaces is None:
+            return list(table.hidden)
+        wanted = {space for name in self.spaces for space in PARTS.get(name, (name,))}
+        found = [name for name in table.hidden if {name, name.partition(".")[0]} & wanted]
+        for name in self.spaces:
+            if not any({space, space.partition(".")[0]} & {*PARTS.get(name, (name,))} for space in table.hidden):
+                there = {part for part, spaces in PARTS.items() if any(space.partition(".")[0] in spaces for space in table.hidden)}
+                raise MismatchError(f"nothing of this model is called '{name}': there are {', '.join(sorted(there))}, and the spaces {listing(table.hidden)}")
+        return found
 
     def solve(self, a: Model, b: Model, *, report: Report | None = None, journal: Journal | None = None) -> Solution:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. Ctrl-C returns the best so far."""
         report = report or (lambda line: None)
         began = time.perf_counter()
-        found = self._start().solve(a, b, report=report, journal=journal)
+        if a.spec.fingerprint != b.spec.fingerprint:
+            raise MismatchError(f"{a.where} and {b.where} cannot be aligned; they differ in: {'; '.join(a.spec.differences(b.spec))}")
+        spaces = self.chosen(a.spec)
+        entry = journal.read() if journal else None
+        entry = entry if entry and "learned" in entry.record else None
+        found = Solution(Alignment(a.spec, entry.elements["best"]), (), {}, (), False, 0.0) if entry else self._first(a, b, report, journal)
         if found.interrupted:
             return found
-        learner = _Learner(self, a, b, found.alignment)
+        learner = self._learner(a, b, found.alignment, spaces, report)
+        if entry:
+            learner.restore(entry)
         interrupted = False
         try:
-            learner.run(report)
+            learner.run(report, journal)
         except KeyboardInterrupt:
             interrupted = True
+            learner.tally.stopped = "interrupted"
+        except Interrupted as reason:
+            report(str(reason))
+        chosen = {"chosen": found.settings.get("chosen", {}), "scored_on": "held-out inputs"}
         return replace(
             found,
             alignment=learner.best,
-            objective=tuple(learner.held_losses),
+            objective=tuple(learner.losses),
             by_space={},
             converged=not interrupted,
             seconds=time.perf_counter() - began,
-            settings={**self.record(), "chosen": found.settings["chosen"], "scored_on": "held-out inputs"},
+            settings={**self.record(), **chosen, "learned": learner.tally.record()},
             interrupted=interrupted,
             distance=math.nan,
             correlations=None,
         )
 
+    def _first(self, a: Model, b: Model, report: Report, journal: Journal | None) -> Solution:
+        start = self._start()
+        if isinstance(start, Alignment):
+            start._same_table(a.spec)
+            return Solution(start, (), {}, (), True, 0.0)
+        return start.solve(a, b, report=report, journal=journal)
 
-class _Learner:
-    """One run: the tangents, the optimiser, and the best elements so far by the loss on inputs that were held out."""
-
-    def __init__(self, options: LearnedMatching, a: Model, b: Model, start: Alignment) -> None:
-        self.options, self.table, self.device = options, a.spec, options.device
-        self.generator = torch.Generator().manual_seed(options.seed)
-        self.weights = [{name: model.weights[name].to(self.device, torch.float32) for name in a.spec.tensors} for model in (a, b)]
-        self.modules = [full_module(model, torch.float32).to(self.device) for model in (a, b)]
-        self.start = start
-        self.origin = {name: {part: _single(value).to(self.device) for part, value in element.items()} for name, element in start.elements.items()}
-        self.tangents = self._tangents()
-        if not self.tangents:
-            raise MismatchError("nothing can be learned: none of the spaces chosen moves continuously")
-        self.training, self.held = self._inputs(a, b)
-        self.best, self.held_losses = start, []
-
-    def _tangents(self) -> dict[str, dict[str, nn.Parameter]]:
-        chosen = self.options.spaces
-        found = {}
-        for name, space in self.table.hidden.items():
-            if chosen is not None and name.partition(".")[0] not in chosen:
-                continue
-            shapes = {part: (*self.table.batch(name), *shape) for part, shape in space.group.tangent().items() if math.prod(shape)}
-            if shapes:
-                found[name] = {part: nn.Parameter(torch.zeros(shape, device=self.device)) for part, shape in shapes.items()}
-        return found
-
-    def _inputs(self, a: Model, b: Model) -> tuple[list[Question], list[Question]]:
-        if self.options.data is not None:
-            training, held = split(self.options.data, self.options.held_out)
-            return [questions(batch, self.device) for batch in training.batches], [questions(batch, self.device) for batch in held.batches]
-        tokens = torch.cat([own_text(model, module, rows=256, length=256, seed=self.options.seed) for model, module in zip((a, b), self.modules, strict=True)])
-        tokens = tokens[torch.randperm(len(tokens), generator=self.generator)]
-        blank = mask_token(a) if a.spec.task == "masked-lm" else None
-        batches = [{"input_ids": part, "labels": part if blank is None else torch.where(part == blank, part, IGNORED)} for part in tokens.split(8)]
-        cut = max(1, round(self.options.held_out * len(batches)))
-        made = [questions(batch, self.device) for batch in batches]
-        return made[cut:], made[:cut]
-
-    def elements(self) -> dict[str, Element]:
-        """Where the tangents have moved the start to."""
-        groups = self.table.spaces
-        return {name: groups[name].group.moved(element, self._along(name)) if name in self.tangents else element for name, element in self.origin.items()}
-
-    def _along(self, name: str) -> dict[str, Tensor]:
-        shapes = self.table.spaces[name].group.tangent()
-        empty = {part: torch.zeros((*self.table.batch(name), *shape), device=self.device) for part, shape in shapes.items() if not math.prod(shape)}
-        return {**self.tangents[name], **empty}
-
-    def _loss(self, elements: Mapping[str, Element], inputs: Inputs, asked: Tensor | None, t: float) -> Tensor:
-        """The cross-entropy of the model at t to what its parents predict together."""
-        alignment = Alignment(self.table, elements)
-        a, b = self.weights
-        mixed = {name: torch.lerp(a[name], alignment.transport(name, b[name]), t) for name in a}
-        mixed |= {alias: mixed[target] for alias, target in self.table.ties.items()}
-        predicted = predictions(lambda **given: functional_call(self.modules[0], mixed, kwargs=given), inputs, asked)
-        return -(together(self.modules, inputs, asked) * predicted.log_softmax(-1)).sum(-1).mean()
-
-    @torch.no_grad()
-    def _held_loss(self) -> float:
-        elements = self.elements()
-        return sum(float(self._loss(elements, *batch, 0.5)) for batch in self.held) / len(self.held)
-
-    def run(self, report: Report) -> None:
-        options = self.options
-        moving = [value for parts in self.tangents.values() for value in parts.values()]
-        optimiser = torch.optim.Adam(moving, lr=options.rate)
-        warm = max(1, options.steps // 10)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / options.steps))))
-        self._keep(report, 0)
-        every = max(1, options.steps // 10)
-        for step in range(1, options.steps + 1):
-            batch = self.training[int(torch.randint(len(self.training), (1,), generator=self.generator))]
-            t = options.low + (options.high - options.low) * float(torch.rand(1, generator=self.generator))
-            self._loss(self.elements(), *batch, t).backward()
-            nn.utils.clip_grad_norm_(moving, 1.0)
-            optimiser.step()
-            schedule.step()
-            optimiser.zero_grad()
-            if step % every == 0:
-                self._keep(report, step)
-
-    def _keep(self, report: Report, step: int) -> None:
-        """The best so far, by the middle's loss on held-out inputs."""
-        held = self._held_loss()
-        report(f"step {step} of {self.options.steps}: the middle's loss to its parents on held-out inputs {held:.4f}")
-        if not self.held_losses or held < min(self.held_losses):
-            self.best = self._exact()
-        self.held_losses.append(held)
-
-    @torch.no_grad()
-    def _exact(self) -> Alignment:
-        """The elements in float64: a rotation learned in float32 would be one to 1e-6 only."""
-        found = dict(self.start.elements)
-        for name in self.tangents:
-            along = {part: value.double().cpu() for part, value in self._along(name).items()}
-            found[name] = self.table.spaces[name].group.moved(found[name], along)
-        return Alignment(self.table, found)
-
-
-def _single(value: Tensor) -> Tensor:
-    return value.float() if value.is_floating_point() else value
+    def _learner(self, a: Model, b: Model, start: Alignment, spaces: list[str], report: Report) -> Learner:
+        device = device_of(self.device)
+        task = self.data
+        if task is None:
+            kind = task_of(a)
+            report("the parents write what is learned from")
+            task = make_task(kind, "self", [a, b], samples=OWN_SAMPLES.get(kind), seed=self.seed)
+        same_tokenizers((a, b))
+        learned, held = shuffled(task, self.batch or batch_size(task), self.seed, self.held_out)
+        parents = [full_module(model, torch.float32).to(device) for model in (a, b)] if self.target == "parents" else []
+        lessons, judged = (Lessons(batches, parents, self.target, device) for batches in (learned, held))
+        return Learner(self, a, b, start, lessons, judged, spaces)

@@ -1,0 +1,440 @@
+"""One run of learned matching: elements that walk along their groups, down the loss of the models between A and B.
+
+Only group elements are trained, so both ends stay exactly the parents. Continuous parts take steps of Adam in their tangent. Permutations are
+straight-through: the loss's gradient by each pair of places says what a swap would gain, and every so many steps the assignment is solved anew, between
+the weights as they lie and a step down that gradient; how many places flip is kept small, counted, and undone where it does not help.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from symmerge.alignment import Alignment, apply
+from symmerge.errors import MismatchError, SymmergeError, SymmergeWarning
+from symmerge.groups import Element, GeneralLinear
+from symmerge.groups.monomial import assign
+from symmerge.matching.journal import Entry, Journal
+from symmerge.matching.lessons import Lesson, Lessons, loss_of
+from symmerge.matching.samplers import Sampler
+from symmerge.matching.slopes import slopes, whole
+from symmerge.model import Model
+from symmerge.notation import Role
+from symmerge.processes import place, summed
+from symmerge.spec import Spec
+from symmerge.verify import full_module
+from symmerge.weights import MemoryWeights
+
+if TYPE_CHECKING:
+    from symmerge.matching.learned import LearnedMatching
+
+LOOKS = 20  # how often a run is judged on held-out inputs
+ASSIGNMENTS = 30  # how often permutations are solved anew, at most: an assignment of a thousand units costs as much as a step
+FEWEST_STEPS = 10  # between two of them
+CLIP = 1.0
+MOST_HELD = 16  # batches that a look judges by
+JUDGES = 2  # batches that flips are judged by
+
+
+class Interrupted(Exception):
+    """The run ended before its time; the best so far stands."""
+
+
+@dataclass
+class Tally:
+    """What a run counted."""
+
+    flips_tried: int = 0
+    flips_kept: int = 0
+    mended: int = 0
+    steps: int = 0
+    stopped: str = "all steps done"
+
+    def record(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+class Learner:
+    """The state of one run. `best` is the alignment with the lowest loss on held-out inputs so far."""
+
+    def __init__(self, options: LearnedMatching, a: Model, b: Model, start: Alignment, lessons: Lessons, held: Lessons, spaces: list[str]) -> None:
+        self.options, self.table, self.device = options, a.spec, lessons.device
+        self.lessons, self.held, self.sampler = lessons, held, Sampler(options.sampler)
+        self.original, self.base, self.best = b, start, start
+        self.tally, self.losses = Tally(), []
+        # Turning starts at the identity: `base` is what was folded into B's weights, `turned` what has been learned since.
+        self.tangents = {
+            name: _zeros(self.table, name, self.device) for name in spaces if any(map(math.prod, self.table.spaces[name].group.tangent().values()))
+        }
+        self.discrete = [name for name in spaces if "index" in start[name] and self.table.sizes[name] > 1] if options.permutations else []
+        if not self.tangents and not self.discrete:
+            raise MismatchError("nothing can be learned: none of the spaces chosen can move; choose others with --spaces")
+        self.a = _tensors(a, self.device)
+        self.mean = {name: tensor.clone() for name, tensor in self.a.items()}
+        self.b = {name: torch.empty_like(tensor) for name, tensor in self.a.items()}
+        self.turned = self._still()
+        self.pulled = {name: torch.zeros(*self.table.batch(name), n, n, device=self.device) for name in self.discrete for n in (self.table.sizes[name],)}
+        self.kinds: dict[str, list[str]] = {}
+        for name in self.discrete:
+            self.kinds.setdefault(name.partition(".")[0], []).append(name)
+        self.share, self.turns = dict.fromkeys(self.kinds, options.flips), 0
+        self._fold(start)
+        self._build_module(a)
+        met = {name: [atom for piece in self.table.pieces[name] for atom in piece.atoms if atom.space in spaces] for name in self.a}
+        self.met = {name for name, atoms in met.items() if atoms}
+        # What only rides along never turns: gains follow permutations alone.
+        self.moving = {name for name, atoms in met.items() if any(atom.space in self.tangents and atom.role is not Role.RIDES for atom in atoms)}
+        self.parameters = [value for parts in self.tangents.values() for value in parts.values()]
+        self.t = torch.zeros((), device=self.device)
+        rate = torch.tensor(options.rate, device=self.device) if self.device.type == "cuda" else options.rate
+        self.optimiser = torch.optim.Adam(self.parameters, lr=rate, betas=(0.9, 0.99), capturable=self.device.type == "cuda") if self.parameters else None
+        self.seen_losses = torch.zeros(options.steps + 1, device=self.device)
+        self.counter = torch.zeros(1, dtype=torch.long, device=self.device)
+        self._recorded: _Recorded | None = None
+
+    def _build_module(self, a: Model) -> None:
+        """A module whose parameters share the memory of `mean`, with the gradient of each tensor wherever it is used."""
+        self.module = full_module(replace(a, weights=MemoryWeights(self.mean)), torch.float32)
+        self.holders: dict[str, list[nn.Parameter]] = {}
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            name = self.table.ties.get(name, name)
+            if name in self.mean:
+                parameter.data = self.mean[name]
+                parameter.requires_grad_(True)
+                self.holders.setdefault(name, []).append(parameter)
+        self.module.to(self.device)
+
+    def _still(self) -> dict[str, dict[str, Tensor]]:
+        identity = {name: self.table.spaces[name].group.identity(self.table.batch(name)) for name in self.tangents}
+        found = {name: {part: value.to(self.device) for part, value in element.items()} for name, element in identity.items()}
+        for name, element in found.items():
+            if isinstance(self.table.spaces[name].group, GeneralLinear):
+                element["dual"] = element["matrix"].clone()
+        return found
+
+    @torch.no_grad()
+    def _fold(self, base: Alignment) -> None:
+        """Start again from a base: B's weights lie there, and nothing has turned since."""
+        self.base = base
+        moved = apply(base, self.original)
+        for name, tensor in self.b.items():
+            tensor.copy_(moved.weights[name])
+        for name, element in self._still().items():
+            for part, value in element.items():
+                self.turned[name][part].copy_(value)
+
+    @torch.no_grad()
+    def alignment(self) -> Alignment:
+        """Where the run is, in float64 and mended: rotations that walked a long way are rotations still, and bases can be inverted."""
+        still = Alignment.identity(self.table)
+        learned = {name: {part: self.turned[name][part].cpu() for part in still[name]} for name in self.turned}
+        found = Alignment(self.table, {**still.elements, **learned}).compose(self.base)
+        elements: dict[str, Element] = dict(found.elements)
+        for name in self.tangents:
+            elements[name], bad = self.table.spaces[name].group.mended(elements[name])
+            self.tally.mended += bad
+        return Alignment(self.table, elements)
+
+    # one step
+
+    @torch.no_grad()
+    def _place(self) -> dict[str, Tensor]:
+        """Put the model at t into the module; B's weights where it lies now."""
+        turned = Alignment(self.table, self.turned)
+        moved = {name: turned.transport(name, self.b[name]) if name in self.moving else self.b[name] for name in self.b}
+        for name, mean in self.mean.items():
+            mean.copy_(torch.lerp(self.a[name], moved[name], self.t))
+        return moved
+
+    def _descend(self, lessons: tuple[Lesson, ...]) -> None:
+        moved = self._place()
+        loss = torch.zeros((), device=self.device)
+        for lesson in lessons:
+            found = loss_of(self.module, lesson) / len(lessons)
+            found.backward()
+            loss += found.detach()
+        with torch.no_grad():
+            gradients = self._gradients()
+            found = slopes(self.table, {*self.tangents, *self.discrete}, gradients, moved)
+            for name, parts in self.tangents.items():
+                downhill = self.table.spaces[name].group.slope(*(found[name][role] for role in (Role.WRITES, Role.READS, Role.RIDES)))
+                for part, value in parts.items():
+                    value.grad = downhill[part].to(value)
+            for name, total in self.pulled.items():
+                total.mul_(0.9).add_(whole(found[name]))
+            self._together()
+            self._walk()
+            self.counter += 1
+            self.seen_losses.index_copy_(0, self.counter, loss.view(1))
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """By B's tensors, where they lie now; a tied tensor's from wherever it is used."""
+        found: dict[str, Tensor] = {}
+        for name, holders in self.holders.items():
+            parts = [holder.grad for holder in holders if holder.grad is not None]
+            if parts and name in self.met:
+                found[name] = sum(parts[1:], parts[0]) * self.t
+            for holder in holders:
+                holder.grad = None
+        return found
+
+    def _together(self) -> None:
+        """Several processes look at different inputs and take the same step."""
+        if place()[1] == 1:
+            return
+        mine = {f"{number}": value.grad for number, value in enumerate(self.parameters) if value.grad is not None} | self.pulled
+        for name, total in summed(mine).items():
+            mine[name].copy_(total / place()[1])
+
+    @torch.no_grad()
+    def _walk(self) -> None:
+        if self.optimiser is None:
+            return
+        nn.utils.clip_grad_norm_(self.parameters, CLIP)
+        self.optimiser.step()
+        for name, parts in self.tangents.items():
+            for part, value in self.table.spaces[name].group.moved(self.turned[name], {part: value.double() for part, value in parts.items()}).items():
+                self.turned[name][part].copy_(value)
+            for value in parts.values():
+                value.zero_()
+
+    # permutations
+
+    @torch.no_grad()
+    def _reassign(self) -> None:
+        """Solve the assignments anew and keep what a few batches agree with, one kind of space after the other.
+
+        Two proposals take turns: a step down the gradient, and what is most alike now that everything else has moved.
+        """
+        lessons = torch.randperm(len(self.lessons), generator=self._generator(self.tally.steps, 1))[:JUDGES]
+        probe = [self.lessons[int(number)] for number in lessons]
+        self.t.fill_(0.5)
+        moved, now = self._place(), self._judged(probe)
+        self.turns += 1
+        for kind, names in self.kinds.items():
+            order = self._proposed(names, moved, kind)
+            tried = sum(int((index != torch.arange(index.shape[-1])).sum()) for index in order.values())
+            if not tried:
+                continue
+            here = self.alignment()
+            self._fold(self._flipped(order, here))
+            tilted, after = self._place(), self._judged(probe)
+            self.tally.flips_tried += tried
+            if after < now:
+                moved, now = tilted, after
+                self.tally.flips_kept += tried
+                self.share[kind] = min(self.options.flips, self.share[kind] * 1.5)
+                for name in names:
+                    self.pulled[name].zero_()
+            else:
+                self._fold(here)
+                self.share[kind] /= 2
+
+    def _proposed(self, names: list[str], moved: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+        if self.turns % 2:
+            grams = slopes(self.table, names, moved, moved)
+            return {name: reassign(whole(grams[name]), self.pulled[name], self.share[kind]) for name in names}
+        return {name: assign(whole(found)) for name, found in slopes(self.table, names, self.a, moved).items()}
+
+    def _judged(self, probe: list[Lesson]) -> float:
+        return sum(float(loss_of(self.module, lesson)) for lesson in probe) / len(probe)
+
+    def _flipped(self, order: Mapping[str, Tensor], here: Alignment) -> Alignment:
+        still = Alignment.identity(self.table)
+        flips = {name: {**still[name], "index": index} for name, index in order.items()}
+        return Alignment(self.table, {**still.elements, **flips}).compose(here)
+
+    # the run
+
+    def _generator(self, step: int, what: int = 0) -> torch.Generator:
+        """Of a step's own, so that a run that is taken up again draws what it would have drawn."""
+        return torch.Generator().manual_seed((self.options.seed * 1_000_003 + step) * 7 + what)
+
+    def run(self, report: Callable[[str], None], journal: Journal | None = None) -> None:
+        options = self.options
+        every = max(1, options.steps // LOOKS)
+        resolve = max(FEWEST_STEPS, options.steps // ASSIGNMENTS)
+        if not self.losses:
+            self._look(report, journal)
+        while self.tally.steps < options.steps:
+            step = self.tally.steps + 1
+            self._step(step)
+            self.tally.steps = step
+            if self.discrete and step % resolve == 0 and step < options.steps:
+                self._reassign()
+            if step % every == 0 or step == options.steps:
+                self._look(report, journal)
+                since = len(self.losses) - 1 - min(range(len(self.losses)), key=self.losses.__getitem__)
+                if since >= options.patience:
+                    self.tally.stopped = f"no better for {since} looks"
+                    report(f"stopped at step {step}: {self.tally.stopped}")
+                    return
+
+    def _step(self, step: int) -> None:
+        generator, options = self._generator(step), self.options
+        warm = max(1, options.steps // 10)
+        rate = options.rate * min(step / warm, 0.5 * (1 + math.cos(math.pi * step / (options.steps + 1))))
+        rank, processes = place()
+        numbers = torch.randint(len(self.lessons), (options.accumulate * processes,), generator=generator)[rank::processes]
+        chosen = tuple(self.lessons[int(number)] for number in numbers)
+        self.t.fill_(self.sampler.draw(generator))
+        for group in self.optimiser.param_groups if self.optimiser else ():
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        try:
+            if self.device.type == "cuda" and place()[1] == 1:
+                self._recorded = self._recorded or _Recorded(self._descend)
+                self._recorded(chosen)
+            else:
+                self._descend(chosen)
+        except torch.cuda.OutOfMemoryError as error:
+            remedy = "lower --batch and raise --accumulate by as much, or learn fewer --spaces"
+            raise SymmergeError(f"the GPU's memory is full at step {step}: {remedy}") from error
+
+    def _not_finite(self) -> int | None:
+        here = int(self.counter)
+        bad = (~self.seen_losses[1 : here + 1].isfinite()).nonzero()
+        return int(bad[0]) + 1 if len(bad) else None
+
+    @torch.no_grad()
+    def _look(self, report: Callable[[str], None], journal: Journal | None) -> None:
+        """Judge the middle on held-out inputs; keep the best."""
+        if bad := self._not_finite():
+            self.tally.stopped = f"the loss was not finite at step {bad}"
+            raise Interrupted(f"{self.tally.stopped}: the best state before it is kept; lower --rate")
+        self._fold(self.alignment())
+        self.t.fill_(0.5)
+        self._place()
+        held = [self.held[number] for number in range(min(MOST_HELD, len(self.held)))]
+        loss = self._judged(held)
+        if not math.isfinite(loss):
+            self.tally.stopped = f"the held-out loss was not finite at step {self.tally.steps}"
+            raise Interrupted(f"{self.tally.stopped}: the best state before it is kept; lower --rate")
+        better = not self.losses or loss < min(self.losses)
+        self.best = self.base if better else self.best
+        self.losses.append(loss)
+        flips = f", {self.tally.flips_kept} of {self.tally.flips_tried} flips kept" if self.discrete else ""
+        report(
+            f"step {self.tally.steps} of {self.options.steps}: loss of the middle {loss:.4f} on held-out inputs{', the best so far' if better else ''}{flips}"
+        )
+        if journal:
+            journal.write(self.entry())
+
+    # taking a run up again
+
+    def entry(self) -> Entry:
+        """All that a run needs to go on."""
+        state = {}
+        if self.optimiser and self.optimiser.state:
+            for which in ("exp_avg", "exp_avg_sq"):
+                state[which] = {
+                    name: {part: self.optimiser.state[value][which].cpu() for part, value in parts.items()} for name, parts in self.tangents.items()
+                }
+        pulled = {"pulled": {name: {"total": total.cpu()} for name, total in self.pulled.items()}} if self.pulled else {}
+        record = {"learned": {"losses": self.losses, "share": self.share, "turns": self.turns, "tally": self.tally.record()}}
+        return Entry(record, {"current": self.base.elements, "best": self.best.elements, **state, **pulled})
+
+    def restore(self, entry: Entry) -> None:
+        known = entry.record["learned"]
+        self.losses, self.tally = list(known["losses"]), Tally(**known["tally"])
+        self.share, self.turns = dict(known["share"]), known["turns"]
+        current, self.best = (Alignment(self.table, entry.elements[which]) for which in ("current", "best"))
+        self._fold(current)
+        self.counter.fill_(self.tally.steps)
+        for name, parts in entry.elements.get("pulled", {}).items():
+            self.pulled[name].copy_(parts["total"])
+        for name, parts in self.tangents.items() if "exp_avg" in entry.elements else ():
+            for part, value in parts.items():
+                step = torch.tensor(float(self.tally.steps), device=self.device if self.device.type == "cuda" else "cpu")
+                kept = {which: entry.elements[which][name][part].to(self.device) for which in ("exp_avg", "exp_avg_sq")}
+                assert self.optimiser
+                self.optimiser.state[value] = {"step": step, **kept}
+
+
+def reassign(gram: Tensor, downhill: Tensor, share: float) -> Tensor:
+    """The permutation nearest to a step down the gradient.
+
+    `gram` is the moved weights times themselves, `downhill` their gradient times the weights. A step of length r moves the weights to where the best assignment
+    is that of `gram - r downhill`; r is such that about `share` of the places would rather swap, two at a time.
+    """
+    n = gram.shape[-1]
+    own, gain = (matrix.diagonal(dim1=-2, dim2=-1) for matrix in (gram, downhill))
+    apart = own[..., :, None] + own[..., None, :] - gram - gram.mT
+    gained = gain[..., :, None] + gain[..., None, :] - downhill - downhill.mT
+    ratio = torch.where(gained > 0, apart.clamp_min(0) / gained, torch.inf)
+    nearest = ratio.flatten(0, -2).amin(-1).sort().values
+    at = min(len(nearest) - 1, max(1, math.ceil(share * len(nearest))))
+    length = nearest[at]
+    if not bool(length.isfinite()):
+        return torch.arange(n).expand(gram.shape[:-1]).clone()
+    return assign(gram - length * downhill)
+
+
+class _Recorded:
+    """A step as one CUDA graph: small models wait for Python otherwise. Inputs of another shape get a graph of their own."""
+
+    def __init__(self, step: Callable[[tuple[Lesson, ...]], None]) -> None:
+        self.step, self.graphs, self.side = step, {}, torch.cuda.Stream()
+
+    def __call__(self, lessons: tuple[Lesson, ...]) -> None:
+        key = tuple((name, tuple(tensor.shape)) for lesson in lessons for name, tensor in _flat(lesson).items())
+        if key in self.graphs:
+            self._replay(key, lessons)
+            return
+        # A real step, in the stream that records: what is allocated once is there then. If it waits for the GPU anywhere, it cannot be recorded.
+        self.side.wait_stream(torch.cuda.current_stream())
+        with warnings.catch_warnings(record=True) as told, torch.cuda.stream(self.side):
+            torch.cuda.set_sync_debug_mode("warn")
+            warnings.simplefilter("always")
+            told.clear()  # that this mode is new is told, too
+            try:
+                self.step(lessons)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.current_stream().wait_stream(self.side)
+        waits = [f"{one.filename}:{one.lineno}" for one in told if "synchronizing" in str(one.message)]
+        if waits:
+            warnings.warn(f"steps wait for the GPU ({waits[0]}), so they are not recorded as one, and slower", SymmergeWarning, stacklevel=2)
+        self.graphs[key] = None if waits else self._record(lessons)
+
+    def _replay(self, key: Any, lessons: tuple[Lesson, ...]) -> None:
+        if self.graphs[key] is None:
+            self.step(lessons)
+            return
+        graph, inputs = self.graphs[key]
+        for still, lesson in zip(inputs, lessons, strict=True):
+            for name, tensor in _flat(lesson).items():
+                _flat(still)[name].copy_(tensor)
+        graph.replay()
+
+    def _record(self, lessons: tuple[Lesson, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Lesson, ...]]:
+        inputs = tuple(
+            Lesson({name: tensor.clone() for name, tensor in lesson.inputs.items()}, *(None if part is None else part.clone() for part in lesson[1:]))
+            for lesson in lessons
+        )
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.side):
+            self.step(inputs)
+        return graph, inputs
+
+
+def _flat(lesson: Lesson) -> dict[str, Tensor]:
+    others = {"places": lesson.places, "weights": lesson.weights, "wanted": lesson.wanted}
+    return {**lesson.inputs, **{f"/{name}": tensor for name, tensor in others.items() if tensor is not None}}
+
+
+def _tensors(model: Model, device: torch.device) -> dict[str, Tensor]:
+    return {name: model.weights[name].to(device, torch.float32).contiguous() for name in model.spec.tensors}
+
+
+def _zeros(table: Spec, name: str, device: torch.device) -> dict[str, nn.Parameter]:
+    shapes = {part: (*table.batch(name), *shape) for part, shape in table.spaces[name].group.tangent().items()}
+    return {part: nn.Parameter(torch.zeros(shape, device=device)) for part, shape in shapes.items()}

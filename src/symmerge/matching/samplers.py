@@ -1,0 +1,55 @@
+"""Where on the line from A to B learning looks: names for the distributions of the share of B."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from symmerge.errors import MismatchError
+
+NAMED = {"narrow": "uniform:0.4,0.6", "fixed": "fixed:0.5", "wide": "uniform:0,1", "normal": "normal:0.5,0.1"}
+"""The four that have been published, under short names."""
+FORMS = {"fixed": 1, "uniform": 2, "normal": 2, "beta": 2}  # how many numbers each takes
+HELP = f"{', '.join(NAMED)}, or one of your own: fixed:0.5, uniform:0.3,0.7, normal:0.5,0.1 (mean, deviation; clipped), beta:2,2"
+
+
+@final
+@dataclass(frozen=True)
+class Sampler:
+    """Draws shares of B: `Sampler("narrow")`, `Sampler("beta:2,2")`."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        form, numbers = self._parsed()
+        low, high = (0.0, math.inf) if form == "beta" else (0.0, 1.0)
+        wrong = not all(low <= number <= high for number in numbers) or (form == "uniform" and numbers[0] > numbers[1]) or (form == "beta" and 0 in numbers)
+        if wrong:
+            raise MismatchError(f"sampler {self.name}: shares of B lie between 0 and 1; {HELP}")
+
+    def _parsed(self) -> tuple[str, list[float]]:
+        form, _, given = NAMED.get(self.name, self.name).partition(":")
+        try:
+            numbers = [float(number) for number in given.split(",")]
+        except ValueError:
+            numbers = []
+        if len(numbers) != FORMS.get(form):
+            raise MismatchError(f"no sampler called '{self.name}': there are {HELP}")
+        return form, numbers
+
+    def draw(self, generator: torch.Generator) -> float:
+        """One share of B."""
+        form, numbers = self._parsed()
+        if form == "fixed":
+            return numbers[0]
+        if form == "uniform":
+            return numbers[0] + (numbers[1] - numbers[0]) * float(torch.rand((), generator=generator, dtype=torch.float64))
+        if form == "normal":
+            return min(1.0, max(0.0, numbers[0] + numbers[1] * float(torch.randn((), generator=generator, dtype=torch.float64))))
+        # torch's own gamma sampler takes no generator on every version: a seed drawn from ours keeps runs the same
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
+            return float(torch.distributions.Beta(torch.tensor(numbers[0]), torch.tensor(numbers[1])).sample())
