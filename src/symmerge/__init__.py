@@ -7,6 +7,8 @@ from symmerge.canonical import canonicalize
 from symmerge.errors import SymmergeError
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.base import Solution
+from symmerge.matching.learned import LearnedMatching
+from symmerge.matching.soft import SoftMatching
 from symmerge.matching.weights import WeightMatching
 from symmerge.merge import mean, merge
 from symmerge.model import Model, load, save
@@ -19,7 +21,9 @@ __all__ = [
     "Aligned",
     "Alignment",
     "Curve",
+    "LearnedMatching",
     "Model",
+    "SoftMatching",
     "Solution",
     "SymmergeError",
     "Verdict",

@@ -14,8 +14,9 @@ from symmerge.checkpoint import new_folder, write_json
 from symmerge.errors import SymmetryError
 from symmerge.matching.base import Solution
 from symmerge.matching.journal import Journal
-from symmerge.matching.recipes import RECIPES, Recipe
-from symmerge.matching.search import Matching, words
+from symmerge.matching.recipes import RECIPES, Recipe, Solver
+from symmerge.matching.search import words
+from symmerge.matching.soft import relax
 from symmerge.merge import distance, distances
 from symmerge.model import Model, Progress, save
 from symmerge.orbit import keep
@@ -51,12 +52,13 @@ class Aligned:
             "distance_after": f"{self.after:.3f}",
             "weighting_chosen": words(self.solution.settings["chosen"]),
             "chosen_by": f"{self.solution.settings['scored_on']}, of {len(self.solution.tried)} tries",
+            **{name: self.solution.settings[name] for name in ("learned", "soft") if name in self.solution.settings},
             "seed": self.solution.settings["seed"],
         }
 
     def record(self) -> dict[str, Any]:
         """For solution.json."""
-        evidence = {item.name: getattr(self.solution, item.name) for item in fields(self.solution) if item.name not in ("alignment", "correlations")}
+        evidence = {item.name: getattr(self.solution, item.name) for item in fields(self.solution) if item.name not in ("alignment", "correlations", "relaxed")}
         return {
             "schema": "symmerge.solution/1",
             "recipe": self.recipe.about,
@@ -70,7 +72,7 @@ class Aligned:
 def align(
     a: Model,
     b: Model,
-    matching: Matching | Recipe | None = None,
+    matching: Solver | Recipe | None = None,
     *,
     report: Callable[[str], None] | None = None,
     journal: Journal | None = None,
@@ -81,7 +83,8 @@ def align(
         chosen = matching if isinstance(matching, Recipe) else replace(chosen, matching=matching)
     ready = [_kept(chosen.ready(model)) for model in (a, b)]
     solution = chosen.matching.solve(ready[0], ready[1], report=report, journal=journal)
-    moved = apply(solution.alignment, ready[1])
+    # a soft method that was interrupted before it began has no soft end
+    moved = relax(solution, ready[1]) if chosen.loose == "soft" and solution.relaxed else apply(solution.alignment, ready[1])
     after = distance(ready[0], moved) if isnan(solution.distance) else solution.distance
     return Aligned(ready[0], moved, solution, chosen, _before(a, b, ready), after)
 

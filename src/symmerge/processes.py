@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +48,21 @@ def shared(value: Any) -> Any:
     held = [value]
     distributed.broadcast_object_list(held, src=0)
     return held[0]
+
+
+def agreed(decide: Callable[[], Any]) -> Any:
+    """What the first process finds, in all of them: where each would decide by rounding, they would part."""
+    rank, processes = place()
+    if processes == 1:
+        return decide()
+    return shared(decide() if rank == 0 else None)
+
+
+def own_device(name: str) -> str:
+    """Each process of several has a GPU of its own, as far as there are any."""
+    if name == "cuda" and place()[1] > 1 and torch.cuda.is_available():
+        return f"cuda:{int(os.environ.get('LOCAL_RANK', place()[0])) % torch.cuda.device_count()}"
+    return name
 
 
 def summed(mine: Mapping[str, Tensor]) -> dict[str, Tensor]:

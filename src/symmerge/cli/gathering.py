@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from functools import reduce
 from operator import add as plus
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from symmerge import console
@@ -18,7 +16,7 @@ from symmerge.cli import options
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.matching.activations import doubts
 from symmerge.model import device_of, load
-from symmerge.processes import joined
+from symmerge.processes import joined, own_device
 from symmerge.statistics import Statistics
 from symmerge.tasks import task_of
 
@@ -45,14 +43,15 @@ def statistics(
     """
     with console.friendly("interrupted: what was gathered so far is kept, --resume goes on from it"), joined() as (rank, world):
         return_freed_memory()
+        device_of(device)
         models = load(a), load(b)
         if out.exists() and not overwrite:
             raise CheckpointError(f"{out} exists: choose another --out, or --overwrite to replace it")
         if not data and (not add or samples is not None):
             raise MismatchError(f"nothing to gather: give --data: {options.INPUTS[task_of(models[0])]}; or --add files that are there")
         chosen = options.chosen_recipe(name=recipe, loose=True)
-        if not chosen.needs_data:
-            raise MismatchError(f"--recipe {recipe} looks at weights alone: choose one of {', '.join(options.WITH_DATA)}")
+        if chosen.method != "activations":
+            raise MismatchError(f"--recipe {recipe} does not look at activations: choose one of {', '.join(options.BY_METHOD['activations'])}")
         ready = chosen.ready(models[0]), chosen.ready(models[1])
         found = [Statistics.load(file) for file in add or []]
         for one in found:
@@ -63,7 +62,7 @@ def statistics(
             if not resume:
                 _forget(partial)
             with console.progress("looking at both models", -(-len(task.batches) // world)) as tick:
-                found.append(observe(ready, task, partial=partial, device=_device(device, rank, world), progress=tick))
+                found.append(observe(ready, task, partial=partial, device=own_device(device), progress=tick))
         total = reduce(plus, found)
         if rank:
             return
@@ -77,10 +76,3 @@ def _forget(partial: Path) -> None:
     """Of every process that an interrupted run had."""
     for file in (partial, *partial.parent.glob(f"{partial.name}.*-of-*")):
         file.unlink(missing_ok=True)
-
-
-def _device(name: str, rank: int, world: int) -> str:
-    """Each process of several has a GPU of its own, as far as there are any."""
-    if device_of(name).type == "cuda" and world > 1:
-        return f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
-    return name

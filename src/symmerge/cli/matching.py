@@ -17,6 +17,7 @@ from symmerge.matching.journal import Journal
 from symmerge.merge import Attention, piece_time
 from symmerge.merge import merge as average
 from symmerge.model import load, save
+from symmerge.processes import joined
 
 
 def align(
@@ -34,6 +35,17 @@ def align(
     tries: options.Tries = None,
     sweeps: options.SweepsMost = None,
     token_counts: options.TokenCounts = None,
+    steps: options.Steps = None,
+    epochs: options.Epochs = None,
+    rate: options.Rate = None,
+    batch: options.BatchSize = None,
+    accumulate: options.Accumulate = None,
+    sampler: options.SamplerName = None,
+    target: options.TargetName = None,
+    spaces: options.SpaceNames = None,
+    start: options.StartName = None,
+    patience: options.Patience = None,
+    permutations_only: options.PermutationsOnly = False,
     seed: options.Seed = 0,
     device: options.Device = "cpu",
     dtype: options.SolveType = "float32",
@@ -42,29 +54,37 @@ def align(
     json: options.Json = False,
     config: options.Config = None,
 ) -> None:
-    """Bring B into A's basin: writes OUT/reference and OUT/aligned, the same functions as A and B, now close. Without data, or by activations on some.
+    """Bring B into A's basin: writes OUT/reference and OUT/aligned, the same functions as A and B, now close.
 
+    Without data (weights), by what flows through both (activations), or by learning the symmetry itself (learned): slower, and far closer.
     Also alignment.safetensors and solution.json (the evidence). Ctrl-C keeps the best so far. Example: [bold]symmerge align ./seed-0 ./seed-1 --out ./aligned[/]
 
     Recipes for weights: [bold]symmerge[/] (ours), [bold]weights-only[/] (ours without text the parents write), [bold]permutations[/] (git re-basin),
     [bold]orthogonal[/] (rotated stream, heads by their circuits), [bold]two-stage[/] (attention alone). For activations: [bold]activations[/] (ours),
     [bold]activations-untied[/] (ours, a tied head on its own), [bold]correlation[/] and [bold]correlation-...[/] (published: permutations of units and heads by
-    correlation), [bold]residual-...[/] (published: of the stream).
+    correlation), [bold]residual-...[/] (published: of the stream). Learned: [bold]learned[/] (ours), [bold]learned-permutations[/] and
+    [bold]learned-published[/] (as published). Soft: [bold]soft-hardened[/]; [bold]soft[/] is no symmetry, barrier measures it.
+
+    Learning goes on in several processes, too: [bold]torchrun --nproc-per-node 2 -m symmerge align ... --method learned[/].
     """
-    with console.friendly("interrupted: no models were written; what was gathered so far is kept, --resume goes on from it"):
+    with console.friendly("interrupted: no models were written; what was found so far is kept, --resume goes on from it"), joined() as (rank, _):
         return_freed_memory()
         models = load(a), load(b)
         refuse(out.absolute(), overwrite, (a, b))  # before the work, not after it
         journal_file, partial = (out.with_name(f"{out.name}.{what}partial.safetensors") for what in ("", "statistics."))
         seen = {"data": data, "samples": samples, "statistics": statistics, "score": score, "partial": partial}
         how = {"metric": metric, "inside": inside, "tries": tries, "sweeps": sweeps, "token_counts": token_counts, "seed": seed, "device": device}
-        chosen = options.solver(models, method, recipe, **seen, **how, dtype=dtype)
+        values = steps, epochs, rate, batch, accumulate, sampler, target, spaces, start, patience
+        learning = dict(zip(options.LEARNING, values, strict=True))
+        chosen = options.solver(models, method, recipe, **seen, **how, **learning, permutations_only=permutations_only, dtype=dtype)
         task = {"models": [model.where for model in models], "spec": models[0].spec.fingerprint, "recipe": chosen.about, **chosen.matching.record()}
         journal = Journal(journal_file, task)
-        if not resume:
+        if not resume and not rank:
             journal.remove()
             partial.unlink(missing_ok=True)
         found = solve(*models, chosen, report=console.note, journal=journal)
+        if rank:
+            return
         with console.progress("writing and verifying", 6 * len(found.reference.weights.names())) as tick:
             write(found, *models, out, overwrite=overwrite, progress=tick)
         if not found.solution.interrupted:
@@ -76,6 +96,11 @@ def align(
             console.out.print(f"interrupted: wrote the best so far ({len(found.solution.tried)} tries done); --resume --overwrite goes on", soft_wrap=True)
         if found.already:
             console.out.print("these two were aligned already (fine-tunes of one base?): a plain average would do", soft_wrap=True)
+        if learned := found.solution.settings.get("learned"):
+            first, *_ = losses = found.solution.objective
+            console.out.print(
+                f"loss of the middle on held-out inputs {first:.4f} at the start, {min(losses):.4f} learned ({learned['stopped']})", soft_wrap=True
+            )
         console.out.print(f"distance {found.before:.3f} before, {found.after:.3f} after, in {found.solution.seconds:.1f} s; wrote {out}", soft_wrap=True)
 
 
@@ -92,7 +117,7 @@ def merge(
     ] = "factors",
     method: Annotated[
         str | None,
-        typer.Option(help="What to look at to align first: weights or activations; none for a plain average.", show_default="weights, or by recipe"),
+        typer.Option(help=f"How to align first: {options.either(options.METHODS)}; none for a plain average.", show_default="weights, or by recipe"),
     ] = None,
     recipe: options.RecipeName = None,
     data: options.Data = None,
@@ -104,6 +129,17 @@ def merge(
     tries: options.Tries = None,
     sweeps: options.SweepsMost = None,
     token_counts: options.TokenCounts = None,
+    steps: options.Steps = None,
+    epochs: options.Epochs = None,
+    rate: options.Rate = None,
+    batch: options.BatchSize = None,
+    accumulate: options.Accumulate = None,
+    sampler: options.SamplerName = None,
+    target: options.TargetName = None,
+    spaces: options.SpaceNames = None,
+    start: options.StartName = None,
+    patience: options.Patience = None,
+    permutations_only: options.PermutationsOnly = False,
     seed: options.Seed = 0,
     device: options.Device = "cpu",
     dtype: options.SolveType = "float32",
@@ -127,7 +163,9 @@ def merge(
         if method != "none":
             seen = {"data": data, "samples": samples, "statistics": statistics, "score": score}
             how = {"metric": metric, "inside": inside, "tries": tries, "sweeps": sweeps, "token_counts": token_counts, "seed": seed, "device": device}
-            chosen = options.solver(models, method, recipe, **seen, **how, dtype=dtype)
+            values = steps, epochs, rate, batch, accumulate, sampler, target, spaces, start, patience
+            learning = dict(zip(options.LEARNING, values, strict=True))
+            chosen = options.solver(models, method, recipe, **seen, **how, **learning, permutations_only=permutations_only, dtype=dtype)
             found = solve(*models, chosen, report=console.note)
             pair, evidence = (found.reference, found.aligned), found.evidence()
             if found.solution.interrupted:

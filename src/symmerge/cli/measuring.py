@@ -15,7 +15,7 @@ from symmerge.align import Aligned, write_evidence
 from symmerge.align import align as solve
 from symmerge.barrier import BARRIERS, Method, line, run, several, write
 from symmerge.checkpoint import new_folder
-from symmerge.cli.options import INPUTS, METHODS, Config, Device, Json, Out, Overwrite, Seed, chosen_recipe, inputs
+from symmerge.cli.options import INPUTS, METHODS, Config, Device, Json, Out, Overwrite, Seed, Steps, chosen_recipe, inputs
 from symmerge.errors import MismatchError
 from symmerge.matching.recipes import Recipe, with_options
 from symmerge.mixture import one_table
@@ -36,11 +36,14 @@ def barrier(
     models: Annotated[
         list[Path] | None, typer.Argument(help="Checkpoint folders of one architecture and size, two or more.", metavar="A B", show_default=False)
     ] = None,
-    method: Annotated[str, typer.Option(help="Lines to compare, with commas: none, weights, activations, or a recipe of align.")] = "none,weights",
+    method: Annotated[
+        str, typer.Option(help=f"Lines to compare, with commas: none, {', '.join(METHODS)}, or a recipe of align; learned:residual+ff learns these alone.")
+    ] = "none,weights",
     calibration: Annotated[
-        str | None, typer.Option(help="Inputs on which methods that look at activations see them, as --data of align; never --data.", show_default=False)
+        str | None, typer.Option(help="Inputs for methods that look at some or learn from some, as --data of align; never --data.", show_default=False)
     ] = None,
     calibration_samples: Annotated[int | None, typer.Option(help="How many samples of --calibration to use.", show_default="by task")] = None,
+    steps: Steps = None,
     points: Annotated[int, typer.Option(help="Points on the line, both ends included.")] = 21,
     samples: Annotated[int | None, typer.Option(help="How many samples to use.", show_default="by task")] = None,
     seed: Seed = 0,
@@ -60,7 +63,9 @@ def barrier(
         folders = _different(models or [])
         opened = [load(folder) for folder in folders]
         made = make_task(task, data, opened, samples=samples, seed=seed)  # bad data is refused before anything is solved
-        solvers = {name.strip(): _line_solver(name.strip(), seed, device) for name in method.split(",")}
+        solvers = {name.strip(): _line_solver(name.strip(), seed, device, steps) for name in method.split(",")}
+        if steps and not any(_learns(recipe) for recipe in solvers.values()):
+            raise MismatchError(f"--steps {steps}: none of {', '.join(solvers)} learns; leave it out, or add learned to --method")
         solvers = _with_inputs(solvers, opened, data, calibration, calibration_samples, seed)
         if None in solvers.values():
             one_table(opened)
@@ -84,31 +89,44 @@ def _different(models: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(models)
 
 
-def _line_solver(name: str, seed: int, device: str) -> Recipe | None:
+def _line_solver(name: str, seed: int, device: str, steps: int | None) -> Recipe | None:
     """What brings the ends of a line together: a method of align, or one of its recipes; nothing for a plain average."""
     if name == "none":
         return None
+    name, _, spaces = name.partition(":")
     chosen = chosen_recipe(name, loose=True) if name in METHODS else chosen_recipe(name=name, loose=True)
     device_of(device)
-    return with_options(chosen, seed=seed, device=device)
+    learning: dict[str, Any] = {"steps": steps, "spaces": tuple(spaces.split("+")) if spaces else None} if _learns(chosen) else {}
+    if spaces and not learning:
+        raise MismatchError(f"{name}:{spaces}: only learned methods take spaces to learn; leave out :{spaces}")
+    return with_options(chosen, seed=seed, device=device, **learning)
+
+
+def _learns(recipe: Recipe | None) -> bool:
+    return recipe is not None and recipe.method in ("learned", "soft")
 
 
 def _with_inputs(
     solvers: Mapping[str, Recipe | None], models: Sequence[Model], data: str, calibration: str | None, samples: int | None, seed: int
 ) -> dict[str, Recipe | None]:
-    """Those that look at activations get inputs to see them on: others than the loss is measured on."""
-    looking = [name for name, recipe in solvers.items() if recipe and recipe.needs_data]
+    """Those that look at inputs or learn from them get some: others than the loss is measured on."""
+    looking = {name: recipe for name, recipe in solvers.items() if recipe and recipe.needs_data}
     if not looking:
         if calibration or samples:
             raise MismatchError(f"--calibration: none of {', '.join(solvers)} looks at activations; leave it out, or add one that does to --method")
         return dict(solvers)
+    if calibration is None and all(map(_learns, looking.values())) and task_of(models[0]) in ("mlm", "clm"):
+        calibration = "self"
     if calibration is None:
         raise MismatchError(f"{', '.join(looking)}: activations need something to look at: give --calibration: {INPUTS[task_of(models[0])]}")
     if calibration != "self" and Path(calibration).resolve() == Path(data).resolve():
         raise MismatchError(f"--calibration {calibration} is what is measured on: a merge fitted to it would look better than it is; give other data")
     # Text that models write twice is the same for the same seed: the other seed makes it other text.
-    made = inputs(models, calibration, samples=samples, seed=seed + (calibration == data))
-    return {name: with_options(recipe, data=made) if recipe and name in looking else recipe for name, recipe in solvers.items()}
+    made = {
+        learned: inputs(models, calibration, samples=samples, learned=learned, seed=seed + (calibration == data))
+        for learned in {_learns(recipe) for recipe in looking.values()}
+    }
+    return {**solvers, **{name: with_options(recipe, data=made[_learns(recipe)]) for name, recipe in looking.items()}}
 
 
 def _measure(folder: Path, pairs: Sequence[tuple[Model, Model]], solvers: Mapping[str, Recipe | None], task: Task, points: int, device: str) -> dict[str, Any]:
@@ -132,7 +150,7 @@ def _measure(folder: Path, pairs: Sequence[tuple[Model, Model]], solvers: Mappin
 def _line(name: str, a: Model, b: Model, found: Aligned | None) -> Method:
     if found is None:
         return Method(name, "plain average", a, b)
-    kind = "activation matching" if found.recipe.needs_data else "weight matching"
+    kind = {"weights": "weight matching", "activations": "activation matching"}.get(found.recipe.method, f"{found.recipe.method} matching")
     label = (kind if name in METHODS else f"{kind}, {name}") + (" (no symmetry)" if found.recipe.loose else "")
     return Method(name, label, found.reference, found.aligned, found.solution.settings, found.solution.objective, exact=not found.recipe.loose)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -14,15 +15,21 @@ from symmerge import console
 from symmerge.activations import Score
 from symmerge.errors import MismatchError, SymmetryError
 from symmerge.matching.heads import HeadOptions
-from symmerge.matching.recipes import DATA_FREE, WITH_DATA, Recipe, read_counts, recipe, with_options
+from symmerge.matching.learned import OWN_SAMPLES, PARTS, SAMPLES, LearnedMatching
+from symmerge.matching.lessons import Target
+from symmerge.matching.recipes import BY_METHOD, Recipe, read_counts, recipe, with_options
+from symmerge.matching.samplers import HELP as SAMPLERS
+from symmerge.matching.weights import WeightMatching
 from symmerge.model import Model, device_of
 from symmerge.statistics import Statistics
 from symmerge.tasks import Task, make_task, task_of
 
 METRICS, INSIDES = (get_args(get_type_hints(HeadOptions)[name]) for name in ("metric", "inside"))
 SCORES, DTYPES = get_args(Score), ("float32", "float64")
-METHODS = {"weights": "symmerge", "activations": "activations"}
-"""What to look at, and the recipe that is ours for it."""
+METHODS = {"weights": "symmerge", "activations": "activations", "learned": "learned", "soft": "soft-hardened"}
+"""What to look at or how to learn, and the recipe that is ours for it."""
+STARTS = ("weights", "activations", "identity")
+TARGETS = get_args(Target)
 
 
 def either(names: Collection[str]) -> str:
@@ -76,15 +83,20 @@ NoVerify = Annotated[bool, typer.Option("--no-verify", help="Skip the check that
 Residual = Annotated[str, typer.Option(help="How the stream may move: full, permutation (keeps a tied head tied) or identity.")]
 
 # how to find the symmetry
-Method = Annotated[str | None, typer.Option(help=f"What to look at: {either(METHODS)}; weights need no data.", show_default="weights, or by recipe")]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        help=f"How to find the symmetry: {either(METHODS)}. Weights need no data, learned none for language models.", show_default="weights, or by recipe"
+    ),
+]
 RecipeName = Annotated[
     str | None,
-    typer.Option(help=f"Which variant. Weights: {either(DATA_FREE)}. Activations: {either(WITH_DATA)}.", show_default="symmerge or activations, by method"),
+    typer.Option(help=" ".join(f"{method.capitalize()}: {either(names)}." for method, names in BY_METHOD.items()), show_default="ours, by method"),
 ]
 Data = Annotated[
     str | None,
     typer.Option(
-        help="Inputs on which activations are seen: self (text the models write), digits:train, python-docs:train, a file (text, .xz, TSV, CSV, JSONL,"
+        help="Inputs on which activations are seen, or that are learned from: self (text the models write), digits:train, python-docs:train, a file (text, .xz, TSV, CSV, JSONL,"
         " .npz), a folder of pictures, or hf:NAME. What models were trained on, never what a merge is measured on.",
         show_default=False,
     ),
@@ -102,6 +114,21 @@ SweepsMost = Annotated[int | None, typer.Option("--sweeps", help="How many sweep
 TokenCounts = Annotated[
     Path | None, typer.Option(help="How often each token occurred in training, as .npy: those that never did are left out.", show_default=False)
 ]
+
+# how to learn
+Steps = Annotated[int | None, typer.Option(help="How many steps to learn.", min=1, show_default="300")]
+Epochs = Annotated[float | None, typer.Option(help="How many times to go through all that is learned from, instead of --steps.", show_default=False)]
+Rate = Annotated[float | None, typer.Option(help="How far a step goes.", show_default="by recipe")]
+BatchSize = Annotated[int | None, typer.Option("--batch", help="Samples of a batch: fewer need less memory.", min=1, show_default="by task")]
+Accumulate = Annotated[int | None, typer.Option(help="Batches of a step: more make it calmer, and need no more memory.", min=1, show_default="1")]
+SamplerName = Annotated[str | None, typer.Option("--sampler", help=f"Where between A and B to learn: {SAMPLERS}.", show_default="narrow")]
+TargetName = Annotated[str | None, typer.Option("--target", help="What the middle should answer: parents (what they say together) or labels.")]
+SpaceNames = Annotated[
+    str | None, typer.Option("--spaces", help=f"What may move, with commas: {either(PARTS)}, or single spaces of inspect.", show_default="all")
+]
+StartName = Annotated[str | None, typer.Option("--start", help=f"Where learning starts: {either(STARTS)}.", show_default="activations with data, else weights")]
+PermutationsOnly = Annotated[bool, typer.Option("--permutations-only", help="Learn permutations alone, as published: --recipe learned-permutations.")]
+Patience = Annotated[int | None, typer.Option(help="Stop after so many looks (20 a run) without a better one.", min=1, show_default="10")]
 SolveType = Annotated[str, typer.Option("--dtype", help=f"The precision to solve in: {either(DTYPES)}.")]
 Device = Annotated[str, typer.Option(help="Where to solve: cpu or cuda.")]
 
@@ -128,18 +155,22 @@ def chosen_recipe(method: str | None = None, name: str | None = None, *, loose: 
     if method is not None:
         choice("--method", method, METHODS)
     chosen = recipe(name or METHODS[method or "weights"])
-    needed = "activations" if chosen.needs_data else "weights"
-    if method not in (None, needed):
-        fitting = DATA_FREE if method == "weights" else WITH_DATA
-        raise MismatchError(f"--recipe {name} looks at {needed}, not at {method}: leave out --method, or choose one of {', '.join(fitting)}")
+    if method not in (None, chosen.method):
+        raise MismatchError(
+            f"--recipe {name} is for --method {chosen.method}, not {method}: leave out --method, or choose one of {', '.join(BY_METHOD[method])}"
+        )
     if chosen.loose and not loose:
         raise SymmetryError(f"recipe {name} is no symmetry: what it gives is another function than the model's; measure it with barrier")
     return chosen
 
 
-def inputs(models: Sequence[Model], data: str, *, samples: int | None = None, seed: int = 0) -> Task:
-    """What models of one kind look at: their own task on some data."""
-    return make_task(task_of(models[0]), data, models, samples=samples, seed=seed)
+def inputs(models: Sequence[Model], data: str, *, samples: int | None = None, learned: bool = False, seed: int = 0) -> Task:
+    """What models of one kind look at: their own task on some data; more of it, where it is learned from."""
+    name = task_of(models[0])
+    return make_task(name, data, models, samples=samples, most=(OWN_SAMPLES if data == "self" else SAMPLES).get(name) if learned else None, seed=seed)
+
+
+LEARNING = ("steps", "epochs", "rate", "batch", "accumulate", "sampler", "target", "spaces", "start", "patience")
 
 
 def solver(
@@ -157,25 +188,64 @@ def solver(
     tries: int | None = None,
     sweeps: int | None = None,
     token_counts: Path | None = None,
+    permutations_only: bool = False,
     seed: int = 0,
     device: str = "cpu",
     dtype: str = "float32",
+    **learning: Any,
 ) -> Recipe:
-    """What align and merge solve with, from their options; wrong ones are refused before any work."""
+    """What align and merge solve with, from their options; wrong ones are refused before any work. `learning` is what `LEARNING` names."""
+    if permutations_only:
+        if name not in (None, "learned-permutations") or method not in (None, "learned"):
+            raise MismatchError("--permutations-only is a recipe of --method learned: leave out --recipe, or ask for learned-permutations")
+        name = "learned-permutations"
     chosen = chosen_recipe(method, name)
     for option, given, known in (("--dtype", dtype, DTYPES), ("--metric", metric, METRICS), ("--inside", inside, INSIDES), ("--score", score, SCORES)):
         if given is not None:
             choice(option, given, known)
     device_of(device)
     counts = read_counts(token_counts) if token_counts else None
-    kind = getattr(torch, dtype)
-    chosen = with_options(chosen, metric=metric, inside=inside, tries=tries, max_sweeps=sweeps, token_counts=counts, seed=seed, device=device, dtype=kind)
-    for option, given in (("--data", data), ("--samples", samples), ("--statistics", statistics), ("--score", score)):
-        if given is not None and not chosen.needs_data:
-            raise MismatchError(f"{option} {given}: weights are matched without data; add --method activations")
+    how = {"metric": metric, "inside": inside, "tries": tries, "max_sweeps": sweeps, "token_counts": counts, "dtype": getattr(torch, dtype)}
+    learns = chosen.method in ("learned", "soft")
+    _refuse_unused(chosen, learning, {"data": data, "samples": samples, "statistics": statistics, "score": score})
     if not chosen.needs_data:
-        return chosen
+        return with_options(chosen, **how, seed=seed, device=device)
+    if data is None and learns and task_of(models[0]) in ("mlm", "clm"):
+        data = "self"
     if data is None and (statistics is None or samples is not None):
-        raise MismatchError(f"activations need something to look at: give --data: {INPUTS[task_of(models[0])]}")
-    made = inputs(models, data, samples=samples, seed=seed) if data else None
-    return with_options(chosen, data=made, statistics=Statistics.load(statistics) if statistics else None, score=score, partial=partial)
+        what = "learning needs something to learn from" if learns else "activations need something to look at"
+        raise MismatchError(f"{what}: give --data: {INPUTS[task_of(models[0])]}")
+    made = inputs(models, data, samples=samples, learned=learns, seed=seed) if data else None
+    if not learns:
+        looking = {"statistics": Statistics.load(statistics) if statistics else None, "score": score, "partial": partial}
+        return with_options(chosen, **how, **looking, data=made, seed=seed, device=device)
+    chosen = with_options(chosen, data=made, seed=seed, device=device, **_learning(learning, made))
+    # the start's own options last, when it is known which it is
+    return with_options(chosen, **{key: value for key, value in how.items() if value is not None and (key, value) != ("dtype", torch.float32)})
+
+
+def _refuse_unused(chosen: Recipe, learning: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
+    """Options that this method would not look at."""
+    for option, given in seen.items():
+        if given is not None and not chosen.needs_data:
+            raise MismatchError(f"--{option} {given}: weights are matched without data; add --method activations or learned")
+        if given is not None and option in ("statistics", "score") and chosen.method != "activations":
+            raise MismatchError(f"--{option} {given}: only --method activations takes it")
+    for option, given in learning.items():
+        if given is not None and chosen.method not in ("learned", "soft"):
+            raise MismatchError(f"--{option} {given}: nothing is learned by {chosen.method}; add --method learned")
+        if given is not None and option not in {known.name for known in fields(chosen.matching)}:
+            raise MismatchError(f"--{option} {given}: only --method learned takes it")
+
+
+def _learning(given: Mapping[str, Any], data: Task | None) -> dict[str, Any]:
+    """The options of learning, as the solver takes them."""
+    found = dict(given)
+    if found.get("target") is not None:
+        choice("--target", found["target"], TARGETS)
+    if found.get("spaces") is not None:
+        found["spaces"] = tuple(name.strip() for name in found["spaces"].split(","))
+    if (start := found.get("start")) is not None:
+        choice("--start", start, STARTS)
+        found["start"] = start if start == "identity" else WeightMatching() if start == "weights" else LearnedMatching.activations(data)
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 
@@ -49,6 +49,7 @@ class ActivationMatching(Matching):
     places: Literal["all", "first", "last"] = "all"
     held_out: float = 0.25
     partial: Path | None = field(default=None, repr=False, compare=False)
+    method: ClassVar[str] = "activations"
 
     def probe(self, a: Model, b: Model, report: Report) -> Probe | None:
         if self.data is None and self.statistics is None:

@@ -17,7 +17,7 @@ class Solution:
     `objective` has one value per sweep and never increases (but where a published recipe pairs heads by another metric than their best bases);
     `by_space` is the part of the last one that each space's tensors hold; `tried` every weighting and start with its score; `interrupted` says
     that Ctrl-C ended the search and this is the best until then; `distance` how far the models are then apart; `correlations` how alike their
-    features are before and after, where statistics were gathered.
+    features are before and after, where statistics were gathered; `relaxed` what a soft method found beside it, which is no symmetry.
     """
 
     alignment: Alignment
@@ -31,3 +31,4 @@ class Solution:
     interrupted: bool = False
     distance: float = nan
     correlations: Mapping[str, Any] | None = field(default=None, repr=False)
+    relaxed: Alignment | None = field(default=None, repr=False)

@@ -34,7 +34,10 @@ class Journal:
     task: Mapping[str, Any]
 
     def write(self, entry: Entry) -> None:
-        tensors = {f"{which}/{space}/{part}": value for which, found in entry.elements.items() for space, e in found.items() for part, value in e.items()}
+        # a copy of each: the best so far may be the current one, and tensors that share memory cannot be stored
+        tensors = {
+            f"{which}/{space}/{part}": value.clone() for which, found in entry.elements.items() for space, e in found.items() for part, value in e.items()
+        }
         header = {"format": FORMAT, "task": json.dumps(self.task, sort_keys=True), "record": json.dumps(entry.record)}
         write_tensors(self.path, tensors, header)
 

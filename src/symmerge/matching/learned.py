@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 
@@ -20,18 +20,22 @@ from symmerge.matching.base import Solution
 from symmerge.matching.journal import Journal
 from symmerge.matching.learner import Interrupted, Learner
 from symmerge.matching.lessons import Lessons, Target, batch_size, shuffled
+from symmerge.matching.samplers import Sampler
 from symmerge.matching.search import Matching, Report
 from symmerge.matching.weights import WeightMatching
 from symmerge.model import Model, device_of
+from symmerge.processes import agreed, own_device, place
 from symmerge.spec import Spec, listing
-from symmerge.tasks.base import Task
+from symmerge.tasks.base import Task, some
 from symmerge.tasks.choose import same_tokenizers
 from symmerge.tasks.make import make_task, task_of
 from symmerge.verify import full_module
 
 PARTS = {"residual": ("residual",), "heads": ("head", "query", "qk", "vo"), "ff": ("ff",), "classifier": ("pooled", "classifier", "transform")}
 """What moves, in words; the spaces that belong to each."""
+SAMPLES = {"clm": 2000, "mlm": 4000, "image": 10_000, "text": 10_000}  # to learn from: as many as there are, up to these
 OWN_SAMPLES = {"clm": 512, "mlm": 1024}  # of text the parents write, where there is no data
+FIRST_SAMPLES = {"clm": 24, "mlm": 48, "image": 256, "text": 256}  # of them, for the start by activations: more have not helped
 
 
 @final
@@ -41,14 +45,15 @@ class LearnedMatching:
 
     `data` is a task whose inputs are learned on; None lets language models write their own text. `target` is what the middle should answer: what its
     parents say together, or the labels. `start` finds where learning starts (None: from weights, and from activations where there is data), or is an
-    alignment. `spaces` may name what moves (residual, heads, ff, classifier, or single spaces); without `permutations` units, heads and a permuted
+    alignment, or "identity". `epochs`, if given, says how many times all is learned from, instead of `steps`. `spaces` may name what moves (residual, heads, ff, classifier, or single spaces); without `permutations` units, heads and a permuted
     stream stay as the start found them; `flips` is the largest share of places that may flip at a time. `patience` is how many looks (20 a run) may
     pass without a better one.
     """
 
     data: Task | None = field(default=None, repr=False)
-    start: Matching | Alignment | None = None
+    start: Matching | Alignment | Literal["identity"] | None = None
     steps: int = 300
+    epochs: float | None = None
     rate: float = 3e-3
     batch: int | None = None
     accumulate: int = 1
@@ -61,17 +66,38 @@ class LearnedMatching:
     patience: int = 10
     seed: int = 0
     device: str = "cpu"
+    method: ClassVar[str] = "learned"
+
+    def __post_init__(self) -> None:
+        Sampler(self.sampler)
+        wrong = {"steps": self.steps < 1, "rate": not self.rate > 0, "batch": self.batch is not None and self.batch < 1, "accumulate": self.accumulate < 1}
+        wrong |= {"epochs": self.epochs is not None and not self.epochs > 0, "held_out": not 0 < self.held_out < 1, "patience": self.patience < 1}
+        for name, bad in wrong.items():
+            if bad:
+                raise MismatchError(f"{name} {getattr(self, name)}: give a number above 0{' and below 1' if name == 'held_out' else ''}")
 
     def record(self) -> dict[str, Any]:
         """The options, for solution.json."""
         start = self._start()
         plain = {name: value for name, value in asdict(replace(self, data=None, start=None)).items() if name not in ("data", "start")}
-        return {**plain, "data": self.data.record() if self.data else "self", "start": "given" if isinstance(start, Alignment) else start.record()}
+        return {
+            **plain,
+            "data": self.data.record() if self.data else "self",
+            "start": start.record() if isinstance(start, Matching) else "identity" if start == "identity" else "given",
+        }
 
-    def _start(self) -> Matching | Alignment:
-        if self.start is not None:
-            return self.start
-        return ActivationMatching(data=self.data, seed=self.seed, device=self.device) if self.data else WeightMatching(seed=self.seed, device=self.device)
+    def _start(self) -> Matching | Alignment | Literal["identity"]:
+        return self.first(self.data, seed=self.seed, device=self.device) if self.start is None else self.start
+
+    @staticmethod
+    def first(data: Task | None, **options: Any) -> Matching:
+        """Where learning starts if nothing else is said: text that the parents wrote is no data, and weight matching writes its own."""
+        return WeightMatching(**options) if data is None or data.data == "self" else LearnedMatching.activations(data, **options)
+
+    @staticmethod
+    def activations(data: Task | None, **options: Any) -> ActivationMatching:
+        """A start by what flows through both models on some of the data."""
+        return ActivationMatching(data=data and some(data, FIRST_SAMPLES[data.name]), **options)
 
     def chosen(self, table: Spec) -> list[str]:
         """The spaces that may move."""
@@ -87,14 +113,16 @@ class LearnedMatching:
 
     def solve(self, a: Model, b: Model, *, report: Report | None = None, journal: Journal | None = None) -> Solution:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. Ctrl-C returns the best so far."""
-        report = report or (lambda line: None)
+        report = report or _silent
         began = time.perf_counter()
         if a.spec.fingerprint != b.spec.fingerprint:
             raise MismatchError(f"{a.where} and {b.where} cannot be aligned; they differ in: {'; '.join(a.spec.differences(b.spec))}")
         spaces = self.chosen(a.spec)
         entry = journal.read() if journal else None
         entry = entry if entry and "learned" in entry.record else None
-        found = Solution(Alignment(a.spec, entry.elements["best"]), (), {}, (), False, 0.0) if entry else self._first(a, b, report, journal)
+        if place()[0]:  # of several processes the first one speaks and keeps the journal
+            report, journal = _silent, None
+        found = Solution(Alignment(a.spec, entry.elements["best"]), (), {}, (), False, 0.0) if entry else self.first_solution(a, b, report, journal)
         if found.interrupted:
             return found
         learner = self._learner(a, b, found.alignment, spaces, report)
@@ -120,24 +148,35 @@ class LearnedMatching:
             interrupted=interrupted,
             distance=math.nan,
             correlations=None,
+            relaxed=None,
         )
 
-    def _first(self, a: Model, b: Model, report: Report, journal: Journal | None) -> Solution:
+    def first_solution(self, a: Model, b: Model, report: Report, journal: Journal | None) -> Solution:
         start = self._start()
-        if isinstance(start, Alignment):
-            start._same_table(a.spec)
-            return Solution(start, (), {}, (), True, 0.0)
-        return start.solve(a, b, report=report, journal=journal)
+        if not isinstance(start, Matching):
+            found = Alignment.identity(a.spec) if start == "identity" else Alignment(a.spec, start.elements)
+            found.check()
+            return Solution(found, (), {}, (), True, 0.0)
+        return agreed(lambda: start.solve(a, b, report=report, journal=journal))
 
-    def _learner(self, a: Model, b: Model, start: Alignment, spaces: list[str], report: Report) -> Learner:
-        device = device_of(self.device)
+    def lessons(self, a: Model, b: Model, report: Report) -> tuple[Lessons, Lessons]:
+        """What is learned from, and what is judged by."""
+        device = device_of(own_device(self.device))
         task = self.data
         if task is None:
             kind = task_of(a)
             report("the parents write what is learned from")
-            task = make_task(kind, "self", [a, b], samples=OWN_SAMPLES.get(kind), seed=self.seed)
+            task = make_task(kind, "self", [a, b], most=OWN_SAMPLES.get(kind), seed=self.seed)
         same_tokenizers((a, b))
         learned, held = shuffled(task, self.batch or batch_size(task), self.seed, self.held_out)
         parents = [full_module(model, torch.float32).to(device) for model in (a, b)] if self.target == "parents" else []
-        lessons, judged = (Lessons(batches, parents, self.target, device) for batches in (learned, held))
-        return Learner(self, a, b, start, lessons, judged, spaces)
+        return Lessons(learned, parents, self.target, device), Lessons(held, parents, self.target, device)
+
+    def _learner(self, a: Model, b: Model, start: Alignment, spaces: list[str], report: Report) -> Learner:
+        lessons, judged = self.lessons(a, b, report)
+        options = self if self.epochs is None else replace(self, steps=max(1, round(self.epochs * len(lessons) / self.accumulate)))
+        return Learner(options, a, b, start, lessons, judged, spaces)
+
+
+def _silent(line: str) -> None:
+    """Who does not want to hear."""

@@ -26,7 +26,7 @@ from symmerge.matching.samplers import Sampler
 from symmerge.matching.slopes import slopes, whole
 from symmerge.model import Model
 from symmerge.notation import Role
-from symmerge.processes import place, summed
+from symmerge.processes import agreed, place, summed
 from symmerge.spec import Spec
 from symmerge.verify import full_module
 from symmerge.weights import MemoryWeights
@@ -226,7 +226,7 @@ class Learner:
             self._fold(self._flipped(order, here))
             tilted, after = self._place(), self._judged(probe)
             self.tally.flips_tried += tried
-            if after < now:
+            if agreed(lambda after=after, now=now: after < now):
                 moved, now = tilted, after
                 self.tally.flips_kept += tried
                 self.share[kind] = min(self.options.flips, self.share[kind] * 1.5)
@@ -278,8 +278,7 @@ class Learner:
 
     def _step(self, step: int) -> None:
         generator, options = self._generator(step), self.options
-        warm = max(1, options.steps // 10)
-        rate = options.rate * min(step / warm, 0.5 * (1 + math.cos(math.pi * step / (options.steps + 1))))
+        rate = options.rate * schedule(step, options.steps)
         rank, processes = place()
         numbers = torch.randint(len(self.lessons), (options.accumulate * processes,), generator=generator)[rank::processes]
         chosen = tuple(self.lessons[int(number)] for number in numbers)
@@ -314,7 +313,7 @@ class Learner:
         self.t.fill_(0.5)
         self._place()
         held = [self.held[number] for number in range(min(MOST_HELD, len(self.held)))]
-        loss = self._judged(held)
+        loss = agreed(lambda: self._judged(held))
         if not math.isfinite(loss):
             self.tally.stopped = f"the held-out loss was not finite at step {self.tally.steps}"
             raise Interrupted(f"{self.tally.stopped}: the best state before it is kept; lower --rate")
@@ -357,6 +356,11 @@ class Learner:
                 kept = {which: entry.elements[which][name][part].to(self.device) for which in ("exp_avg", "exp_avg_sq")}
                 assert self.optimiser
                 self.optimiser.state[value] = {"step": step, **kept}
+
+
+def schedule(step: int, steps: int) -> float:
+    """How much of the rate a step has: warm-up over a tenth of them, then a cosine."""
+    return min(step / max(1, steps // 10), 0.5 * (1 + math.cos(math.pi * step / (steps + 1))))
 
 
 def reassign(gram: Tensor, downhill: Tensor, share: float) -> Tensor:

@@ -34,7 +34,7 @@ def batch_size(task: Task) -> int:
     return ROWS.get(task.name) or max(1, TOKENS // int(task.settings["block"]))
 
 
-def shuffled(task: Task, size: int, seed: int, held_out: float) -> tuple[list[Batch], list[Batch]]:
+def shuffled(task: Task, size: int, seed: int, held_out: float) -> tuple[Groups, Groups]:
     """Batches to learn from, and batches to judge by: tasks keep their samples sorted, which is no order to learn in."""
     assert isinstance(task.batches, Groups)
     samples = [sample for group in task.batches.groups for sample in group]
@@ -42,11 +42,11 @@ def shuffled(task: Task, size: int, seed: int, held_out: float) -> tuple[list[Ba
     held = max(1, round(held_out * len(samples)))
     if len(samples) - held < 1:
         raise DataError(f"{len(samples)} samples of {task.data} are too few to learn from and to judge by: give --samples 2 or more")
-    collate = task.batches.collate
 
-    def cut(part: list[int]) -> list[Batch]:
+    def cut(part: list[int]) -> Groups:
         whole = len(part) - len(part) % size or len(part)  # a smaller last batch would be recorded anew on a GPU
-        return [collate([samples[at] for at in part[start : start + size]]) for start in range(0, whole, size)]
+        groups = tuple(tuple(samples[at] for at in part[start : start + size]) for start in range(0, whole, size))
+        return Groups(groups, task.batches.collate)  # type: ignore[union-attr]
 
     return cut(order[held:]), cut(order[:held])
 
@@ -56,7 +56,7 @@ def shuffled(task: Task, size: int, seed: int, held_out: float) -> tuple[list[Ba
 class Lessons:
     """Batches with their answers, asked of the parents once and kept as far as memory goes."""
 
-    batches: Sequence[Batch]
+    batches: Groups
     parents: Sequence[nn.Module]
     target: Target
     device: torch.device
@@ -65,16 +65,21 @@ class Lessons:
     def __post_init__(self) -> None:
         self._kept: dict[int, Lesson] = {}
         self.left = KEPT_BYTES[self.device.type]
-        labels = [batch["labels"] for batch in self.batches]
-        # As many places in every batch, so that all have one shape; what fills up weighs nothing.
-        self._places = max(int((label != IGNORED).sum()) for label in labels) if labels[0].ndim == 2 else 0
+        self._places = self._most_places() if self._batch(0)["labels"].ndim == 2 else 0
+
+    def _batch(self, number: int) -> Batch:
+        return self.batches.collate(self.batches.groups[number])
+
+    def _most_places(self) -> int:
+        """As many places in every batch, so that all have one shape; what fills up weighs nothing."""
+        return max(int((batch["labels"] != IGNORED).sum()) for batch in self.batches)
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __getitem__(self, number: int) -> Lesson:
         if number not in self._kept:
-            made = self._made(self.batches[number])
+            made = self._made(self._batch(number))
             size = sum(tensor.numel() * tensor.element_size() for tensor in (*made.inputs.values(), made.wanted) if tensor is not None)
             if size > self.left:
                 return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,10 +18,14 @@ from symmerge.groups import RotaryPairs, Trivial
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.evidence import Weighting
 from symmerge.matching.heads import HeadOptions
+from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.loose import LOOSE
 from symmerge.matching.search import Matching
+from symmerge.matching.soft import SoftMatching
 from symmerge.matching.weights import WeightMatching
 from symmerge.model import Model
+
+Solver = Matching | LearnedMatching | SoftMatching
 
 RAW = Weighting(norm=0.0)
 """Squared errors as they are: what the published methods minimise."""
@@ -32,15 +36,20 @@ class Recipe:
     """What may move, what is done to both models first, and how the solver is set."""
 
     about: str
-    matching: Matching = field(default_factory=WeightMatching)
+    matching: Solver = field(default_factory=WeightMatching)
     restrict: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     steps: tuple[str, ...] = tuple(STEPS)
     loose: str | None = None
 
     @property
+    def method(self) -> str:
+        """What it looks at, or how it finds its elements: weights, activations, learned or soft."""
+        return self.matching.method
+
+    @property
     def needs_data(self) -> bool:
-        """Whether it looks at what flows through the models."""
-        return isinstance(self.matching, ActivationMatching)
+        """Whether it looks at inputs; language models can write their own."""
+        return self.method != "weights"
 
     def restricted(self, model: Model) -> dict[str, str]:
         """What this recipe forbids a model: a space it names may be absent, and rotary pairs can only stay where a permutation would break them."""
@@ -50,7 +59,7 @@ class Recipe:
 
     def ready(self, model: Model) -> Model:
         """The model with only what this recipe moves allowed to move, in the form it wants."""
-        model = LOOSE[self.loose](model) if self.loose else model
+        model = LOOSE[self.loose](model) if self.loose and self.loose in LOOSE else model
         return canonicalize(model.restrict(**self.restricted(model)), self.steps)
 
 
@@ -90,19 +99,22 @@ def _published() -> dict[str, Recipe]:
     return found
 
 
+REBASIN = WeightMatching(weighting=replace(RAW, all_layers=True), own_text=False, max_sweeps=50, tolerance=0.0)
+GENERALIZED = WeightMatching(weighting=replace(RAW, all_layers=True), own_text=False, max_sweeps=15, tolerance=-1.0, heads=HeadOptions(metric="frobenius"))
+PERMUTATIONS = Recipe(
+    "git re-basin: only permutations (units, heads, stream), from the weights as they are, sweeps until nothing changes",
+    REBASIN,
+    {"residual": "permutation", "ff": "permutation", "qk": "identity", "vo": "identity"},
+    steps=(),
+)
 RECIPES: Mapping[str, Recipe] = {
     "symmerge": Recipe("ours: every symmetry; evidence weighted by what the parents' own text says, several weightings, the best kept"),
     "weights-only": Recipe("ours without own text: every symmetry, from the tensors alone", WeightMatching(own_text=False)),
-    "permutations": Recipe(
-        "git re-basin: only permutations (units, heads, stream), from the weights as they are, sweeps until nothing changes",
-        WeightMatching(weighting=replace(RAW, all_layers=True), own_text=False, max_sweeps=50, tolerance=0.0),
-        {"residual": "permutation", "ff": "permutation", "qk": "identity", "vo": "identity"},
-        steps=(),
-    ),
+    "permutations": PERMUTATIONS,
     "orthogonal": Recipe(
         "generalized linear mode connectivity: rotation of the stream from all layers, heads by the Frobenius distance of their circuits,"
         " 15 sweeps; with a rotation inside each head, because its inflated attention is no stock checkpoint",
-        WeightMatching(weighting=replace(RAW, all_layers=True), own_text=False, max_sweeps=15, tolerance=-1.0, heads=HeadOptions(metric="frobenius")),
+        GENERALIZED,
     ),
     "two-stage": Recipe(
         "functional equivalence of attention: heads by the distance of their circuits, then any invertible basis inside (closed form under"
@@ -117,11 +129,29 @@ RECIPES: Mapping[str, Recipe] = {
         steps=("untie", *STEPS),
     ),
     **_published(),
+    "learned": Recipe("ours, learned: every symmetry moves by gradient so that the middle answers what its parents say together", LearnedMatching()),
+    "learned-permutations": Recipe(
+        "learned, permutations alone (units, heads, stream), from git re-basin's",
+        LearnedMatching(start=REBASIN, target="labels"),
+        PERMUTATIONS.restrict,
+        PERMUTATIONS.steps,
+    ),
+    "learned-published": Recipe(
+        "learned as in generalized linear mode connectivity: rotation of the stream, units and heads, by labels, rate 3e-4, 30 times through the data"
+        " in batches of 128, from its weight matching; with the start's rotation inside each head, because its inflated attention is no stock checkpoint",
+        LearnedMatching(start=GENERALIZED, target="labels", rate=3e-4, epochs=30.0, batch=128, spaces=("residual", "head", "query", "ff"), patience=20),
+    ),
+    "soft": Recipe(
+        "learned soft permutations of units and heads, by Sinkhorn: NO SYMMETRY unless hardened", SoftMatching(), {"ff": "permutation"}, loose="soft"
+    ),
+    "soft-hardened": Recipe(
+        "learned soft permutations of units and heads, each made the nearest permutation at the end", SoftMatching(), {"ff": "permutation"}
+    ),
 }
 
 
-DATA_FREE = {name: chosen for name, chosen in RECIPES.items() if not chosen.needs_data}
-WITH_DATA = {name: chosen for name, chosen in RECIPES.items() if chosen.needs_data}
+BY_METHOD = {method: {name: chosen for name, chosen in RECIPES.items() if chosen.method == method} for method in ("weights", "activations", "learned", "soft")}
+DATA_FREE, WITH_DATA = BY_METHOD["weights"], BY_METHOD["activations"]
 
 
 def recipe(name: str) -> Recipe:
@@ -131,15 +161,28 @@ def recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def with_options(chosen: Recipe, **options) -> Recipe:
-    """The recipe with some of the solver's options changed; None leaves one as it is."""
-    heads = {name: options.pop(name) for name in ("metric", "inside") if name in options}
-    heads = {name: value for name, value in heads.items() if value is not None}
+def with_options(chosen: Recipe, **options: Any) -> Recipe:
+    """The recipe with some of its solver's options changed; None leaves one as it is. What a learned one does not know is meant for its start."""
     given = {name: value for name, value in options.items() if value is not None}
-    if score := given.pop("score", None):
-        given["weighting"] = replace(chosen.matching.weighting or chosen.matching.start(None), score=score)
-    matching = replace(chosen.matching, **given, heads=replace(chosen.matching.heads, **heads))
-    return replace(chosen, matching=matching)
+    if isinstance(chosen.matching, Matching):
+        return replace(chosen, matching=_matching(chosen.matching, given))
+    own = {name: given.pop(name) for name in (*given,) if name in {known.name for known in fields(chosen.matching)}}
+    learned = replace(chosen.matching, **own)
+    start = learned.start
+    both = {name: own[name] for name in ("seed", "device") if name in own}
+    if start is None and given:
+        start = LearnedMatching.first(learned.data)
+    if isinstance(start, Matching):
+        start = _matching(start, {**given, **both})
+    return replace(chosen, matching=replace(learned, start=start))
+
+
+def _matching(matching: Matching, given: Mapping[str, Any]) -> Matching:
+    heads = {name: given[name] for name in ("metric", "inside") if name in given}
+    others = {name: value for name, value in given.items() if name not in (*heads, "score")}
+    if "score" in given:
+        others["weighting"] = replace(matching.weighting or matching.start(None), score=given["score"])
+    return replace(matching, **others, heads=replace(matching.heads, **heads))
 
 
 def read_counts(path: Path) -> Tensor:

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ class Matching(ABC):
     seed: int = 0
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
+    method: ClassVar[str]
 
     @abstractmethod
     def probe(self, a: Model, b: Model, report: Report) -> Probe | None:

@@ -11,7 +11,7 @@ Two findings shape it (docs/log.md has the figures):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from symmerge.matching.search import Matching, Moves, Report
 from symmerge.model import Model
@@ -29,6 +29,7 @@ class WeightMatching(Matching):
     """
 
     own_text: bool = True
+    method: ClassVar[str] = "weights"
 
     def probe(self, a: Model, b: Model, report: Report) -> Probe | None:
         if not self.own_text:

@@ -110,6 +110,17 @@ class Task:
         return {"name": self.name, "data": self.data, "samples": self.samples, "seed": self.seed, "metrics": list(self.metrics), **self.settings}
 
 
+def some(task: Task, most: int) -> Task:
+    """A few samples of a task, evenly from the order they are batched in; all, if there are no more."""
+    assert isinstance(task.batches, Groups)
+    samples = [sample for group in task.batches.groups for sample in group]
+    if len(samples) <= most:
+        return task
+    picked = [samples[at * len(samples) // most] for at in range(most)]
+    size = max(len(group) for group in task.batches.groups)
+    return replace(task, samples=most, batches=Groups(tuple(tuple(picked[at : at + size]) for at in range(0, most, size)), task.batches.collate))
+
+
 def split(task: Task, share: float) -> tuple[Task, Task]:
     """A task in two: most of its samples, and a share of them held out, evenly from the order they are batched in."""
     assert isinstance(task.batches, Groups)

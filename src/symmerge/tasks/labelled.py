@@ -25,11 +25,11 @@ SAMPLES = 1000
 Encoded = tuple[dict[str, list[int]], int | float]  # tokens and what belongs to them, and the label
 
 
-def image(models: Sequence[Model], data: str, *, samples: int | None, seed: int) -> Task:
+def image(models: Sequence[Model], data: str, *, samples: int | None, most: int | None, seed: int) -> Task:
     """Which class a picture belongs to."""
     model, found = models[0], read_pictures(data)
     labels = class_numbers(found.labels, model, data)
-    picked = chosen(len(labels), samples, SAMPLES, seed, what=f"{data}, pictures")
+    picked = chosen(len(labels), samples, most or SAMPLES, seed, what=f"{data}, pictures")
     if isinstance(found.items, list):  # of files
         for at in picked:
             check_file(found.items[at])
@@ -68,12 +68,12 @@ def _fits(model: Model, shape: tuple[int, ...], what: str) -> None:
         raise MismatchError(f"{what} gives pictures of {list(shape)}; {model.where} takes {list(wanted)} (channels, height, width): give those")
 
 
-def text(models: Sequence[Model], data: str, *, samples: int | None, seed: int) -> Task:
+def text(models: Sequence[Model], data: str, *, samples: int | None, most: int | None, seed: int) -> Task:
     """Which class a text or a pair of texts belongs to, or which value it has."""
     model, rows = models[0], read_rows(data)
     assert rows.labels is not None
     readout, labels = _meaning(model, rows.labels, data)
-    picked = chosen(len(labels), samples, SAMPLES, seed, what=f"{data}, rows")
+    picked = chosen(len(labels), samples, most or SAMPLES, seed, what=f"{data}, rows")
     tokenizer, most = tokenizer_of(model), longest(model)
     encoded = [(tokenizer(*rows.texts[at], verbose=False), labels[at], at) for at in picked]
     for tokens, _, at in encoded:

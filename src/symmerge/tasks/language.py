@@ -27,15 +27,15 @@ ROWS, MOST_LOGITS = 32, 1 << 25  # of a batch; large vocabularies get fewer rows
 Tokens = Int[Tensor, "rows length"]
 
 
-def masked(models: Sequence[Model], data: str, *, samples: int | None, seed: int) -> Task:
+def masked(models: Sequence[Model], data: str, *, samples: int | None, most: int | None, seed: int) -> Task:
     """Fill in 15% of the tokens, hidden by the mask token: the same ones for every model that is asked."""
     model = models[0]
     length = min(MASKED_BLOCK, longest(model))
     if data == "self":
-        hidden, labels = _own_blanks(models, samples or MASKED_SAMPLES, length, seed)
+        hidden, labels = _own_blanks(models, samples or most or MASKED_SAMPLES, length, seed)
     else:
         tokenizer = tokenizer_of(model)
-        tokens, _ = _blocks(model, tokenizer, data, length, samples, MASKED_SAMPLES, seed)
+        tokens, _ = _blocks(model, tokenizer, data, length, samples, most or MASKED_SAMPLES, seed)
         blank = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(MASK_SEED)) < MASKING
         if not blank.any():
             raise DataError(f"{data}: none of {tokens.numel()} tokens was hidden by chance: give more samples")
@@ -44,14 +44,14 @@ def masked(models: Sequence[Model], data: str, *, samples: int | None, seed: int
     return _task("mlm", data, seed, TokenReadout(causal=False), model, hidden, labels, {"block": hidden.shape[1], "masking": MASKING})
 
 
-def causal(models: Sequence[Model], data: str, *, samples: int | None, seed: int) -> Task:
+def causal(models: Sequence[Model], data: str, *, samples: int | None, most: int | None, seed: int) -> Task:
     """Predict every next token."""
     model = models[0]
     length = min(CAUSAL_BLOCK, longest(model))
     if data == "self":
-        tokens, characters = _own(models, samples or CAUSAL_SAMPLES, length, seed), None
+        tokens, characters = _own(models, samples or most or CAUSAL_SAMPLES, length, seed), None
     else:
-        tokens, characters = _blocks(model, tokenizer_of(model), data, length, samples, CAUSAL_SAMPLES, seed)
+        tokens, characters = _blocks(model, tokenizer_of(model), data, length, samples, most or CAUSAL_SAMPLES, seed)
     return _task("clm", data, seed, TokenReadout(True, characters), model, tokens, tokens, {"block": tokens.shape[1]})
 
 
