@@ -46,7 +46,7 @@ REFUSED = {
     "no data, images": ("vit", ("--method", "activations"), "give --data: digits:train, an .npz file, a folder"),
     "no data, a recipe": ("bert-classifier", ("--recipe", "correlation"), "give --data: a TSV, CSV or JSONL file"),
     "images write nothing": ("vit", ("--method", "activations", "--data", "self"), "only language models write their own inputs"),
-    "recipe against method": ("gpt2", ("--method", "weights", "--recipe", "correlation"), "--recipe correlation looks at activations, not at weights"),
+    "recipe against method": ("gpt2", ("--method", "weights", "--recipe", "correlation"), "--recipe correlation is for --method activations, not weights"),
     "method against recipe": ("gpt2", ("--method", "activations", "--recipe", "symmerge"), "choose one of activations, activations-untied, correlation"),
     "data for weights": ("gpt2", ("--data", "{place}/text.txt"), "weights are matched without data; add --method activations"),
     "score for weights": ("gpt2", ("--score", "cosine"), "--score cosine: weights are matched without data"),
@@ -142,7 +142,7 @@ def test_files_are_added_up(place, pair, tmp_path):
 REFUSED_STATISTICS = {
     "nothing": ((), "nothing to gather: give --data"),
     "it is there": (("--data", "{place}/text.txt", "--out", "{place}/text.txt"), "text.txt exists: choose another --out, or --overwrite"),
-    "a recipe of weights": (("--data", "{place}/text.txt", "--recipe", "orthogonal"), "--recipe orthogonal looks at weights alone"),
+    "a recipe of weights": (("--data", "{place}/text.txt", "--recipe", "orthogonal"), "--recipe orthogonal does not look at activations"),
     "no file to add": (("--add", "{place}/text.txt"), "text.txt is not a statistics file"),
 }
 

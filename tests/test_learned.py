@@ -33,8 +33,12 @@ OWN = {"gpt2": "clm", "llama": "clm", "llama-mqa": "clm", "neox": "clm", "bert":
 
 @cache
 def ready(name, seed=0):
-    """One layer: what is tested here does not depend on how many there are."""
-    return kept(sm.load(small_model(name, seed=seed, dtype=torch.float64, **{"n_layer" if name == "gpt2" else "num_hidden_layers": 1})))
+    return kept(sm.load(small_model(name, seed=seed, dtype=torch.float64, **one_layer(name))))
+
+
+def one_layer(name):
+    """What is tested here does not depend on how many there are."""
+    return {"n_layer" if name.startswith("gpt2") else "num_hidden_layers": 1}
 
 
 def kept(model):
@@ -91,7 +95,6 @@ def place(tmp_path_factory):
 
 CASES = {
     "gpt2": ("clm", "self", {}),
-    "gpt2-untied": ("clm", "text.txt", {}),
     "llama": ("clm", "self", {}),
     "llama-mqa": ("clm", "text.txt", {}),
     "neox": ("clm", "self", {}),
@@ -99,7 +102,6 @@ CASES = {
     "roberta": ("mlm", "text.txt", {}),
     "bert-classifier": ("text", "rows.tsv", {}),
     "vit": ("image", "digits", {"num_labels": 10}),
-    "vit-tanh": ("image", "digits", {"num_labels": 10}),
 }
 
 
@@ -109,7 +111,7 @@ def test_learning_helps_and_the_ends_stay_exact(name, place, tmp_path):
     if data == "self":
         a, b = pair(name)
     else:
-        folders = [checkpoint(tmp_path / str(seed), name, seed=seed, dtype=torch.float64, **changes) for seed in (0, 1)]
+        folders = [checkpoint(tmp_path / str(seed), name, seed=seed, dtype=torch.float64, **one_layer(name), **changes) for seed in (0, 1)]
         a, b = (kept(sm.load(folder)) for folder in folders)
     given = own(name) if data == "self" else sm.make_task(task, str(place / data) if "." in data else data, [a, b], samples=24)
     start = Alignment.random(a.spec, torch.Generator().manual_seed(5))
@@ -167,7 +169,9 @@ def truth(models, start, spaces, share, lessons):
         for space, group in groups.items()
         for part, shape in group.tangent().items()
     }
-    elements = {space: group.moved(group.identity(table.batch(space)), {part: along[space, part] for part in group.tangent()}) for space, group in groups.items()}
+    elements = {
+        space: group.moved(group.identity(table.batch(space)), {part: along[space, part] for part in group.tangent()}) for space, group in groups.items()
+    }
     moved = {tensor: Alignment(table, elements).transport(tensor, there.weights[tensor]).requires_grad_() for tensor in table.tensors}
     mean = {tensor: torch.lerp(a.weights[tensor], value, share) for tensor, value in moved.items()}
     loss = sum(loss_of(Placed(a, mean), lesson) for lesson in lessons) / len(lessons)
@@ -188,10 +192,10 @@ def test_a_step_follows_the_gradient_of_the_loss(name, target, monkeypatch):
     for space, parts in learner.tangents.items():
         for part, value in parts.items():
             gradient = expected[space, part]
-            assert (value.grad - gradient).norm() <= 2e-3 * gradient.norm() + 1e-7, (space, part)
+            assert (value.grad - gradient).norm() <= 1e-4 * gradient.norm() + 1e-9, (space, part)
     for space, total in learner.pulled.items():
         gradient = whole(slopes(learner.table, [space], {tensor: expected[tensor] for tensor in learner.table.tensors}, moved)[space])
-        assert (total - gradient).norm() <= 2e-3 * gradient.norm(), space
+        assert (total - gradient).norm() <= 1e-4 * gradient.norm(), space
         assert gradient.norm() > 1e-4
     other = truth(pair(name), anywhere(name), ["vo.0"], 0.65, lessons)[0]["vo.0", "change"]
     assert (learner.tangents["vo.0"]["change"].grad - other).norm() > 0.1 * other.norm()  # the control: elsewhere on the line
@@ -252,7 +256,7 @@ PLANTED = [("gpt2", "ff.0", ((0, 1), (10, 40), (7, 90))), ("gpt2", "head.0", ((0
 def test_planted_swaps_flip_back(name, space, places):
     a = ready(name)
     b, start = noisy(a, 0.05), swapped(a, space, *places)
-    matching = options(name, start=start, spaces=(space,), steps=24, patience=100, batch=12)
+    matching = options(name, start=start, spaces=(space,), steps=21, patience=100, batch=12)
     solution = matching.solve(a, b)
     learned = solution.settings["learned"]
     assert wrong_places(start) == 2 * len(places) and wrong_places(solution.alignment) == 0
@@ -264,7 +268,7 @@ def test_planted_swaps_flip_back(name, space, places):
 def test_without_permutations_nothing_flips():
     a = ready("llama")
     start = swapped(a, "ff.0", (0, 1), (7, 90))
-    solution = options("llama", start=start, spaces=("ff",), permutations=False, steps=24, patience=100).solve(a, noisy(a, 0.05))
+    solution = options("llama", start=start, spaces=("ff",), permutations=False, steps=12, patience=100).solve(a, noisy(a, 0.05))
     assert wrong_places(solution.alignment) == 4 and solution.settings["learned"]["flips_tried"] == 0
     assert not torch.equal(solution.alignment["ff.0"]["scale"], start["ff.0"]["scale"])  # the control: scales were learned
 
@@ -272,7 +276,7 @@ def test_without_permutations_nothing_flips():
 def test_flips_that_do_not_help_are_undone():
     """Where nothing is out of place: proposals are tried, and all of them taken back."""
     a = ready("llama")
-    solution = options("llama", start=Alignment.identity(a.spec), spaces=("ff",), steps=22, patience=100).solve(a, noisy(a, 0.05))
+    solution = options("llama", start=Alignment.identity(a.spec), spaces=("ff",), steps=12, patience=100).solve(a, noisy(a, 0.05))
     assert solution.settings["learned"]["flips_tried"] > solution.settings["learned"]["flips_kept"] == 0
     assert wrong_places(solution.alignment) == 0
 
@@ -359,7 +363,9 @@ def test_parts_have_the_spaces_of_their_kind():
 
 @pytest.mark.parametrize("name", ["attention", "classifier", "qk.7", "query"])
 def test_an_unknown_space_is_refused_with_the_list(name):
-    with pytest.raises(MismatchError, match=f"nothing of this model is called '{name}': there are ff, heads, residual, and the spaces ff.0, head.0, qk.0, residual and 1 more") as refused:
+    with pytest.raises(
+        MismatchError, match=f"nothing of this model is called '{name}': there are ff, heads, residual, and the spaces ff.0, head.0, qk.0, residual and 1 more"
+    ) as refused:
         learn(spaces=("vo", name))
     assert "\n" not in str(refused.value)
 
@@ -397,7 +403,7 @@ def test_numbers_out_of_range_are_refused(wrong):
 
 
 def test_the_same_seed_learns_the_same():
-    first, again, other = (learn(seed=seed, steps=3) for seed in (0, 0, 1))
+    first, again, other = (learn(seed=seed, steps=2) for seed in (0, 0, 1))
     assert first.objective == again.objective != other.objective
     assert not apart(first.alignment, again.alignment) and apart(first.alignment, other.alignment)
 

@@ -17,7 +17,7 @@ from symmerge.barrier import BARRIERS, Method, line, run, several, write
 from symmerge.checkpoint import new_folder
 from symmerge.cli.options import INPUTS, METHODS, Config, Device, Json, Out, Overwrite, Seed, Steps, chosen_recipe, inputs
 from symmerge.errors import MismatchError
-from symmerge.matching.recipes import Recipe, with_options
+from symmerge.matching.recipes import RECIPES, Recipe, with_options
 from symmerge.mixture import one_table
 from symmerge.model import Model, device_of, load
 from symmerge.tasks import Task, make_task, task_of
@@ -94,7 +94,7 @@ def _line_solver(name: str, seed: int, device: str, steps: int | None) -> Recipe
     if name == "none":
         return None
     name, _, spaces = name.partition(":")
-    chosen = chosen_recipe(name, loose=True) if name in METHODS else chosen_recipe(name=name, loose=True)
+    chosen = chosen_recipe(name, loose=True) if name in METHODS and name not in RECIPES else chosen_recipe(name=name, loose=True)
     device_of(device)
     learning: dict[str, Any] = {"steps": steps, "spaces": tuple(spaces.split("+")) if spaces else None} if _learns(chosen) else {}
     if spaces and not learning:

@@ -126,7 +126,9 @@ TargetName = Annotated[str | None, typer.Option("--target", help="What the middl
 SpaceNames = Annotated[
     str | None, typer.Option("--spaces", help=f"What may move, with commas: {either(PARTS)}, or single spaces of inspect.", show_default="all")
 ]
-StartName = Annotated[str | None, typer.Option("--start", help=f"Where learning starts: {either(STARTS)}.", show_default="activations with data, else weights")]
+StartName = Annotated[
+    str | None, typer.Option("--start-from", help=f"Where learning starts: {either(STARTS)}.", show_default="activations with data, else weights")
+]
 PermutationsOnly = Annotated[bool, typer.Option("--permutations-only", help="Learn permutations alone, as published: --recipe learned-permutations.")]
 Patience = Annotated[int | None, typer.Option(help="Stop after so many looks (20 a run) without a better one.", min=1, show_default="10")]
 SolveType = Annotated[str, typer.Option("--dtype", help=f"The precision to solve in: {either(DTYPES)}.")]
@@ -246,6 +248,6 @@ def _learning(given: Mapping[str, Any], data: Task | None) -> dict[str, Any]:
     if found.get("spaces") is not None:
         found["spaces"] = tuple(name.strip() for name in found["spaces"].split(","))
     if (start := found.get("start")) is not None:
-        choice("--start", start, STARTS)
+        choice("--start-from", start, STARTS)
         found["start"] = start if start == "identity" else WeightMatching() if start == "weights" else LearnedMatching.activations(data)
     return found
