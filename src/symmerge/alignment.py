@@ -160,11 +160,11 @@ def lay(view: Tensor, position: int, outer: int | None):
     shape = permuted.shape
     back = torch.tensor(order).argsort().tolist()
     batch = 1 if outer is None else shape[0]
+    return permuted.reshape(batch, view.shape[position], -1), partial(_undo, shape, back)
 
-    def undo(laid: Tensor) -> Tensor:
-        return laid.reshape(shape).permute(back)
 
-    return permuted.reshape(batch, view.shape[position], -1), undo
+def _undo(shape: torch.Size, back: list[int], laid: Tensor) -> Tensor:
+    return laid.reshape(shape).permute(back)
 
 
 def _reindex(element: Element, order: Tensor) -> Element:

@@ -58,7 +58,7 @@ def _fill_in(model: Model, module: nn.Module, rows: int, length: int) -> Tensor:
     at_once = max(1, length // FILLING_PASSES)
     for step in range(0, length, at_once):
         here = places[:, step : step + at_once]
-        logits = module(input_ids=tokens).logits.gather(1, here[..., None].expand(-1, -1, model.spec.sizes["vocabulary"]))
+        logits = logits_of(module(input_ids=tokens)).gather(1, here[..., None].expand(-1, -1, model.spec.sizes["vocabulary"]))
         tokens = tokens.scatter(1, here, torch.multinomial(logits.float().softmax(-1).flatten(0, 1), 1).view_as(here))
     blank = torch.rand(rows, length, device=device) < 0.15
     return torch.where(blank, mask, tokens)

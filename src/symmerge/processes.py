@@ -58,6 +58,11 @@ def agreed(decide: Callable[[], Any]) -> Any:
     return shared(decide() if rank == 0 else None)
 
 
+def anyone(flag: bool) -> bool:
+    """Whether any of the processes says so."""
+    return flag if place()[1] == 1 else bool(summed({"flag": torch.tensor(float(flag))})["flag"])
+
+
 def own_device(name: str) -> str:
     """Each process of several has a GPU of its own, as far as there are any."""
     if name == "cuda" and place()[1] > 1 and torch.cuda.is_available():

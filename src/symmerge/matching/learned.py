@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final, get_args
 
 import torch
 
@@ -17,7 +17,7 @@ from symmerge.alignment import Alignment
 from symmerge.errors import MismatchError
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.base import Solution
-from symmerge.matching.journal import Journal
+from symmerge.matching.journal import Entry, Journal
 from symmerge.matching.learner import Interrupted, Learner
 from symmerge.matching.lessons import Lessons, Target, batch_size, shuffled
 from symmerge.matching.samplers import Sampler
@@ -75,6 +75,8 @@ class LearnedMatching:
         for name, bad in wrong.items():
             if bad:
                 raise MismatchError(f"{name} {getattr(self, name)}: give a number above 0{' and below 1' if name == 'held_out' else ''}")
+        if self.target not in get_args(Target):
+            raise MismatchError(f"target {self.target}: there are {', '.join(get_args(Target))}")
 
     def record(self) -> dict[str, Any]:
         """The options, for solution.json."""
@@ -118,31 +120,39 @@ class LearnedMatching:
         if a.spec.fingerprint != b.spec.fingerprint:
             raise MismatchError(f"{a.where} and {b.where} cannot be aligned; they differ in: {'; '.join(a.spec.differences(b.spec))}")
         spaces = self.chosen(a.spec)
-        entry = journal.read() if journal else None
+        if self.data is None and task_of(a) not in OWN_SAMPLES:
+            raise MismatchError(f"{a.where} writes no inputs of its own (it is no language model): give data to learn from")
+        entry = agreed(journal.read) if journal else None
         entry = entry if entry and "learned" in entry.record else None
         if place()[0]:  # of several processes the first one speaks and keeps the journal
             report, journal = _silent, None
-        found = Solution(Alignment(a.spec, entry.elements["best"]), (), {}, (), False, 0.0) if entry else self.first_solution(a, b, report, journal)
+        found = _taken_up(a.spec, entry) if entry else self.first_solution(a, b, report, journal)
         if found.interrupted:
             return found
-        learner = self._learner(a, b, found.alignment, spaces, report)
-        if entry:
-            learner.restore(entry)
-        interrupted = False
+        first = {"chosen": found.settings.get("chosen", {}), "tried": list(found.tried)}
+        interrupted, failed, learner = False, False, None
         try:
+            learner = self._learner(a, b, found.alignment, spaces, report)
+            learner.first = first
+            if entry:
+                learner.restore(entry)
             learner.run(report, journal)
         except KeyboardInterrupt:
+            if learner is None:  # while the parents wrote: the start stands
+                return replace(found, interrupted=True)
             interrupted = True
             learner.tally.stopped = "interrupted"
         except Interrupted as reason:
+            failed = True
             report(str(reason))
-        chosen = {"chosen": found.settings.get("chosen", {}), "scored_on": "held-out inputs"}
+        assert learner
+        chosen = {"chosen": first["chosen"], "scored_on": "held-out inputs"}
         return replace(
             found,
             alignment=learner.best,
             objective=tuple(learner.losses),
             by_space={},
-            converged=not interrupted,
+            converged=not interrupted and not failed,
             seconds=time.perf_counter() - began,
             settings={**self.record(), **chosen, "learned": learner.tally.record()},
             interrupted=interrupted,
@@ -174,8 +184,14 @@ class LearnedMatching:
 
     def _learner(self, a: Model, b: Model, start: Alignment, spaces: list[str], report: Report) -> Learner:
         lessons, judged = self.lessons(a, b, report)
-        options = self if self.epochs is None else replace(self, steps=max(1, round(self.epochs * len(lessons) / self.accumulate)))
+        options = self if self.epochs is None else replace(self, steps=max(1, round(self.epochs * len(lessons) / (self.accumulate * place()[1]))))
         return Learner(options, a, b, start, lessons, judged, spaces)
+
+
+def _taken_up(table: Spec, entry: Entry) -> Solution:
+    """What is known of the start of a run that was interrupted."""
+    first = entry.record["start"]
+    return Solution(Alignment(table, entry.elements["best"]), (), {}, (), False, 0.0, {"chosen": first["chosen"]}, tuple(first["tried"]))
 
 
 def _silent(line: str) -> None:

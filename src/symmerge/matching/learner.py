@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,10 @@ from symmerge.groups.monomial import assign
 from symmerge.matching.journal import Entry, Journal
 from symmerge.matching.lessons import Lesson, Lessons, loss_of
 from symmerge.matching.samplers import Sampler
-from symmerge.matching.slopes import slopes, whole
+from symmerge.matching.slopes import Slope, slopes, whole
 from symmerge.model import Model
 from symmerge.notation import Role
-from symmerge.processes import agreed, place, summed
+from symmerge.processes import agreed, anyone, place, summed
 from symmerge.spec import Spec
 from symmerge.verify import full_module
 from symmerge.weights import MemoryWeights
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from symmerge.matching.learned import LearnedMatching
 
 LOOKS = 20  # how often a run is judged on held-out inputs
-ASSIGNMENTS = 30  # how often permutations are solved anew, at most: an assignment of a thousand units costs as much as a step
+ASSIGNMENTS = 15  # how often permutations are solved anew, at most: an assignment of a thousand units costs as much as a step
 FEWEST_STEPS = 10  # between two of them
+NEAR_A = 0.25  # where on the line flips are sought: in the middle two units that are swapped are the same mean, and the gradient does not see it
 CLIP = 1.0
-MOST_HELD = 16  # batches that a look judges by
+MOST_HELD = 8  # batches that a look judges by
 JUDGES = 2  # batches that flips are judged by
 
 
@@ -68,6 +69,7 @@ class Learner:
         self.lessons, self.held, self.sampler = lessons, held, Sampler(options.sampler)
         self.original, self.base, self.best = b, start, start
         self.tally, self.losses = Tally(), []
+        self.first: Mapping[str, Any] = {}  # how the start was found, for whoever takes the run up again
         # Turning starts at the identity: `base` is what was folded into B's weights, `turned` what has been learned since.
         self.tangents = {
             name: _zeros(self.table, name, self.device) for name in spaces if any(map(math.prod, self.table.spaces[name].group.tangent().values()))
@@ -79,7 +81,6 @@ class Learner:
         self.mean = {name: tensor.clone() for name, tensor in self.a.items()}
         self.b = {name: torch.empty_like(tensor) for name, tensor in self.a.items()}
         self.turned = self._still()
-        self.pulled = {name: torch.zeros(*self.table.batch(name), n, n, device=self.device) for name in self.discrete for n in (self.table.sizes[name],)}
         self.kinds: dict[str, list[str]] = {}
         for name in self.discrete:
             self.kinds.setdefault(name.partition(".")[0], []).append(name)
@@ -161,13 +162,11 @@ class Learner:
             loss += found.detach()
         with torch.no_grad():
             gradients = self._gradients()
-            found = slopes(self.table, {*self.tangents, *self.discrete}, gradients, moved)
+            found = slopes(self.table, self.tangents, gradients, moved)
             for name, parts in self.tangents.items():
                 downhill = self.table.spaces[name].group.slope(*(found[name][role] for role in (Role.WRITES, Role.READS, Role.RIDES)))
                 for part, value in parts.items():
                     value.grad = downhill[part].to(value)
-            for name, total in self.pulled.items():
-                total.mul_(0.9).add_(whole(found[name]))
             self._together()
             self._walk()
             self.counter += 1
@@ -188,7 +187,7 @@ class Learner:
         """Several processes look at different inputs and take the same step."""
         if place()[1] == 1:
             return
-        mine = {f"{number}": value.grad for number, value in enumerate(self.parameters) if value.grad is not None} | self.pulled
+        mine = {f"{number}": value.grad for number, value in enumerate(self.parameters) if value.grad is not None}
         for name, total in summed(mine).items():
             mine[name].copy_(total / place()[1])
 
@@ -214,11 +213,12 @@ class Learner:
         """
         lessons = torch.randperm(len(self.lessons), generator=self._generator(self.tally.steps, 1))[:JUDGES]
         probe = [self.lessons[int(number)] for number in lessons]
+        self.turns += 1
+        downhill = self._downhill(probe) if self.turns % 2 else {}
         self.t.fill_(0.5)
         moved, now = self._place(), self._judged(probe)
-        self.turns += 1
         for kind, names in self.kinds.items():
-            order = self._proposed(names, moved, kind)
+            order = self._proposed(names, moved, downhill, kind)
             tried = sum(int((index != torch.arange(index.shape[-1])).sum()) for index in order.values())
             if not tried:
                 continue
@@ -230,16 +230,22 @@ class Learner:
                 moved, now = tilted, after
                 self.tally.flips_kept += tried
                 self.share[kind] = min(self.options.flips, self.share[kind] * 1.5)
-                for name in names:
-                    self.pulled[name].zero_()
             else:
                 self._fold(here)
                 self.share[kind] /= 2
 
-    def _proposed(self, names: list[str], moved: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
-        if self.turns % 2:
+    def _downhill(self, probe: list[Lesson]) -> dict[str, Slope]:
+        self.t.fill_(NEAR_A)
+        moved = self._place()
+        with torch.enable_grad():
+            for lesson in probe:
+                loss_of(self.module, lesson).backward()
+        return slopes(self.table, self.discrete, self._gradients(), moved)
+
+    def _proposed(self, names: list[str], moved: Mapping[str, Tensor], downhill: Mapping[str, Slope], kind: str) -> dict[str, Tensor]:
+        if downhill:
             grams = slopes(self.table, names, moved, moved)
-            return {name: reassign(whole(grams[name]), self.pulled[name], self.share[kind]) for name in names}
+            return {name: reassign(whole(grams[name]), whole(downhill[name]), self.share[kind]) for name in names}
         return {name: assign(whole(found)) for name, found in slopes(self.table, names, self.a, moved).items()}
 
     def _judged(self, probe: list[Lesson]) -> float:
@@ -267,11 +273,12 @@ class Learner:
             self._step(step)
             self.tally.steps = step
             if self.discrete and step % resolve == 0 and step < options.steps:
+                self._finite()
                 self._reassign()
             if step % every == 0 or step == options.steps:
                 self._look(report, journal)
                 since = len(self.losses) - 1 - min(range(len(self.losses)), key=self.losses.__getitem__)
-                if since >= options.patience:
+                if since >= options.patience and not (self.discrete and step < 2 * resolve):  # flips of both kinds have their turn
                     self.tally.stopped = f"no better for {since} looks"
                     report(f"stopped at step {step}: {self.tally.stopped}")
                     return
@@ -298,25 +305,28 @@ class Learner:
             remedy = "lower --batch and raise --accumulate by as much, or learn fewer --spaces"
             raise SymmergeError(f"the GPU's memory is full at step {step}: {remedy}") from error
 
-    def _not_finite(self) -> int | None:
-        here = int(self.counter)
-        bad = (~self.seen_losses[1 : here + 1].isfinite()).nonzero()
-        return int(bad[0]) + 1 if len(bad) else None
+    def _finite(self) -> None:
+        """Stop where a loss, or an element, is no number any more, in any of the processes."""
+        bad = (~self.seen_losses[1 : int(self.counter) + 1].isfinite()).nonzero()
+        lost = not all(bool(value.isfinite().all()) for element in self.turned.values() for value in element.values())
+        if anyone(bool(len(bad)) or lost):
+            self._stop(f"the loss was not finite at step {int(bad[0]) + 1 if len(bad) else self.tally.steps}")
+
+    def _stop(self, why: str) -> NoReturn:
+        self.tally.stopped = why
+        raise Interrupted(f"{why}: the best state before it is kept; lower --rate")
 
     @torch.no_grad()
     def _look(self, report: Callable[[str], None], journal: Journal | None) -> None:
         """Judge the middle on held-out inputs; keep the best."""
-        if bad := self._not_finite():
-            self.tally.stopped = f"the loss was not finite at step {bad}"
-            raise Interrupted(f"{self.tally.stopped}: the best state before it is kept; lower --rate")
+        self._finite()
         self._fold(self.alignment())
         self.t.fill_(0.5)
         self._place()
         held = [self.held[number] for number in range(min(MOST_HELD, len(self.held)))]
         loss = agreed(lambda: self._judged(held))
         if not math.isfinite(loss):
-            self.tally.stopped = f"the held-out loss was not finite at step {self.tally.steps}"
-            raise Interrupted(f"{self.tally.stopped}: the best state before it is kept; lower --rate")
+            self._stop(f"the held-out loss was not finite at step {self.tally.steps}")
         better = not self.losses or loss < min(self.losses)
         self.best = self.base if better else self.best
         self.losses.append(loss)
@@ -337,9 +347,8 @@ class Learner:
                 state[which] = {
                     name: {part: self.optimiser.state[value][which].cpu() for part, value in parts.items()} for name, parts in self.tangents.items()
                 }
-        pulled = {"pulled": {name: {"total": total.cpu()} for name, total in self.pulled.items()}} if self.pulled else {}
-        record = {"learned": {"losses": self.losses, "share": self.share, "turns": self.turns, "tally": self.tally.record()}}
-        return Entry(record, {"current": self.base.elements, "best": self.best.elements, **state, **pulled})
+        record = {"start": self.first, "learned": {"losses": self.losses, "share": self.share, "turns": self.turns, "tally": self.tally.record()}}
+        return Entry(record, {"current": self.base.elements, "best": self.best.elements, **state})
 
     def restore(self, entry: Entry) -> None:
         known = entry.record["learned"]
@@ -348,8 +357,6 @@ class Learner:
         current, self.best = (Alignment(self.table, entry.elements[which]) for which in ("current", "best"))
         self._fold(current)
         self.counter.fill_(self.tally.steps)
-        for name, parts in entry.elements.get("pulled", {}).items():
-            self.pulled[name].copy_(parts["total"])
         for name, parts in self.tangents.items() if "exp_avg" in entry.elements else ():
             for part, value in parts.items():
                 step = torch.tensor(float(self.tally.steps), device=self.device if self.device.type == "cuda" else "cpu")
@@ -376,7 +383,7 @@ def reassign(gram: Tensor, downhill: Tensor, share: float) -> Tensor:
     ratio = torch.where(gained > 0, apart.clamp_min(0) / gained, torch.inf)
     nearest = ratio.flatten(0, -2).amin(-1).sort().values
     at = min(len(nearest) - 1, max(1, math.ceil(share * len(nearest))))
-    length = nearest[at]
+    length = nearest[at] * 1.01  # past the last of them: at that very length it is a tie, and rounding would decide
     if not bool(length.isfinite()):
         return torch.arange(n).expand(gram.shape[:-1]).clone()
     return assign(gram - length * downhill)

@@ -97,7 +97,7 @@ class Lessons:
         if labels.ndim == 2 and not bool((labels != IGNORED).all()):
             where = (labels != IGNORED).flatten().nonzero().squeeze(-1)
             places, weights = F.pad(where, (0, self._places - len(where))), torch.zeros(self._places, device=self.device)
-            weights[: len(where)] = 1 / len(where)
+            weights[: len(where)] = 1 / max(1, len(where))  # a batch may have no blank at all
         with torch.no_grad(), lean(self.device):
             answers = torch.stack([_answers(at_places(module, inputs, places)) for module in self.parents]).mean(0)
         return Lesson(inputs, places, weights, answers.to(torch.float16 if answers.shape[-1] > 1 else torch.float32))
@@ -123,7 +123,10 @@ def loss_of(module: nn.Module, lesson: Lesson) -> Tensor:
     """The cross-entropy to the answers wanted (their squared error where they are values), or the model's own loss where they are labels."""
     with lean(next(module.parameters()).device):
         if lesson.wanted is None:
-            return module(**lesson.inputs).loss.float()
+            loss = module(**lesson.inputs).loss
+            if loss is None:
+                raise DataError(f"{type(module).__name__} needs more than these labels for a loss: learn what the parents say, --target parents")
+            return loss.float()
         logits = at_places(module, lesson.inputs, lesson.places)
     wanted = lesson.wanted.float()
     each = -(wanted * logits.log_softmax(-1)).sum(-1) if wanted.shape[-1] > 1 else (logits - wanted).square().squeeze(-1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import final
 
@@ -25,10 +24,10 @@ class Sampler:
 
     def __post_init__(self) -> None:
         form, numbers = self._parsed()
-        low, high = (0.0, math.inf) if form == "beta" else (0.0, 1.0)
-        wrong = not all(low <= number <= high for number in numbers) or (form == "uniform" and numbers[0] > numbers[1]) or (form == "beta" and 0 in numbers)
+        low, high = (1e-3, 1e3) if form == "beta" else (0.0, 1.0)
+        wrong = not all(low <= number <= high for number in numbers) or (form == "uniform" and numbers[0] > numbers[1])
         if wrong:
-            raise MismatchError(f"sampler {self.name}: shares of B lie between 0 and 1; {HELP}")
+            raise MismatchError(f"sampler {self.name}: shares of B lie between 0 and 1, the numbers of a beta between 0.001 and 1000; {HELP}")
 
     def _parsed(self) -> tuple[str, list[float]]:
         form, _, given = NAMED.get(self.name, self.name).partition(":")
