@@ -24,6 +24,7 @@ ORDER += [
     "calibration",
     "correlations",
     "mixture",
+    "repair",
     "plane",
     "barrier",
 ]

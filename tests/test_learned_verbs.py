@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -79,6 +80,16 @@ def test_barriers_of_parts_that_are_learned(pair, tmp_path):
     assert [method["name"] for method in record["methods"]] == lines.split(",")
     labels = [method["label"] for method in record["methods"]]
     assert labels[1].startswith("learned matching") and labels[3].endswith("(no symmetry)")
+
+
+def test_merge_repairs_on_request_and_says_so(pair, tmp_path):
+    words = ("merge", *pair, "--tries", 1, "--repair-data", "self")
+    said = run(*words, "--out", tmp_path / "repaired", "--repair", "norms").stdout
+    assert re.search(r"repaired norms: loss \d.* before, \d.* after", said)
+    assert "repair" in (tmp_path / "repaired" / "symmerge.json").read_text()
+    for extra, wrong in ((("--repair", "tyres"), "--repair tyres: choose maps or norms"), (("--repair", "maps", "--attention", "circuits"), "makes none")):
+        assert wrong in run(*words, "--out", tmp_path / "none", *extra, expect=2).stderr
+    assert "give --repair-data" in run("merge", *pair, "--out", tmp_path / "none", "--repair", "maps", expect=2).stderr
 
 
 REFUSED = {

@@ -18,6 +18,8 @@ from symmerge.merge import Attention, piece_time
 from symmerge.merge import merge as average
 from symmerge.model import load, save
 from symmerge.processes import joined
+from symmerge.repair import Part
+from symmerge.repair import repair as restore
 
 
 def align(
@@ -140,6 +142,11 @@ def merge(
     start: options.StartName = None,
     patience: options.Patience = None,
     permutations_only: options.PermutationsOnly = False,
+    repair: Annotated[
+        str | None,
+        typer.Option(help="Last of all, give coordinates back the spread that averaging took: of maps or of norms. Told apart.", show_default="not"),
+    ] = None,
+    repair_data: Annotated[str | None, typer.Option(help="Inputs to repair by, as --data: never what the merge is measured on.", show_default="--data")] = None,
     seed: options.Seed = 0,
     device: options.Device = "cpu",
     dtype: options.SolveType = "float32",
@@ -152,6 +159,7 @@ def merge(
     """
     with console.friendly():
         options.choice("--attention", attention, get_args(Attention))
+        _repairable(repair, repair_data or data, attention)
         return_freed_memory()
         models = load(a), load(b)
         refuse(out.absolute(), overwrite, (a, b))
@@ -171,11 +179,26 @@ def merge(
             if found.solution.interrupted:
                 console.note("interrupted: merging with the best alignment so far")
         merged = average(*pair, t, at=times, attention=attention, evidence=evidence)  # type: ignore[arg-type]
+        if repair:
+            task = options.inputs(models, repair_data or data or "self", seed=seed)
+            mended = restore(merged, pair, task, shares=(1 - t, t), part=repair, device=device)  # type: ignore[arg-type]
+            merged, loss = mended.model, task.metrics[0]
+            console.out.print(f"repaired {repair}: {loss} {mended.before[loss]:.4f} before, {mended.after[loss]:.4f} after, on a part held out", soft_wrap=True)
         with console.progress("writing", len(merged.weights.names())) as tick:
             save(merged, out, overwrite=overwrite, progress=tick)
         console.out.print(f"wrote {out}: {merged.history[-1]['what']}", soft_wrap=True)
         if attention == "circuits":
             console.out.print("this is no stock checkpoint: its heads have twice the size; only symmerge loads it", soft_wrap=True)
+
+
+def _repairable(part: str | None, data: str | None, attention: str) -> None:
+    if part is None:
+        return
+    options.choice("--repair", part, get_args(Part))
+    if data is None:
+        raise MismatchError(f"--repair {part} needs inputs to see coordinates on: give --repair-data, as --data of align")
+    if attention == "circuits":
+        raise MismatchError("--repair works on stock checkpoints: --attention circuits makes none; use factors or svd")
 
 
 def _times(given: list[str]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -40,6 +40,20 @@ def either(names: Collection[str]) -> str:
     """
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def families(names: Iterable[str]) -> str:
+    """Names in few words: those that begin alike are written once.
+
+    >>> families(["a", "b", "b-c", "b-d"])
+    'a, b, -c, -d'
+    """
+    found, last = [], None
+    for name in names:
+        head, dash, rest = name.partition("-")
+        found.append(dash + rest if head == last else name)
+        last = head
+    return ", ".join(found)
 
 
 def choice(option: str, given: str, known: Collection[str]) -> None:
@@ -91,7 +105,10 @@ Method = Annotated[
 ]
 RecipeName = Annotated[
     str | None,
-    typer.Option(help=" ".join(f"{method.capitalize()}: {either(names)}." for method, names in BY_METHOD.items()), show_default="ours, by method"),
+    typer.Option(
+        help=" ".join(f"{method.capitalize()}: {families(names)}." for method, names in BY_METHOD.items()) + " A dash goes on with the name before.",
+        show_default="ours, by method",
+    ),
 ]
 Data = Annotated[
     str | None,
