@@ -131,7 +131,7 @@ def test_answers_are_asked_for_once_and_kept(monkeypatch):
     room = given.left
     first, again = given[1], given[1]
     assert first is again and len(asked) == 2 and given.left < room
-    monkeypatch.setattr(module_of_lessons, "KEPT_BYTES", {"cpu": 1})
+    monkeypatch.setattr(module_of_lessons, "MOST_KEPT", 1)
     fresh, _ = lessons("bert")
     assert fresh[1] is not fresh[1] and len(asked) == 6 and fresh.left == 1  # where there is no room, they are asked again
     for kept, made in zip(first, fresh[1], strict=True):

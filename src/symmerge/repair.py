@@ -3,6 +3,8 @@
 Aligned coordinates agree only in part, so their mean varies less than either. As in REPAIR (Jordan et al. 2022), each coordinate of the merged model
 is scaled and shifted until its standard deviation and mean on some inputs are its parents', interpolated. Both go into weights that are there
 anyway: the checkpoint stays stock. It computes something else than the plain merge, so it is off by default and reported apart.
+
+It helps where spread was lost: after matching by weights or activations. A learned alignment has seen its own middle and is best left as it is.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -86,15 +88,17 @@ def repair(
         if progress:
             progress(f"step {number} of {len(stages)}")
     after = _metrics(module, held_out)
+    return _repaired(merged, changes, before, after, f"{part} by {seen.samples} samples of {task.data}; loss on {held_out.samples} held out")
+
+
+def _repaired(merged: Model, changes: Mapping[str, Change], before: Numbers, after: Numbers, what: str) -> Repaired:
+    """The model with the changes in its weights, and what was done in its record."""
     scales = torch.cat([change.scale for change in changes.values()])
     left_alone = sum(change.left_alone for change in changes.values())
-    numbers = (before, after, len(scales) - left_alone, left_alone, scales.median().item(), scales.max().item())
-    what = (
-        f"{numbers[2]} coordinates of {len(changes)} {part} brought to their parents' standard deviations and means on {seen.samples} samples of {task.data}"
-        f" (scales: median {numbers[4]:.3g}, largest {numbers[5]:.3g}); loss on {held_out.samples} held out {before['loss']:.4g} before, {after['loss']:.4g} after"
-    )
-    repaired = Repaired(merged, *numbers)
-    return Repaired(merged.derive(_weights(merged.weights, changes), step={"step": "repair", "what": what, **repaired.record()}), *numbers)
+    found = Repaired(merged, before, after, len(scales) - left_alone, left_alone, scales.median().item(), scales.max().item())
+    done = f"{found.coordinates} coordinates brought to their parents' standard deviations and means (scales: median {found.median_scale:.3g}, largest"
+    done += f" {found.largest_scale:.3g}), {len(changes)} {what} {before['loss']:.4g} before, {after['loss']:.4g} after"
+    return replace(found, model=merged.derive(_weights(merged.weights, changes), step={"step": "repair", "what": done, **found.record()}))
 
 
 def _belongs(merged: Model, parents: Sequence[Model], shares: Sequence[float]) -> None:

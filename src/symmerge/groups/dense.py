@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import final
 
+import scipy.linalg
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -17,6 +18,7 @@ from symmerge.groups.base import Check, Element, Gram, Group, is_transposed, nor
 from symmerge.notation import Role
 
 TOLERANCE = 1e-6  # how far rounding may leave a float64 (or float32) matrix from its group
+NEARLY, STRAIGHTENINGS = 0.1, 5  # errors square at every step: 0.1 is rounding after five
 
 
 def multiply(matrix: Float[Tensor, "*#batch n n"], x: Float[Tensor, "*batch n m"]) -> Float[Tensor, "*batch n m"]:
@@ -72,9 +74,21 @@ def _skew(slope: Tensor) -> Tensor:
 def _polar(cross: Tensor) -> Tensor:
     try:
         u, _, vh = linalg.svd(cross.double())
-    except RuntimeError:  # CUDA's solvers give up on rank-deficient evidence; LAPACK does not
-        u, _, vh = linalg.svd(cross.double().cpu())
+    except RuntimeError:  # CUDA's solvers give up on rank-deficient evidence, and LAPACK's fast one now and then where all values are alike
+        u, _, vh = (torch.from_numpy(part) for part in scipy.linalg.svd(cross.double().cpu().numpy(), lapack_driver="gesvd"))
     return (u @ vh).to(cross.device)
+
+
+def _straightened(matrix: Tensor) -> Tensor:
+    """The nearest rotation to what is one but for rounding: Newton's steps, no decomposition."""
+    matrix = matrix.double()
+    unit = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    for _ in range(STRAIGHTENINGS):
+        error = unit - matrix.mT @ matrix
+        if not error.abs().max() < NEARLY:
+            return _polar(matrix)
+        matrix = matrix + 0.5 * matrix @ error
+    return matrix
 
 
 def _is_orthogonal(matrix: Tensor) -> Check:
@@ -124,7 +138,7 @@ class Orthogonal(Group):
         return {"turn": _skew(write + read)}
 
     def mended(self, element: Element) -> tuple[Element, int]:
-        return {"matrix": _polar(element["matrix"])}, 0
+        return {"matrix": _straightened(element["matrix"])}, 0
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         return {"matrix": _polar(total(write, read))}
@@ -180,7 +194,7 @@ class OrthogonalFixingOnes(Group):
 
     def mended(self, element: Element) -> tuple[Element, int]:
         basis = ones_complement(self.size).to(element["matrix"])
-        return {"matrix": basis @ _polar(basis.mT @ element["matrix"] @ basis) @ basis.mT + 1 / self.size}, 0
+        return {"matrix": basis @ _straightened(basis.mT @ element["matrix"] @ basis) @ basis.mT + 1 / self.size}, 0
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         # Solve in the complement of the ones vector: exact, where adding a multiple of 1 1' only tends to it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
@@ -15,7 +16,8 @@ from symmerge.probe import Inputs, logits_of
 from symmerge.tasks.base import IGNORED, Batch, Groups, Task
 
 Target = Literal["parents", "labels"]
-KEPT_BYTES = {"cpu": 2 << 30, "cuda": 24 << 30}  # of what the parents said: asking them again costs two forward passes
+KEPT_PART, MOST_KEPT = 4, 24 << 30  # of what the parents said: a fourth of the memory that is free, for asking them again costs two forward passes
+UNTOLD = 8 << 30
 ROWS = {"image": 64, "text": 32}  # samples of a batch
 TOKENS = 3072  # of a batch of text without padding
 
@@ -64,7 +66,7 @@ class Lessons:
 
     def __post_init__(self) -> None:
         self._kept: dict[int, Lesson] = {}
-        self.left = KEPT_BYTES[self.device.type]
+        self.left = min(_free(self.device) // KEPT_PART, MOST_KEPT)
         self._places = self._most_places() if self._batch(0)["labels"].ndim == 2 else 0
 
     def _batch(self, number: int) -> Batch:
@@ -101,6 +103,13 @@ class Lessons:
         with torch.no_grad(), lean(self.device):
             answers = torch.stack([_answers(at_places(module, inputs, places)) for module in self.parents]).mean(0)
         return Lesson(inputs, places, weights, answers.to(torch.float16 if answers.shape[-1] > 1 else torch.float32))
+
+
+def _free(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    told = "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {})  # not every system says
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if told else UNTOLD
 
 
 def lean(device: torch.device):
