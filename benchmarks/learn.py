@@ -6,6 +6,7 @@ process, so that whatever else the machine does falls on both alike; every round
 apart: asking the parents, a look at held-out inputs, solving the assignments anew. On a GPU both are CUDA graphs, and in mixed precision.
 
     python benchmarks/learn.py [--rounds 8] [--device cuda] [--case gpt2]
+    python benchmarks/learn.py --count     how many operations start a kernel, on the CPU: what decides on a GPU, where a small model's kernels are all short
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import argparse
 import json
 import os
 import platform
+import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +25,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import symmerge as sm
 from symmerge.alignment import Alignment
@@ -32,6 +36,7 @@ from symmerge.tasks.base import Groups
 from symmerge.verify import full_module
 
 WANTED = 1.6
+WARMINGS = {"cpu": 1, "cuda": 20}  # of both before the rounds: the first replays of a graph took nearly twice as long
 RESULTS = Path(__file__).parent / "results"
 WIDE: dict[str, Any] = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8, "vocab_size": 4096}
 # case -> class, config, samples of a batch, tokens of a sample
@@ -44,10 +49,52 @@ CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
 }
 
 
-def learner_of(case: str, device: str) -> Learner:
+# What only looks at memory in another way, or reserves it, starts no kernel.
+NO_KERNEL = re.compile(
+    r"_?(unsafe_)?view|view_as_.*|_?reshape(_alias)?|transpose|t|permute|slice|select|expand|(un)?squeeze|unflatten|split(_with_sizes)?|unbind|diagonal|narrow"
+    r"|detach|alias|as_strided|lift_fresh|_conj|real|imag|(new_)?empty(_like|_strided)?|_record_function_.*"
+)
+COUNTED_BATCH = 2, 16  # rows and tokens: how many operations there are does not depend on it
+
+
+class Counting(TorchDispatchMode):
+    """Counts the operations that start a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, result = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
+        empty = isinstance(result, torch.Tensor) and not result.numel()
+        if not empty and not NO_KERNEL.fullmatch(name):
+            self.found[name] += 1
+        return result
+
+
+def counted(work: Callable[[], Any]) -> Counter[str]:
+    with Counting() as counting:
+        work()
+    return counting.found
+
+
+def count(case: str) -> str:
+    learner = learner_of(case, "cpu", COUNTED_BATCH)
+    lesson = learner.lessons[0]
+    learner.t.fill_(0.5)
+    learner._descend((lesson,))  # what is made once is there then
+    bare, learned = counted(lambda: plain(learner, lesson)), counted(lambda: learner._descend((lesson,)))
+    extra = learned - bare
+    most = ", ".join(f"{name} {number}" for name, number in extra.most_common(10))
+    return f"{case}: plain {bare.total()}, learned {learned.total()}, extra {learned.total() - bare.total()}: {most}"
+
+
+def learner_of(case: str, device: str, batch_shape: tuple[int, int] | None = None) -> Learner:
     import transformers
 
     name, config, rows, length = CASES[case]
+    if batch_shape:
+        rows, length = batch_shape[0], min(length, batch_shape[1])
     kind = getattr(transformers, name)
     models = []
     for seed in (0, 1):
@@ -69,10 +116,10 @@ def learner_of(case: str, device: str) -> Learner:
 
 def plain(learner: Learner, lesson: Lesson) -> None:
     """What training the model itself would pay, optimiser left out."""
-    for holders in learner.holders.values():
+    loss_of(learner.module, lesson).backward()
+    for holders in learner.holders.values():  # the learned step that follows would add to them
         for holder in holders:
             holder.grad = None
-    loss_of(learner.module, lesson).backward()
 
 
 def seconds(work: Callable[[], Any], device: str) -> float:
@@ -105,7 +152,11 @@ def run(case: str, rounds: int, device: str) -> dict[str, Any]:
         step()
     if device == "cuda":
         training = graphed(training)
-    training()
+    for _ in range(WARMINGS[device]):
+        training()
+        step()
+    if device == "cuda":
+        torch.cuda.synchronize()
     runs = []
     for turn in range(rounds):
         load = os.getloadavg()[0]
@@ -134,7 +185,12 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--count", action="store_true", help="count operations instead of seconds")
     arguments = parser.parse_args()
+    if arguments.count:
+        for case in arguments.case or CASES:
+            print(count(case), flush=True)
+        return
     rows = [run(case, arguments.rounds, arguments.device) for case in arguments.case or CASES]
     show(rows)
     versions = {name: version(name) for name in ("torch", "transformers")}

@@ -303,8 +303,6 @@ APART = {
     "architecture": (("bert", {}), ["class GPT2LMHeadModel / BertForMaskedLM"]),
     "class": (("bert-classifier", {}), ["class GPT2LMHeadModel / BertForSequenceClassification"]),
     "vocabulary": (("gpt2", {"vocab_size": 103}), ["vocabulary 101 / 103"]),
-    "width": (("gpt2", {"n_embd": 24}), ["residual 48 / 24"]),
-    "units": (("gpt2", {"n_inner": 64}), ["ff.0 96 / 64"]),
     "layers": (("gpt2", {"n_layer": 3}), ["layers 2 / 3"]),
     "size": (("gpt2", {"n_positions": 32}), ["position 64 / 32"]),
     "both": (("gpt2", {"vocab_size": 103, "n_positions": 32}), ["vocabulary 101 / 103", "position 64 / 32"]),

@@ -13,8 +13,11 @@ ROOT = Path(symmerge.__file__).parent
 # Each may import those before it; a few may import even less.
 ORDER = ["errors", "tensorfile", "notation", "groups", "spec", "families", "weights", "checkpoint", "card", "model", "alignment", "canonical", "verify"]
 ORDER += [
+    "widen",
     "circuits",
     "merge",
+    "combine",
+    "mergekit",
     "activations",
     "moments",
     "processes",
@@ -24,11 +27,12 @@ ORDER += [
     "calibration",
     "correlations",
     "mixture",
+    "soup",
     "repair",
     "plane",
     "barrier",
 ]
-ORDER += ["report", "matching", "orbit", "align", "inspection", "__init__", "zoo", "demo", "console", "cli", "__main__"]
+ORDER += ["report", "matching", "orbit", "align", "many", "inspection", "__init__", "zoo", "demo", "console", "cli", "__main__"]
 ONLY = {"weights": {"errors"}, "checkpoint": {"errors", "weights"}, "console": {"errors"}}
 NAMES = re.compile(rf"(?<![a-z])({'|'.join({*BY_MODEL_TYPE, *(family.name for family in FAMILIES)})})", re.IGNORECASE)
 

@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import symmerge as sm
 from made import checkpoint
@@ -19,7 +20,7 @@ from symmerge.errors import DataError, MismatchError
 from symmerge.matching import learner as module_of_learner
 from symmerge.matching.journal import Journal
 from symmerge.matching.learned import LearnedMatching
-from symmerge.matching.learner import NEAR_A, Learner, reassign
+from symmerge.matching.learner import NEAR_A, Learner, quick_products, reassign
 from symmerge.matching.lessons import Lesson, loss_of
 from symmerge.matching.slopes import slopes, whole
 from symmerge.matching.weights import WeightMatching
@@ -179,6 +180,12 @@ def truth(models, start, spaces, share, lessons):
     return dict(zip([*along, *moved], found, strict=True)), {tensor: value.detach() for tensor, value in moved.items()}
 
 
+def uphill(learner):
+    """The gradients that a step found, by space and part."""
+    parts = [(bundle, part, value.grad) for bundle, parts in learner.tangents.items() for part, value in parts.items()]
+    return {(space, part): gradient for bundle, part, gradients in parts for space, gradient in zip(bundle.names, gradients, strict=True)}
+
+
 @pytest.mark.parametrize("target", ["parents", "labels"])
 @pytest.mark.parametrize("name", OWN)
 def test_a_step_follows_the_gradient_of_the_loss(name, target, monkeypatch):
@@ -188,19 +195,21 @@ def test_a_step_follows_the_gradient_of_the_loss(name, target, monkeypatch):
     lessons = (learner.lessons[0], learner.lessons[1])
     learner.t.fill_(0.35)
     learner._descend(lessons)
-    expected, _ = truth(pair(name), anywhere(name), learner.tangents, 0.35, lessons)
-    for space, parts in learner.tangents.items():
-        for part, value in parts.items():
-            gradient = expected[space, part]
-            assert (value.grad - gradient).norm() <= 1e-4 * gradient.norm() + 1e-9, (space, part)
-    near, moved = truth(pair(name), anywhere(name), learner.tangents, NEAR_A, lessons)
-    for space, found in learner._downhill(list(lessons)).items():
-        total = whole(found) / len(lessons)
+    found = uphill(learner)
+    spaces = {space for space, _ in found}
+    assert {space.partition(".")[0] for space in spaces} >= {"qk", "vo"}
+    expected, _ = truth(pair(name), anywhere(name), spaces, 0.35, lessons)
+    for (space, part), value in found.items():
+        gradient = expected[space, part]
+        assert (value - gradient).norm() <= 1e-4 * gradient.norm() + 1e-9, (space, part)
+    near, moved = truth(pair(name), anywhere(name), spaces, NEAR_A, lessons)
+    for space, slope in learner._downhill(list(lessons)).items():
+        total = whole(slope)
         gradient = whole(slopes(learner.table, [space], {tensor: near[tensor] for tensor in learner.table.tensors}, moved)[space])
         assert (total - gradient).norm() <= 1e-4 * gradient.norm(), space
         assert gradient.norm() > 1e-4
     other = truth(pair(name), anywhere(name), ["vo.0"], 0.65, lessons)[0]["vo.0", "change"]
-    assert (learner.tangents["vo.0"]["change"].grad - other).norm() > 0.1 * other.norm()  # the control: elsewhere on the line
+    assert (found["vo.0", "change"] - other).norm() > 0.1 * other.norm()  # the control: elsewhere on the line
 
 
 def test_two_batches_accumulated_are_one_of_twice_the_size(monkeypatch):
@@ -216,6 +225,45 @@ def test_two_batches_accumulated_are_one_of_twice_the_size(monkeypatch):
     assert (found[0] - found[1]).norm() <= 1e-5 * found[1].norm()
     assert (found[2] - found[1]).norm() > 0.05 * found[1].norm()  # the control
     assert learner.seen_losses[1].item() == pytest.approx(learner.seen_losses[2].item(), rel=1e-6)
+
+
+class Counting(TorchDispatchMode):
+    """Products, wherever they come from."""
+
+    products = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.products += func.overloadpacket.__name__ in ("mm", "bmm", "baddbmm", "baddbmm_")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_step_has_as_many_products_however_many_layers_there_are(name, monkeypatch):
+    """Beside the model's own: on a GPU starting them is what costs."""
+    monkeypatch.setattr(Learner, "_pass_back", lambda self, lessons: self.t.clone())
+    found = []
+    for layers in (2, 5):
+        changes = dict.fromkeys(one_layer(name), layers)
+        models = [kept(sm.load(small_model(name, seed=seed, dtype=torch.float64, **changes))) for seed in (0, 1)]
+        learner = begun(name, models, start=Alignment.identity(models[0].spec), data=own(name))
+        for holder in learner.module.parameters():
+            holder.grad = torch.ones_like(holder)
+        with Counting() as counting:
+            learner._descend(())
+        found.append(counting.products)
+    assert found[0] == found[1] < 100
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_quick_products_are_quick_inside_only(device):
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    with quick_products(torch.device(device)):
+        assert matmul.allow_tf32 is (device == "cuda" or before)
+    assert matmul.allow_tf32 is before
+    with pytest.raises(KeyError), quick_products(torch.device(device)):
+        raise KeyError
+    assert matmul.allow_tf32 is before
 
 
 def test_accumulating_sees_more_of_the_data(monkeypatch):

@@ -7,11 +7,11 @@ import torch
 
 import symmerge as sm
 from symmerge.alignment import Alignment
-from symmerge.matching.slopes import slopes, whole
+from symmerge.matching.slopes import Block, bundled_slopes, bundles, slopes, stacks, whole
 from symmerge.notation import Role
 from symmerge.zoo.small import SMALL, small_model
 
-ROLES = (Role.WRITES, Role.READS, Role.RIDES)
+BOTH = (Role.WRITES, Role.READS)
 every = pytest.mark.parametrize("name", SMALL)
 
 
@@ -37,7 +37,7 @@ def continuous(table):
 
 def slope_of(table, space, gradients, moved):
     found = slopes(table, [space], gradients, moved)[space]
-    return table.spaces[space].group.slope(*(found[role] for role in ROLES))
+    return table.spaces[space].group.slope(*(found[role] for role in BOTH))
 
 
 def through_the_transport(name, space):
@@ -167,3 +167,88 @@ def test_a_tensor_that_meets_a_space_twice_counts_on_both_sides(name):
     g, w = gradients[tensor], moved[tensor]
     torch.testing.assert_close(slope, g @ w.mT + g.mT @ w)
     assert not torch.allclose(slope, g @ w.mT)  # the control
+
+
+# all layers at once
+
+
+def blocks(stacked, *sides):
+    """Tensors by name, each in its place in a block of memory."""
+    found = []
+    for side in sides:
+        block = Block(stacked, torch.device("cpu"))
+        for name, tensor in block.tensors.items():
+            tensor.copy_(side[name])
+        found.append(block)
+    return found
+
+
+@every
+def test_every_tensor_is_in_one_stack_and_every_space_that_moves_in_one_bundle(name):
+    table, *_ = setting(name)
+    bundled = bundles(table, table.hidden)
+    stacked = stacks(table, bundled)
+    assert sorted(tensor for stack in stacked for tensor in stack.names) == sorted(table.tensors)
+    assert sorted(space for bundle in bundled for space in bundle.names) == sorted(continuous(table))
+    heights = {stack.names[0]: len(stack.names) for stack in stacked if stack.moves}
+    assert max(heights.values()) >= 2 and len(stacked) < len(table.tensors) / 1.5  # two layers, and what is there once
+
+
+@every
+def test_a_block_is_one_piece_of_memory(name):
+    table, _, weights, *_ = setting(name)
+    (block,) = blocks(stacks(table, bundles(table, table.hidden)), weights)
+    assert block.tensors.keys() == weights.keys()
+    block.whole.mul_(2)
+    for tensor, value in block.tensors.items():
+        torch.testing.assert_close(value, 2 * weights[tensor].float())
+        assert value.is_contiguous()
+    assert all(value.data_ptr() % 64 == block.whole.data_ptr() % 64 for value in block.stacks.values())
+
+
+@every
+def test_a_stack_moves_as_its_tensors_do_one_by_one(name):
+    table, _, weights, *_ = setting(name)
+    generator, bundled, elements = torch.Generator().manual_seed(3), bundles(table, table.hidden), {}
+    for bundle in bundled:
+        batch = (len(bundle.names), *bundle.batch)
+        along = {part: 0.1 * torch.randn(*batch, *shape, generator=generator, dtype=torch.float64) for part, shape in bundle.group.tangent().items()}
+        elements[bundle] = {part: value.float() for part, value in bundle.group.moved(bundle.group.origin(batch), along).items()}
+    source, target = blocks(stacks(table, bundled), weights, weights)
+    for stack in source.stacks:
+        stack.transport(elements, source.stacks[stack], target.stacks[stack])
+    still = Alignment.identity(table)
+    walked = {
+        space: {**still[space], **{part: value[at] for part, value in elements[bundle].items()}} for bundle in bundled for at, space in enumerate(bundle.names)
+    }
+    riders = {tensor for tensor, cut in table.pieces.items() if all(atom.role is Role.RIDES for piece in cut for atom in piece.atoms)}
+    alignment, apart = Alignment(table, walked), 0
+    for tensor, found in target.tensors.items():
+        before = weights[tensor].float()
+        expected = before if tensor in riders else alignment.transport(tensor, before)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        apart += not torch.allclose(found, before, atol=1e-3)
+    assert apart >= 8  # the control: what queries, keys, values and their readers are in two layers
+
+
+@every
+def test_slopes_of_a_bundle_are_those_of_its_spaces(name):
+    table, _, _, moved, gradients = setting(name)
+    bundled = bundles(table, table.hidden)
+    found = bundled_slopes(bundled, *blocks(stacks(table, bundled), gradients, moved))
+    for bundle in bundled:
+        expected = slopes(table, bundle.names, gradients, moved)
+        for role in BOTH:
+            each = torch.stack([expected[space][role] for space in bundle.names])
+            assert (found[bundle][role] - each).norm() <= 1e-5 * each.norm() and each.norm() > 1e-3
+            assert bundle.alone or not torch.allclose(found[bundle][role].roll(1, 0).double(), each, rtol=1e-2)  # the control: the next layer's
+
+
+def test_spaces_that_are_left_out_do_not_move():
+    table, _, _, moved, gradients = setting("gpt2")
+    some = bundles(table, ["qk.1"])
+    assert [bundle.names for bundle in some] == [("qk.1",)]
+    stacked = stacks(table, some)
+    assert {tensor for stack in stacked if stack.moves for tensor in stack.names} == meets(table, "qk.1")
+    found = bundled_slopes(some, *blocks(stacked, gradients, moved))[some[0]]
+    torch.testing.assert_close(found[Role.READS][0].double(), slopes(table, ["qk.1"], gradients, moved)["qk.1"][Role.READS], rtol=1e-4, atol=1e-4)

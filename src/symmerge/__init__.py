@@ -4,7 +4,9 @@ from symmerge.align import Aligned, align, same
 from symmerge.alignment import Alignment, apply
 from symmerge.barrier import Curve, barrier
 from symmerge.canonical import canonicalize
+from symmerge.combine import combine
 from symmerge.errors import SymmergeError
+from symmerge.many import AlignedMany, align_many
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.base import Solution
 from symmerge.matching.learned import LearnedMatching
@@ -13,12 +15,14 @@ from symmerge.matching.weights import WeightMatching
 from symmerge.merge import mean, merge
 from symmerge.model import Model, load, save
 from symmerge.plane import plane
+from symmerge.soup import soup
 from symmerge.tasks import make_task
 from symmerge.verify import Verdict, verify
 
 __all__ = [
     "ActivationMatching",
     "Aligned",
+    "AlignedMany",
     "Alignment",
     "Curve",
     "LearnedMatching",
@@ -29,9 +33,11 @@ __all__ = [
     "Verdict",
     "WeightMatching",
     "align",
+    "align_many",
     "apply",
     "barrier",
     "canonicalize",
+    "combine",
     "load",
     "make_task",
     "mean",
@@ -39,6 +45,7 @@ __all__ = [
     "plane",
     "same",
     "save",
+    "soup",
     "verify",
 ]
 __version__ = "0.1.0"

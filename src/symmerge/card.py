@@ -38,7 +38,8 @@ def model_card(record: Mapping[str, Any]) -> str:
     """A model card in the hub's form."""
     merge = next((step for step in record["steps"] if step["step"] == "merge"), None)
     merged = merge is not None
-    what = "a weighted mean of aligned models, of the original size" if merged else "other weights, the same function"
+    how = merge.get("method", "mean") if merge else ""
+    what = f"{'a weighted mean' if how == 'mean' else how} of aligned models, of the original size" if merged else "other weights, the same function"
     kind = f"It is a stock checkpoint: {what}.\nLoad it with `transformers` as you would the source."
     if not record["stock"]:
         kind = "**It is no stock checkpoint**: its heads have twice the size, for research. Only symmerge loads it."

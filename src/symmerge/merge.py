@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -34,12 +34,12 @@ def merge(
     counts. `attention` interpolates the factors of each head (a straight line), its circuits cut back to rank (`svd`), or its whole circuits
     (`circuits`: heads of twice the size, no stock checkpoint). `evidence` goes into the model card.
     """
-    _comparable([a, b])
+    comparable([a, b])
     time = piece_time(a.spec, t, at or {})
     what = f"{1 - t:g} x {a.where}, {t:g} x {b.where}"
     what += "".join(f"; {name} at {value:g}" for name, value in (at or {}).items())
     what += {"factors": "", "svd": "; attention by circuits, cut to rank", "circuits": "; attention by circuits, in heads of twice the size"}[attention]
-    step = _step([a, b], [1 - t, t], what) | ({"evidence": dict(evidence)} if evidence else {})
+    step = merge_step([a, b], [1 - t, t], what) | ({"evidence": dict(evidence)} if evidence else {})
     if attention == "circuits":
         return inflate(a, b, time, step)
     between: Callable[[str], Tensor] = partial(_between, a, b, time)
@@ -83,20 +83,22 @@ def mean(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mod
     weights = list(weights) if weights is not None else [1 / len(models)] * len(models)
     if len(weights) != len(models):
         raise MismatchError(f"{len(models)} models but {len(weights)} weights: give one weight per model")
-    _comparable(models)
+    comparable(models)
     computed = {name: partial(_mean, models, weights, name) for name in models[0].weights}
     names = ", ".join(f"{weight:g} x {model.where}" for model, weight in zip(models, weights, strict=True))
-    return models[0].derive(DerivedWeights(models[0].weights, computed), step=_step(models, weights, names))
+    return models[0].derive(DerivedWeights(models[0].weights, computed), step=merge_step(models, weights, names))
 
 
-def _comparable(models: Sequence[Model]) -> None:
+def comparable(models: Sequence[Model]) -> None:
+    """Refuse models that have no mean as they are."""
     first = models[0]
     for other in models[1:]:
         if other.spec.fingerprint != first.spec.fingerprint:
             raise MismatchError(f"{first.where} and {other.where} cannot be merged; they differ in: {'; '.join(first.spec.differences(other.spec))}")
 
 
-def _step(models: Sequence[Model], weights: Sequence[float], what: str) -> dict[str, Any]:
+def merge_step(models: Sequence[Model], weights: Sequence[float], what: str) -> dict[str, Any]:
+    """The record of a merge for the card: what was done, and to which parents."""
     parents = [
         {"where": model.where, "sha256": model.digest(), "weight": weight, "steps": [dict(step) for step in model.history]}
         for model, weight in zip(models, weights, strict=True)
@@ -105,9 +107,15 @@ def _step(models: Sequence[Model], weights: Sequence[float], what: str) -> dict[
 
 
 def _mean(models: Sequence[Model], weights: Sequence[float], name: str) -> Tensor:
-    total = models[0].weights[name] * weights[0]
-    for model, weight in zip(models[1:], weights[1:], strict=True):
-        total = total.add_(model.weights[name].to(total), alpha=weight)
+    return weighted_sum((model.weights[name] for model in models), weights)
+
+
+def weighted_sum(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
+    """In the first tensor's precision; two tensors in memory if they are given one after another."""
+    total: Tensor | None = None
+    for tensor, weight in zip(tensors, weights, strict=True):
+        total = tensor * weight if total is None else total.add_(tensor.to(total), alpha=weight)
+    assert total is not None
     return total
 
 

@@ -76,9 +76,10 @@ def gate(source: Model, *, progress: Progress | None = None):
 
 
 def _comparable(a: Model, b: Model) -> None:
-    """Refuse models of another class, size or vocabulary. Tied and untied twins may differ by a space, so only shared ones count."""
+    """Refuse models of another class, depth or vocabulary. Hidden spaces do not count: a narrow model and its widened twin are one function."""
     fields = {"class": (a.spec.architecture, b.spec.architecture), "layers": (_layers(a), _layers(b))}
-    fields |= {name: (size, b.spec.sizes[name]) for name, size in a.spec.sizes.items() if name in b.spec.sizes}
+    visible = [name for name in a.spec.spaces if name in b.spec.spaces and name not in a.spec.hidden and name not in b.spec.hidden]
+    fields |= {name: (a.spec.sizes[name], b.spec.sizes[name]) for name in visible}
     differing = [f"{name} {x} / {y}" for name, (x, y) in fields.items() if x != y]
     if differing:
         raise MismatchError(f"{a.where} and {b.where} cannot be compared; they differ in: {listing(differing, 6)}")

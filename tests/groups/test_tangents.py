@@ -9,7 +9,7 @@ from symmerge.groups.dense import MOST_CONDITION, exponential
 from symmerge.notation import Role
 
 CONTINUOUS = [name for name in GROUPS if GROUPS[name](6).tangent()]
-BATCHES = pytest.mark.parametrize("batch", [(), (3,)])
+BATCHES = pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
 every = pytest.mark.parametrize("name", CONTINUOUS)
 
 
@@ -61,6 +61,22 @@ def test_steps_move_from_the_left(name):
     same(group.moved(element, there), group.compose(group.moved(group.identity(), there), element))
 
 
+@every
+@BATCHES
+def test_a_walk_begins_where_nothing_moves(name, batch):
+    """And goes where elements go that carry all their parts, and nothing besides."""
+    group, _, x, _ = Case(batch=batch).draw(name)
+    there = step(group, torch.Generator().manual_seed(1), batch, size=0.3)
+    still, full = group.origin(batch), group.identity(batch)
+    walked, moved = group.moved(still, there), group.moved(full, there)
+    assert walked.keys() == still.keys() and all(torch.equal(still[part], full[part]) for part in still.keys() & full.keys())
+    assert group.check({**full, **{part: walked[part] for part in walked.keys() & full.keys()}}).ok
+    for role in BOTH:
+        close(group.act(still, x, role), x)
+        close(group.act(walked, x, role), group.act(moved, x, role))
+        assert differ(group.act(walked, x, role), x)  # the control
+
+
 def test_a_plain_step_leaves_the_group():
     """The control: the same direction added instead of followed."""
     for group in (Orthogonal(6), OrthogonalFixingOnes(6)):
@@ -80,7 +96,7 @@ def pulled(group, element, along, sides):
 
 def slope_of(group, element, sides, swap=False):
     found = [gradient @ group.act(element, weights, role).mT for role, (gradient, weights) in zip(BOTH, sides, strict=True)]
-    return group.slope(*(reversed(found) if swap else found), torch.zeros_like(found[0]))
+    return group.slope(*(reversed(found) if swap else found))
 
 
 def sides_of(group, batch):
@@ -118,7 +134,7 @@ def test_discrete_groups_have_no_slope():
     for name in set(GROUPS) - set(CONTINUOUS):
         group, (element, *_), _, _ = Case().draw(name)
         zero = torch.zeros(group.size, group.size)
-        assert group.slope(zero, zero, zero) == {} and group.moved(element, {}) is element and group.mended(element) == (element, 0)
+        assert group.slope(zero, zero) == {} and group.moved(element, {}) is element and group.mended(element) == (element, 0)
 
 
 # the pair of a matrix and its inverse transpose
@@ -149,7 +165,7 @@ def test_a_dual_that_is_given_is_the_one_used():
 
 
 @pytest.mark.parametrize("skew", [True, False])
-@pytest.mark.parametrize(("norm", "error"), [(1e-3, 1e-13), (1.0, 1e-13), (4.0, 1e-13), (8.0, 3e-12)])
+@pytest.mark.parametrize(("norm", "error"), [(1e-3, 1e-13), (1.0, 1e-13), (4.0, 2e-13), (8.0, 1e-12)])
 def test_the_exponential_is_torchs(norm, error, skew):
     x = normal(torch.Generator().manual_seed(0), 5, 12, 12)
     x = x - x.mT if skew else x

@@ -1,4 +1,4 @@
-"""Verbs that find a symmetry between two models: align, merge, same."""
+"""Verbs that find a symmetry between models: align, merge, same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from symmerge.align import align as solve
 from symmerge.align import same as decide
 from symmerge.align import write
 from symmerge.checkpoint import refuse, return_freed_memory
-from symmerge.cli import options
+from symmerge.cli import options, several
 from symmerge.errors import MismatchError
 from symmerge.matching.journal import Journal
 from symmerge.merge import Attention, piece_time
@@ -23,9 +23,8 @@ from symmerge.repair import repair as restore
 
 
 def align(
-    a: options.ModelA,
-    b: options.ModelB,
     out: options.Out,
+    models: options.Models = None,
     method: options.Method = None,
     recipe: options.RecipeName = None,
     data: options.Data = None,
@@ -48,6 +47,9 @@ def align(
     start: options.StartName = None,
     patience: options.Patience = None,
     permutations_only: options.PermutationsOnly = False,
+    reference: options.Reference = "0",
+    rounds: options.Rounds = None,
+    mergekit: options.MergekitFile = None,
     seed: options.Seed = 0,
     device: options.Device = "cpu",
     dtype: options.SolveType = "float32",
@@ -56,7 +58,7 @@ def align(
     json: options.Json = False,
     config: options.Config = None,
 ) -> None:
-    """Bring B into A's basin: writes OUT/reference and OUT/aligned, the same functions as A and B, now close.
+    """Bring B into A's basin: writes OUT/reference and OUT/aligned, the same functions as A and B, now close. Of three or more: OUT/aligned-1, -2, ...
 
     Without data (weights), by what flows through both (activations), or by learning the symmetry itself (learned): slower, and far closer.
     Also alignment.safetensors and solution.json (the evidence). Ctrl-C keeps the best so far. Example: [bold]symmerge align ./seed-0 ./seed-1 --out ./aligned[/]
@@ -71,26 +73,32 @@ def align(
     """
     with console.friendly("interrupted: no models were written; what was found so far is kept, --resume goes on from it"), joined() as (rank, _):
         return_freed_memory()
-        models = load(a), load(b)
-        refuse(out.absolute(), overwrite, (a, b))  # before the work, not after it
+        folders = options.different(models, "there is nothing to align it to; give two models or more, symmerge align A B --out DIR")
+        opened = [load(folder) for folder in folders]
+        refuse(out.absolute(), overwrite, folders)  # before the work, not after it
+        several.check(len(opened), reference, rounds, mergekit)
         journal_file, partial = (out.with_name(f"{out.name}.{what}partial.safetensors") for what in ("", "statistics."))
         seen = {"data": data, "samples": samples, "statistics": statistics, "score": score, "partial": partial}
         how = {"metric": metric, "inside": inside, "tries": tries, "sweeps": sweeps, "token_counts": token_counts, "seed": seed, "device": device}
         values = steps, epochs, rate, batch, accumulate, sampler, target, spaces, start, patience
         learning = dict(zip(options.LEARNING, values, strict=True))
-        chosen = options.solver(models, method, recipe, **seen, **how, **learning, permutations_only=permutations_only, dtype=dtype)
-        task = {"models": [model.where for model in models], "spec": models[0].spec.fingerprint, "recipe": chosen.about, **chosen.matching.record()}
+        chosen = options.solver(opened, method, recipe, **seen, **how, **learning, permutations_only=permutations_only, dtype=dtype)
+        task = {"models": [model.where for model in opened], "spec": opened[0].spec.fingerprint, "recipe": chosen.about, **chosen.matching.record()}
         journal = Journal(journal_file, task)
         if not resume and not rank:
             journal.remove()
             partial.unlink(missing_ok=True)
-        found = solve(*models, chosen, report=console.note, journal=journal)
+        if len(opened) > 2:
+            several.align(opened, chosen, out, reference, rounds, journal, mergekit, overwrite=overwrite, json=json, writes=not rank)
+            return
+        found = solve(opened[0], opened[1], chosen, report=console.note, journal=journal)
         if rank:
             return
         with console.progress("writing and verifying", 6 * len(found.reference.weights.names())) as tick:
-            write(found, *models, out, overwrite=overwrite, progress=tick)
+            write(found, opened[0], opened[1], out, overwrite=overwrite, progress=tick)
         if not found.solution.interrupted:
             journal.remove()
+        several.hand_over(mergekit, [out / "reference", out / "aligned"])
         if json:
             console.show_json(found.record())
             return
@@ -107,10 +115,13 @@ def align(
 
 
 def merge(
-    a: options.ModelA,
-    b: options.ModelB,
     out: options.Out,
-    t: Annotated[float, typer.Option("-t", help="Where on the line from A (0) to B (1).", min=0.0, max=1.0)] = 0.5,
+    models: options.Models = None,
+    t: Annotated[float | None, typer.Option("-t", help="Of two models: where on the line from A (0) to B (1).", min=0.0, max=1.0, show_default="0.5")] = None,
+    weights: Annotated[str | None, typer.Option(help="How much each model counts, with commas: 0.5,0.3,0.2.", show_default="equal")] = None,
+    combine: Annotated[str, typer.Option(help=f"How aligned models become one: {options.either(several.COMBINE)}.")] = "mean",
+    density: Annotated[float, typer.Option(help="Of ties and dare: the share of each difference that is kept.", min=0.0, max=1.0)] = 0.5,
+    held_out: Annotated[str | None, typer.Option(help="What a soup is chosen by, as --data: never what it is measured on.", show_default=False)] = None,
     at: Annotated[
         list[str] | None, typer.Option(help="Another t for a part: ff=0.3, vo.2=0.1, layer.0=0.4, residual=0.5. May be repeated.", show_default=False)
     ] = None,
@@ -147,25 +158,33 @@ def merge(
         typer.Option(help="Last of all, give coordinates back the spread that averaging took: of maps or of norms. Told apart.", show_default="not"),
     ] = None,
     repair_data: Annotated[str | None, typer.Option(help="Inputs to repair by, as --data: never what the merge is measured on.", show_default="--data")] = None,
+    reference: options.Reference = "0",
+    rounds: options.Rounds = None,
     seed: options.Seed = 0,
     device: options.Device = "cpu",
     dtype: options.SolveType = "float32",
     overwrite: options.Overwrite = False,
     config: options.Config = None,
 ) -> None:
-    """Merge two models into one stock checkpoint of the original size: align B to A, then average.
+    """Merge two models or more into one stock checkpoint of the original size: align all to the first, then average.
 
-    Example: [bold]symmerge merge ./seed-0 ./seed-1 --out ./merged[/]
+    Aligned models combine as fine-tunes of one base do: [bold]mean[/], [bold]slerp[/] (two), [bold]ties[/] and [bold]dare[/] (differences from the reference), [bold]soup[/] (those that help on --held-out).
+
+    Examples: [bold]symmerge merge ./seed-0 ./seed-1 --out ./merged[/], [bold]symmerge merge ./seed-0 ./seed-1 ./seed-2 --weights 0.5,0.3,0.2 --out ./merged[/]
     """
     with console.friendly():
         options.choice("--attention", attention, get_args(Attention))
         _repairable(repair, repair_data or data, attention)
         return_freed_memory()
-        models = load(a), load(b)
-        refuse(out.absolute(), overwrite, (a, b))
+        folders = options.different(models, "there is nothing to merge it with; give two models or more, symmerge merge A B --out DIR")
+        opened = [load(folder) for folder in folders]
+        refuse(out.absolute(), overwrite, folders)
+        several.check(len(opened), reference, rounds)
+        plan = several.Plan(combine, several.shares_of(weights, t, opened), density, held_out, seed, device)
+        plan.check(opened, at=bool(at), attention=attention, repair=repair)
         times = _times(at or [])
-        piece_time(models[0].spec, t, times)  # a part that is not there is refused before the work
-        pair, evidence = models, None
+        piece_time(opened[0].spec, 0.5, times)  # a part that is not there is refused before the work
+        aligned, evidence = opened, None
         if method == "none" and recipe:
             raise MismatchError(f"--method none aligns nothing: leave out --recipe {recipe}")
         if method != "none":
@@ -173,15 +192,22 @@ def merge(
             how = {"metric": metric, "inside": inside, "tries": tries, "sweeps": sweeps, "token_counts": token_counts, "seed": seed, "device": device}
             values = steps, epochs, rate, batch, accumulate, sampler, target, spaces, start, patience
             learning = dict(zip(options.LEARNING, values, strict=True))
-            chosen = options.solver(models, method, recipe, **seen, **how, **learning, permutations_only=permutations_only, dtype=dtype)
-            found = solve(*models, chosen, report=console.note)
-            pair, evidence = (found.reference, found.aligned), found.evidence()
-            if found.solution.interrupted:
-                console.note("interrupted: merging with the best alignment so far")
-        merged = average(*pair, t, at=times, attention=attention, evidence=evidence)  # type: ignore[arg-type]
+            chosen = options.solver(opened, method, recipe, **seen, **how, **learning, permutations_only=permutations_only, dtype=dtype)
+            if len(opened) > 2:
+                many = several.together(opened, chosen, reference, rounds)
+                aligned, evidence, plan = list(many.models), many.evidence(), plan.without(many.universe)
+            else:
+                found = solve(opened[0], opened[1], chosen, report=console.note)
+                aligned, evidence = [found.reference, found.aligned], found.evidence()
+                if found.solution.interrupted:
+                    console.note("interrupted: merging with the best alignment so far")
+        if len(opened) == 2 and combine == "mean":
+            merged = average(aligned[0], aligned[1], plan.shares[1], at=times, attention=attention, evidence=evidence)  # type: ignore[arg-type]
+        else:
+            merged = plan.merged(aligned, evidence)
         if repair:
-            task = options.inputs(models, repair_data or data or "self", seed=seed)
-            mended = restore(merged, pair, task, shares=(1 - t, t), part=repair, device=device)  # type: ignore[arg-type]
+            task = options.inputs(opened, repair_data or data or "self", seed=seed)
+            mended = restore(merged, aligned, task, shares=plan.shares, part=repair, device=device)  # type: ignore[arg-type]
             merged, loss = mended.model, task.metrics[0]
             console.out.print(f"repaired {repair}: {loss} {mended.before[loss]:.4f} before, {mended.after[loss]:.4f} after, on a part held out", soft_wrap=True)
         with console.progress("writing", len(merged.weights.names())) as tick:

@@ -15,7 +15,7 @@ from symmerge.align import Aligned, write_evidence
 from symmerge.align import align as solve
 from symmerge.barrier import BARRIERS, Method, line, run, several, write
 from symmerge.checkpoint import new_folder
-from symmerge.cli.options import INPUTS, METHODS, Config, Device, Json, Out, Overwrite, Seed, Steps, chosen_recipe, inputs
+from symmerge.cli.options import INPUTS, METHODS, Config, Device, Json, Models, Out, Overwrite, Seed, Steps, chosen_recipe, different, inputs
 from symmerge.errors import MismatchError
 from symmerge.matching.recipes import RECIPES, Recipe, with_options
 from symmerge.mixture import one_table
@@ -32,10 +32,7 @@ def barrier(
         str,
         typer.Option(help="self, digits, python-docs, a file (text, .xz, TSV, CSV, JSONL, .npz), a folder of pictures, or hf:NAME.", show_default=False),
     ],
-    # Optional for the parser alone: that there are too few is said in one line, like everything else.
-    models: Annotated[
-        list[Path] | None, typer.Argument(help="Checkpoint folders of one architecture and size, two or more.", metavar="A B", show_default=False)
-    ] = None,
+    models: Models = None,
     method: Annotated[
         str, typer.Option(help=f"Lines to compare, with commas: none, {', '.join(METHODS)}, or a recipe of align; learned:residual+ff learns these alone.")
     ] = "none,weights",
@@ -60,7 +57,7 @@ def barrier(
     """
     with console.friendly():
         line(points)
-        folders = _different(models or [])
+        folders = different(models, "a line has two ends; give two models or more, symmerge barrier A B")
         opened = [load(folder) for folder in folders]
         made = make_task(task, data, opened, samples=samples, seed=seed)  # bad data is refused before anything is solved
         solvers = {name.strip(): _line_solver(name.strip(), seed, device, steps) for name in method.split(",")}
@@ -76,17 +73,6 @@ def barrier(
             return
         over = f", {len(record['pairs'])} pairs" if "pairs" in record else ""
         console.show_table(f"Barriers: {task} on {data}, {made.samples} samples, {points} points{over}; wrote {out}", _rows(record))
-
-
-def _different(models: Sequence[Path]) -> tuple[Path, ...]:
-    if len(models) < 2:
-        raise MismatchError(f"{' and '.join(map(str, models)) or 'no model'}: a line has two ends; give two models or more, symmerge barrier A B")
-    seen: set[Path] = set()
-    for folder in models:
-        if folder.resolve() in seen:
-            raise MismatchError(f"{folder} is given twice: name every model once")
-        seen.add(folder.resolve())
-    return tuple(models)
 
 
 def _line_solver(name: str, seed: int, device: str, steps: int | None) -> Recipe | None:

@@ -19,6 +19,7 @@ from symmerge.matching.learned import OWN_SAMPLES, PARTS, SAMPLES, LearnedMatchi
 from symmerge.matching.lessons import Target
 from symmerge.matching.recipes import BY_METHOD, Recipe, read_counts, recipe, with_options
 from symmerge.matching.samplers import HELP as SAMPLERS
+from symmerge.matching.universe import MEDOID
 from symmerge.matching.weights import WeightMatching
 from symmerge.model import Model, device_of
 from symmerge.statistics import Statistics
@@ -90,6 +91,18 @@ def _read_options(file: Path) -> dict[str, Any]:
 ModelPath = Annotated[Path, typer.Argument(help="A Hugging Face checkpoint folder.", metavar="MODEL", show_default=False)]
 ModelA = Annotated[Path, typer.Argument(help="A checkpoint folder.", metavar="A", show_default=False)]
 ModelB = Annotated[Path, typer.Argument(help="Another, of the same architecture and size.", metavar="B", show_default=False)]
+# Optional for the parser alone: that there are too few is said in one line, like everything else.
+Models = Annotated[list[Path] | None, typer.Argument(help="Checkpoint folders of one architecture and size, two or more.", metavar="A B", show_default=False)]
+Reference = Annotated[
+    str,
+    typer.Option(help="Of three models or more: whose coordinates all take, by its place from 0, or medoid (closest to all others; every pair is matched)."),
+]
+Rounds = Annotated[
+    int | None, typer.Option(help="Of three models or more: how often all are matched to the mean of the others at most.", min=0, show_default="10")
+]
+MergekitFile = Annotated[
+    Path | None, typer.Option("--mergekit", help="Also write a recipe for mergekit here: what is aligned is stock, and mergekit merges it.", show_default=False)
+]
 Out = Annotated[Path, typer.Option("--out", "-o", help="The folder to write. It appears whole or not at all.", show_default=False)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it exists.")]
 ShardSize = Annotated[float, typer.Option("--max-shard-size", help="The largest weights file, in GB.", min=0.000001)]
@@ -167,6 +180,28 @@ INPUTS = {
     "image": "digits:train, an .npz file, a folder with a subfolder of pictures per class, or hf:NAME",
     "text": "a TSV, CSV or JSONL file with the columns label and text, or hf:NAME",
 }
+
+
+def different(models: Sequence[Path] | None, what: str) -> tuple[Path, ...]:
+    """Two models or more, each given once."""
+    models = models or ()
+    if len(models) < 2:
+        raise MismatchError(f"{' and '.join(map(str, models)) or 'no model'}: {what}")
+    seen: set[Path] = set()
+    for folder in models:
+        if folder.resolve() in seen:
+            raise MismatchError(f"{folder} is given twice: name every model once")
+        seen.add(folder.resolve())
+    return tuple(models)
+
+
+def reference_of(given: str, models: Sequence[Any]) -> int | str:
+    """Whose coordinates all take, as universe matching wants it."""
+    if given == MEDOID:
+        return given
+    if not given.isdecimal() or int(given) >= len(models):
+        raise MismatchError(f"--reference {given}: give a place from 0 to {len(models) - 1}, or {MEDOID}")
+    return int(given)
 
 
 def chosen_recipe(method: str | None = None, name: str | None = None, *, loose: bool = False) -> Recipe:

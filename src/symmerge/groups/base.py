@@ -114,15 +114,19 @@ class Group(ABC):
         """The directions in which elements can move continuously, and their shapes; a discrete group has none."""
         return {}
 
+    def origin(self, batch: tuple[int, ...] = ()) -> Element:
+        """The identity as a long walk begins with it: without what no step moves, and with what acting would have to compute anew after each step."""
+        return self.identity(batch)
+
     def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
         """The element moved along its tangent: differentiable, always in the group, and zero moves nothing."""
         return element
 
-    def slope(self, write: Tensor, read: Tensor, ride: Tensor) -> dict[str, Tensor]:
+    def slope(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
         """The gradient of a loss along each part of the tangent.
 
         Each argument is the sum over the tensors that meet the space in a role of (gradient of the loss by the moved tensor) times (the moved tensor)':
-        the cross Gram matrix of a gradient step, as `nearest` gets that of two models.
+        the cross Gram matrix of a gradient step, as `nearest` gets that of two models. What rides along follows permutations alone, and is not asked.
         """
         return {}
 

@@ -187,11 +187,12 @@ class ScaledPermutation(Group):
         return {"index": index, "scale": 1 / _gather(element["scale"], index)}
 
     def act(self, element: Element, x: Float[Tensor, "*batch n m"], role: Role) -> Float[Tensor, "*batch n m"]:
-        moved = take(x, element["index"])
+        moved = take(x, element["index"]) if "index" in element else x
         if role is Role.RIDES:  # the gate follows the permutation, not the scale of the up branch
             return moved
         scale = element["scale"] if role is Role.WRITES else 1 / element["scale"]
-        return moved.mul_(scale.to(x)[..., None])
+        scale = scale.to(x)[..., None]
+        return moved * scale if moved is x else moved.mul_(scale)
 
     def check(self, element: Element) -> Check:
         scale = element["scale"]
@@ -204,10 +205,13 @@ class ScaledPermutation(Group):
     def tangent(self) -> dict[str, tuple[int, ...]]:
         return {"stretch": (self.size,)}
 
-    def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
-        return {"index": element["index"], "scale": element["scale"] * along["stretch"].exp()}
+    def origin(self, batch: tuple[int, ...] = ()) -> Element:
+        return {"scale": self.identity(batch)["scale"]}
 
-    def slope(self, write: Tensor, read: Tensor, ride: Tensor) -> dict[str, Tensor]:
+    def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
+        return {**element, "scale": element["scale"] * along["stretch"].exp()}
+
+    def slope(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
         return {"stretch": write.diagonal(dim1=-2, dim2=-1) - read.diagonal(dim1=-2, dim2=-1)}
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:

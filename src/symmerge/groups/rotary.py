@@ -64,12 +64,12 @@ class RotaryPairs(Group):
     def act(self, element: Element, x: Float[Tensor, "*batch n m"], role: Role) -> Float[Tensor, "*batch n m"]:
         if role is Role.RIDES:
             return ride(self.name, x)
-        u = _complex(element)
-        u = u if role is Role.WRITES else 1 / u.conj()
-        real, imaginary = u.real.to(x)[..., None], u.imag.to(x)[..., None]
+        pair = element["pair"]
+        pair = pair if role is Role.WRITES else pair / pair.square().sum(-1, keepdim=True)  # 1 / conj(u) = u / |u|^2
+        real, imaginary = pair.to(x)[..., None, :].unbind(-1)
         first, second, others = self.split(x)
-        pair = (real * first - imaginary * second, imaginary * first + real * second)
-        return self.join(*pair, self.rest.act({"matrix": element["rest"]}, others, role))
+        turned = torch.addcmul(real * first, imaginary, second, value=-1), torch.addcmul(imaginary * first, real, second)
+        return self.join(*turned, self.rest.act(_rest(element), others, role))
 
     def check(self, element: Element) -> Check:
         size = _complex(element).abs()
@@ -80,17 +80,21 @@ class RotaryPairs(Group):
     def tangent(self) -> dict[str, tuple[int, ...]]:
         return {"stretch": (self.pairs,), "turn": (self.pairs,), "change": (self.rest.size, self.rest.size)}
 
+    def origin(self, batch: tuple[int, ...] = ()) -> Element:
+        return {**self.identity(batch), "dual": self.rest.origin(batch)["dual"]}
+
     def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
         real, imaginary = element["pair"].unbind(-1)
         size, cosine, sine = along["stretch"].exp(), along["turn"].cos(), along["turn"].sin()
         pair = torch.stack([size * (real * cosine - imaginary * sine), size * (real * sine + imaginary * cosine)], -1)
-        return {"pair": pair, "rest": self.rest.moved({"matrix": element["rest"]}, along)["matrix"]}
+        rest = dict(self.rest.moved(_rest(element), along))
+        return {"pair": pair, "rest": rest.pop("matrix"), **rest}
 
-    def slope(self, write: Tensor, read: Tensor, ride: Tensor) -> dict[str, Tensor]:
+    def slope(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
         # Queries move by stretch + i turn, keys by -stretch + i turn.
         queries, keys = self._inner(write), self._inner(read)
         others = slice(self.rotary, None)
-        rest = self.rest.slope(*(side[..., others, others] for side in (write, read, ride)))
+        rest = self.rest.slope(*(side[..., others, others] for side in (write, read)))
         return {"stretch": queries.real - keys.real, "turn": queries.imag + keys.imag, **rest}
 
     def mended(self, element: Element) -> tuple[Element, int]:
@@ -138,6 +142,10 @@ class RotaryPairs(Group):
 
 def _complex(element: Element) -> Tensor:
     return torch.complex(*element["pair"].double().unbind(-1))  # a view would inherit the alignment of a mapped file and crash
+
+
+def _rest(element: Element) -> Element:
+    return {"matrix": element["rest"]} | ({"dual": element["dual"]} if "dual" in element else {})
 
 
 def _element(u: Tensor, rest: Tensor) -> Element:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,16 +19,15 @@ from torch import Tensor, nn
 
 from symmerge.alignment import Alignment, apply
 from symmerge.errors import MismatchError, SymmergeError, SymmergeWarning
-from symmerge.groups import Element, GeneralLinear
+from symmerge.groups import Element
 from symmerge.groups.monomial import assign
 from symmerge.matching.journal import Entry, Journal
 from symmerge.matching.lessons import Lesson, Lessons, loss_of
 from symmerge.matching.samplers import Sampler
-from symmerge.matching.slopes import Slope, slopes, whole
+from symmerge.matching.slopes import Block, Bundle, Slope, bundled_slopes, bundles, slopes, stacks, whole
 from symmerge.model import Model
 from symmerge.notation import Role
 from symmerge.processes import agreed, anyone, place, summed
-from symmerge.spec import Spec
 from symmerge.verify import full_module
 from symmerge.weights import MemoryWeights
 
@@ -71,117 +71,128 @@ class Learner:
         self.tally, self.losses = Tally(), []
         self.first: Mapping[str, Any] = {}  # how the start was found, for whoever takes the run up again
         # Turning starts at the identity: `base` is what was folded into B's weights, `turned` what has been learned since.
-        self.tangents = {
-            name: _zeros(self.table, name, self.device) for name in spaces if any(map(math.prod, self.table.spaces[name].group.tangent().values()))
-        }
+        bundled = bundles(self.table, spaces)
+        self.tangents = {bundle: _zeros(bundle, self.device) for bundle in bundled}
+        self.turned = {bundle: _still(bundle, self.device) for bundle in bundled}
         self.discrete = [name for name in spaces if "index" in start[name] and self.table.sizes[name] > 1] if options.permutations else []
         if not self.tangents and not self.discrete:
             raise MismatchError("nothing can be learned: none of the spaces chosen can move; choose others with --spaces")
-        self.a = _tensors(a, self.device)
-        self.mean = {name: tensor.clone() for name, tensor in self.a.items()}
-        self.b = {name: torch.empty_like(tensor) for name, tensor in self.a.items()}
-        self.turned = self._still()
+        stacked = stacks(self.table, bundled)
+        self.a, self.b, self.moved, self.mean, self.gradient = (Block(stacked, self.device) for _ in range(5))
+        for name, tensor in self.a.tensors.items():
+            tensor.copy_(a.weights[name])
         self.kinds: dict[str, list[str]] = {}
         for name in self.discrete:
             self.kinds.setdefault(name.partition(".")[0], []).append(name)
         self.share, self.turns = dict.fromkeys(self.kinds, options.flips), 0
         self._fold(start)
         self._build_module(a)
-        met = {name: [atom for piece in self.table.pieces[name] for atom in piece.atoms if atom.space in spaces] for name in self.a}
-        self.met = {name for name, atoms in met.items() if atoms}
-        # What only rides along never turns: gains follow permutations alone.
-        self.moving = {name for name, atoms in met.items() if any(atom.space in self.tangents and atom.role is not Role.RIDES for atom in atoms)}
-        self.parameters = [value for parts in self.tangents.values() for value in parts.values()]
+        self.met = {met.piece.tensor for space in spaces for met in self.table.occurrences(space)}
+        self.parameters: list[Tensor] = [value for parts in self.tangents.values() for value in parts.values()]
         self.t = torch.zeros((), device=self.device)
-        rate = torch.tensor(options.rate, device=self.device) if self.device.type == "cuda" else options.rate
-        self.optimiser = torch.optim.Adam(self.parameters, lr=rate, betas=(0.9, 0.99), capturable=self.device.type == "cuda") if self.parameters else None
+        recorded = self.device.type == "cuda"
+        rate = torch.tensor(options.rate, device=self.device) if recorded else options.rate
+        self.optimiser = torch.optim.Adam(self.parameters, lr=rate, betas=(0.9, 0.99), capturable=recorded, fused=True) if self.parameters else None
         self.seen_losses = torch.zeros(options.steps + 1, device=self.device)
         self.counter = torch.zeros(1, dtype=torch.long, device=self.device)
         self._recorded: _Recorded | None = None
 
     def _build_module(self, a: Model) -> None:
         """A module whose parameters share the memory of `mean`, with the gradient of each tensor wherever it is used."""
-        self.module = full_module(replace(a, weights=MemoryWeights(self.mean)), torch.float32)
+        mean = self.mean.tensors
+        self.module = full_module(replace(a, weights=MemoryWeights(mean)), torch.float32)
         self.holders: dict[str, list[nn.Parameter]] = {}
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
             name = self.table.ties.get(name, name)
-            if name in self.mean:
-                parameter.data = self.mean[name]
+            if name in mean:
+                parameter.data = mean[name]
                 parameter.requires_grad_(True)
                 self.holders.setdefault(name, []).append(parameter)
         self.module.to(self.device)
-
-    def _still(self) -> dict[str, dict[str, Tensor]]:
-        identity = {name: self.table.spaces[name].group.identity(self.table.batch(name)) for name in self.tangents}
-        found = {name: {part: value.to(self.device) for part, value in element.items()} for name, element in identity.items()}
-        for name, element in found.items():
-            if isinstance(self.table.spaces[name].group, GeneralLinear):
-                element["dual"] = element["matrix"].clone()
-        return found
 
     @torch.no_grad()
     def _fold(self, base: Alignment) -> None:
         """Start again from a base: B's weights lie there, and nothing has turned since."""
         self.base = base
         moved = apply(base, self.original)
-        for name, tensor in self.b.items():
+        for name, tensor in self.b.tensors.items():
             tensor.copy_(moved.weights[name])
-        for name, element in self._still().items():
-            for part, value in element.items():
-                self.turned[name][part].copy_(value)
+        self.moved.whole.copy_(self.b.whole)
+        for bundle, element in self.turned.items():
+            for part, value in _still(bundle, self.device).items():
+                element[part].copy_(value)
 
     @torch.no_grad()
     def alignment(self) -> Alignment:
         """Where the run is, in float64 and mended: rotations that walked a long way are rotations still, and bases can be inverted."""
         still = Alignment.identity(self.table)
-        learned = {name: {part: self.turned[name][part].cpu() for part in still[name]} for name in self.turned}
+        turned = {bundle: {part: value.cpu() for part, value in element.items()} for bundle, element in self.turned.items()}
+        learned = {
+            name: {part: turned[bundle][part][number] if part in turned[bundle] else value for part, value in still[name].items()}
+            for bundle, number, name in self._spaces()
+        }
         found = Alignment(self.table, {**still.elements, **learned}).compose(self.base)
         elements: dict[str, Element] = dict(found.elements)
-        for name in self.tangents:
+        for name in learned:
             elements[name], bad = self.table.spaces[name].group.mended(elements[name])
             self.tally.mended += bad
         return Alignment(self.table, elements)
 
+    def _spaces(self) -> Iterator[tuple[Bundle, int, str]]:
+        """Every space that moves continuously, and where it lies."""
+        return ((bundle, number, name) for bundle in self.tangents for number, name in enumerate(bundle.names))
+
     # one step
 
     @torch.no_grad()
-    def _place(self) -> dict[str, Tensor]:
-        """Put the model at t into the module; B's weights where it lies now."""
-        turned = Alignment(self.table, self.turned)
-        moved = {name: turned.transport(name, self.b[name]) if name in self.moving else self.b[name] for name in self.b}
-        for name, mean in self.mean.items():
-            mean.copy_(torch.lerp(self.a[name], moved[name], self.t))
-        return moved
+    def _place(self) -> None:
+        """Put the model at t into the module, and B's weights where it lies now into `moved`."""
+        turned = {bundle: {part: value.float() for part, value in element.items()} for bundle, element in self.turned.items()}
+        for stack, source in self.b.stacks.items():
+            stack.transport(turned, source, self.moved.stacks[stack])
+        torch.lerp(self.a.whole, self.moved.whole, self.t, out=self.mean.whole)
 
     def _descend(self, lessons: tuple[Lesson, ...]) -> None:
-        moved = self._place()
-        loss = torch.zeros((), device=self.device)
-        for lesson in lessons:
-            found = loss_of(self.module, lesson) / len(lessons)
-            found.backward()
-            loss += found.detach()
-        with torch.no_grad():
-            gradients = self._gradients()
-            found = slopes(self.table, self.tangents, gradients, moved)
-            for name, parts in self.tangents.items():
-                downhill = self.table.spaces[name].group.slope(*(found[name][role] for role in (Role.WRITES, Role.READS, Role.RIDES)))
-                for part, value in parts.items():
-                    value.grad = downhill[part].to(value)
-            self._together()
-            self._walk()
-            self.counter += 1
-            self.seen_losses.index_copy_(0, self.counter, loss.view(1))
+        with quick_products(self.device):
+            self._place()
+            loss = self._pass_back(lessons)
+            with torch.no_grad():
+                self._gather()
+                self._point_uphill()
+                self._together()
+                self._walk()
+                self.counter += 1
+                self.seen_losses.index_copy_(0, self.counter, loss.view(1))
 
-    def _gradients(self) -> dict[str, Tensor]:
-        """By B's tensors, where they lie now; a tied tensor's from wherever it is used."""
-        found: dict[str, Tensor] = {}
+    def _pass_back(self, lessons: Sequence[Lesson]) -> Tensor:
+        """The mean loss; gradients by B's tensors, which are t times those by the model's, stay in the module."""
+        share, losses = self.t / len(lessons), []
+        for lesson in lessons:
+            loss = loss_of(self.module, lesson)
+            loss.backward(share)
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    @torch.no_grad()
+    def _gather(self) -> None:
+        """Put the module's gradients where B's tensors have theirs; a tied tensor's from wherever it is used. What never has any stays zero."""
+        into, found = [], []
         for name, holders in self.holders.items():
             parts = [holder.grad for holder in holders if holder.grad is not None]
             if parts and name in self.met:
-                found[name] = sum(parts[1:], parts[0]) * self.t
+                into.append(self.gradient.tensors[name])
+                found.append(sum(parts[1:], parts[0]))
             for holder in holders:
                 holder.grad = None
-        return found
+        _copy(into, found)
+
+    def _point_uphill(self) -> None:
+        """Give the tangents their gradients."""
+        found = bundled_slopes(self.tangents, self.gradient, self.moved)
+        for bundle, parts in self.tangents.items():
+            uphill = bundle.group.slope(found[bundle][Role.WRITES], found[bundle][Role.READS])
+            for part, value in parts.items():
+                value.grad = uphill[part].contiguous()  # as the parameter is: the fused step takes no other
 
     def _together(self) -> None:
         """Several processes look at different inputs and take the same step."""
@@ -197,11 +208,13 @@ class Learner:
             return
         nn.utils.clip_grad_norm_(self.parameters, CLIP)
         self.optimiser.step()
-        for name, parts in self.tangents.items():
-            for part, value in self.table.spaces[name].group.moved(self.turned[name], {part: value.double() for part, value in parts.items()}).items():
-                self.turned[name][part].copy_(value)
-            for value in parts.values():
-                value.zero_()
+        into, found = [], []
+        for bundle, parts in self.tangents.items():
+            element = bundle.group.moved(self.turned[bundle], {part: value.double() for part, value in parts.items()})
+            into += self.turned[bundle].values()
+            found += [element[part] for part in self.turned[bundle]]
+        _copy(into, found)
+        torch._foreach_zero_(self.parameters)  # type: ignore[reportPrivateImportUsage]
 
     # permutations
 
@@ -216,37 +229,41 @@ class Learner:
         self.turns += 1
         downhill = self._downhill(probe) if self.turns % 2 else {}
         self.t.fill_(0.5)
-        moved, now = self._place(), self._judged(probe)
+        self._place()
+        now = self._judged(probe)
         for kind, names in self.kinds.items():
-            order = self._proposed(names, moved, downhill, kind)
+            order = self._proposed(names, downhill, kind)
             tried = sum(int((index != torch.arange(index.shape[-1])).sum()) for index in order.values())
             if not tried:
                 continue
             here = self.alignment()
             self._fold(self._flipped(order, here))
-            tilted, after = self._place(), self._judged(probe)
+            self._place()
+            after = self._judged(probe)
             self.tally.flips_tried += tried
             if agreed(lambda after=after, now=now: after < now):
-                moved, now = tilted, after
+                now = after
                 self.tally.flips_kept += tried
                 self.share[kind] = min(self.options.flips, self.share[kind] * 1.5)
             else:
                 self._fold(here)
+                self._place()
                 self.share[kind] /= 2
 
     def _downhill(self, probe: list[Lesson]) -> dict[str, Slope]:
         self.t.fill_(NEAR_A)
-        moved = self._place()
+        self._place()
         with torch.enable_grad():
-            for lesson in probe:
-                loss_of(self.module, lesson).backward()
-        return slopes(self.table, self.discrete, self._gradients(), moved)
+            self._pass_back(probe)
+        self._gather()
+        return slopes(self.table, self.discrete, self.gradient.tensors, self.moved.tensors)
 
-    def _proposed(self, names: list[str], moved: Mapping[str, Tensor], downhill: Mapping[str, Slope], kind: str) -> dict[str, Tensor]:
+    def _proposed(self, names: list[str], downhill: Mapping[str, Slope], kind: str) -> dict[str, Tensor]:
+        moved = self.moved.tensors
         if downhill:
             grams = slopes(self.table, names, moved, moved)
             return {name: reassign(whole(grams[name]), whole(downhill[name]), self.share[kind]) for name in names}
-        return {name: assign(whole(found)) for name, found in slopes(self.table, names, self.a, moved).items()}
+        return {name: assign(whole(found)) for name, found in slopes(self.table, names, self.a.tensors, moved).items()}
 
     def _judged(self, probe: list[Lesson]) -> float:
         return sum(float(loss_of(self.module, lesson)) for lesson in probe) / len(probe)
@@ -345,7 +362,8 @@ class Learner:
         if self.optimiser and self.optimiser.state:
             for which in ("exp_avg", "exp_avg_sq"):
                 state[which] = {
-                    name: {part: self.optimiser.state[value][which].cpu() for part, value in parts.items()} for name, parts in self.tangents.items()
+                    name: {part: self.optimiser.state[value][which][number].cpu() for part, value in self.tangents[bundle].items()}
+                    for bundle, number, name in self._spaces()
                 }
         record = {"start": self.first, "learned": {"losses": self.losses, "share": self.share, "turns": self.turns, "tally": self.tally.record()}}
         return Entry(record, {"current": self.base.elements, "best": self.best.elements, **state})
@@ -357,12 +375,11 @@ class Learner:
         current, self.best = (Alignment(self.table, entry.elements[which]) for which in ("current", "best"))
         self._fold(current)
         self.counter.fill_(self.tally.steps)
-        for name, parts in self.tangents.items() if "exp_avg" in entry.elements else ():
+        for bundle, parts in self.tangents.items() if "exp_avg" in entry.elements else ():
             for part, value in parts.items():
-                step = torch.tensor(float(self.tally.steps), device=self.device if self.device.type == "cuda" else "cpu")
-                kept = {which: entry.elements[which][name][part].to(self.device) for which in ("exp_avg", "exp_avg_sq")}
+                kept = {which: torch.stack([entry.elements[which][name][part] for name in bundle.names]) for which in ("exp_avg", "exp_avg_sq")}
                 assert self.optimiser
-                self.optimiser.state[value] = {"step": step, **kept}
+                self.optimiser.state[value] = {name: kept.to(self.device) for name, kept in {"step": torch.tensor(float(self.tally.steps)), **kept}.items()}
 
 
 def schedule(step: int, steps: int) -> float:
@@ -389,11 +406,29 @@ def reassign(gram: Tensor, downhill: Tensor, share: float) -> Tensor:
     return assign(gram - length * downhill)
 
 
+@contextmanager
+def quick_products(device: torch.device) -> Iterator[None]:
+    """Products of float32 in TF32, on a GPU: ten bits of each number, where the model that they are for is run in bfloat16, which keeps seven."""
+    if device.type != "cuda":
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    kept = getattr(matmul, "fp32_precision", None)  # torch 2.9 and newer have both settings, and refuse to run where they disagree: the older one sets both
+    before = matmul.allow_tf32 if kept is None else kept == "tf32"
+    matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
+        if kept is not None:
+            matmul.fp32_precision = kept
+
+
 class _Recorded:
     """A step as one CUDA graph: small models wait for Python otherwise. Inputs of another shape get a graph of their own."""
 
     def __init__(self, step: Callable[[tuple[Lesson, ...]], None]) -> None:
-        self.step, self.graphs, self.side = step, {}, torch.cuda.Stream()
+        self.step, self.graphs, self.side, self.waited = step, {}, torch.cuda.Stream(), set[Any]()
 
     def __call__(self, lessons: tuple[Lesson, ...]) -> None:
         key = tuple((name, tuple(tensor.shape)) for lesson in lessons for name, tensor in _flat(lesson).items())
@@ -412,6 +447,9 @@ class _Recorded:
                 torch.cuda.set_sync_debug_mode("default")
         torch.cuda.current_stream().wait_stream(self.side)
         waits = [f"{one.filename}:{one.lineno}" for one in told if "synchronizing" in str(one.message)]
+        if waits and key not in self.waited:  # what is made once and kept may have been: the next step tells
+            self.waited.add(key)
+            return
         if waits:
             warnings.warn(f"steps wait for the GPU ({waits[0]}), so they are not recorded as one, and slower", SymmergeWarning, stacklevel=2)
         self.graphs[key] = None if waits else self._record(lessons)
@@ -442,10 +480,15 @@ def _flat(lesson: Lesson) -> dict[str, Tensor]:
     return {**lesson.inputs, **{f"/{name}": tensor for name, tensor in others.items() if tensor is not None}}
 
 
-def _tensors(model: Model, device: torch.device) -> dict[str, Tensor]:
-    return {name: model.weights[name].to(device, torch.float32).contiguous() for name in model.spec.tensors}
-
-
-def _zeros(table: Spec, name: str, device: torch.device) -> dict[str, nn.Parameter]:
-    shapes = {part: (*table.batch(name), *shape) for part, shape in table.spaces[name].group.tangent().items()}
+def _zeros(bundle: Bundle, device: torch.device) -> dict[str, nn.Parameter]:
+    shapes = {part: (len(bundle.names), *bundle.batch, *shape) for part, shape in bundle.group.tangent().items()}
     return {part: nn.Parameter(torch.zeros(shape, device=device)) for part, shape in shapes.items()}
+
+
+def _copy(into: list[Tensor], found: list[Tensor]) -> None:
+    """In one kernel, where they lie alike in memory."""
+    torch._foreach_copy_(into, found)  # type: ignore[reportPrivateImportUsage]
+
+
+def _still(bundle: Bundle, device: torch.device) -> dict[str, Tensor]:
+    return {part: value.to(device) for part, value in bundle.group.origin((len(bundle.names), *bundle.batch)).items()}

@@ -1,0 +1,141 @@
+"""What align and merge do with three models or more, and with ways to combine that are more than a mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from symmerge import console, mergekit
+from symmerge.cli import options
+from symmerge.combine import METHODS, combine, normalised
+from symmerge.errors import MismatchError
+from symmerge.many import AlignedMany, align_many
+from symmerge.many import write as write_many
+from symmerge.matching.journal import Journal
+from symmerge.matching.recipes import Recipe
+from symmerge.matching.universe import ROUNDS, Universe
+from symmerge.merge import Attention
+from symmerge.model import Model
+from symmerge.soup import soup
+
+SOUP = "soup"
+COMBINE = (*METHODS, SOUP)
+
+
+def check(count: int, reference: str, rounds: int | None, recipe: Path | None = None) -> None:
+    """Refuse options that only many models have, before any work."""
+    if count == 2 and (reference != "0" or rounds is not None):
+        raise MismatchError("--reference and --rounds are for three models or more: of two, the first is the reference")
+    options.reference_of(reference, range(count))
+    if recipe and not recipe.absolute().parent.is_dir():
+        raise MismatchError(f"--mergekit {recipe}: there is no folder {recipe.absolute().parent}; make it first")
+
+
+def shares_of(weights: str | None, t: float | None, models: Sequence[Model]) -> tuple[float, ...]:
+    """How much each model counts; what does not sum to one is normalised, and said."""
+    count = len(models)
+    if weights is None:
+        if t is not None and count > 2:
+            raise MismatchError(f"-t {t:g} is a place between two models, and there are {count}: give --weights")
+        return (1 - (0.5 if t is None else t), 0.5 if t is None else t) if count == 2 else (1 / count,) * count
+    if t is not None:
+        raise MismatchError("-t and --weights say the same twice: leave one out")
+    try:
+        given = [float(word) for word in weights.split(",")]
+    except ValueError:
+        raise MismatchError(f"--weights {weights}: write one number per model, with commas: 0.5,0.3,0.2") from None
+    return tuple(normalised(models, given))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How aligned models become one."""
+
+    method: str
+    shares: tuple[float, ...]
+    density: float
+    held_out: str | None
+    seed: int
+    device: str
+
+    def check(self, models: Sequence[Model], *, at: bool, attention: Attention | str, repair: str | None) -> None:
+        """Refuse what does not go together, before any work."""
+        options.choice("--combine", self.method, COMBINE)
+        plain = len(models) == 2 and self.method == "mean"
+        if (at or attention != "factors") and not plain:
+            raise MismatchError("--at and --attention are for the mean of two models: leave them out")
+        if self.method == "slerp" and len(models) > 2:
+            raise MismatchError(f"--combine slerp goes from one model to another, and there are {len(models)}: use mean, ties or dare")
+        if (self.method == SOUP) != (self.held_out is not None):
+            raise MismatchError("--combine soup is chosen by --held-out DATA: give both, or neither")
+        if repair and self.method != "mean":
+            raise MismatchError(f"--repair brings a mean back to its parents' spread: {self.method} is none; leave it out")
+
+    def without(self, found: Universe) -> Plan:
+        """The plan for those who could be aligned."""
+        shares = [self.shares[number] for number in found.members]
+        return replace(self, shares=tuple(share / sum(shares) for share in shares))
+
+    def merged(self, models: Sequence[Model], evidence: Mapping[str, Any] | None) -> Model:
+        """One model."""
+        if self.method != SOUP:
+            return combine(models, self.method, self.shares, density=self.density, seed=self.seed, evidence=evidence)
+        task = options.inputs(models, self.held_out or "", seed=self.seed)
+        made, tried = soup(models, task, device=self.device, report=console.note, evidence=evidence)
+        console.show_table(f"Soup, by the loss on {self.held_out}", tried)
+        return made
+
+
+def together(models: Sequence[Model], chosen: Recipe, reference: str, rounds: int | None, journal: Journal | None = None) -> AlignedMany:
+    """All in one basin, with what went on said."""
+    where = options.reference_of(reference, models)
+    found = align_many(models, chosen, reference=where, rounds=ROUNDS if rounds is None else rounds, report=console.note, journal=journal)
+    for why in found.universe.left_out.values():
+        console.note(f"left out: {why}")
+    return found
+
+
+def align(
+    models: Sequence[Model],
+    chosen: Recipe,
+    out: Path,
+    reference: str,
+    rounds: int | None,
+    journal: Journal,
+    recipe: Path | None,
+    *,
+    overwrite: bool,
+    json: bool,
+    writes: bool,
+) -> None:
+    """The verb, of three models or more."""
+    found = together(models, chosen, reference, rounds, journal)
+    if not writes:
+        return
+    with console.progress("writing and verifying", 3 * len(found.models) * len(found.reference.weights.names())) as tick:
+        write_many(found, models, out, overwrite=overwrite, progress=tick)
+    if not found.universe.interrupted:
+        journal.remove()
+    others = [out / f"aligned-{number}" for number in found.universe.members if number != found.universe.reference]
+    hand_over(recipe, [out / "reference", *others])
+    if json:
+        console.show_json(found.record())
+        return
+    if found.universe.interrupted:
+        console.out.print("interrupted: wrote the best so far; --resume --overwrite goes on", soft_wrap=True)
+    spreads = found.universe.spreads
+    console.out.print(
+        f"{len(found.models)} models in the coordinates of {found.reference.where}: spread {spreads[0]:.3f} aligned to it, {spreads[-1]:.3f} after"
+        f" {len(spreads) - 1} rounds; the way round any circle of them ends {found.record()['cycle_error']:.0e} from where it began; wrote {out}",
+        soft_wrap=True,
+    )
+
+
+def hand_over(recipe: Path | None, folders: Sequence[Path]) -> None:
+    """A recipe for mergekit, if one is wanted."""
+    if recipe is None:
+        return
+    recipe.write_text(mergekit.recipe([folder.absolute() for folder in folders]), "utf-8")
+    console.note(f"wrote {recipe}: mergekit-yaml {recipe} MERGED")

@@ -1,0 +1,113 @@
+"""align and merge with three models or more, ways to combine, and the recipe for mergekit, from the command line."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from made import checkpoint, run
+
+import symmerge as sm
+
+FAST = ("--recipe", "weights-only")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return [checkpoint(folder / f"seed-{seed}", "gpt2", seed=seed) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def aligned(three, tmp_path_factory):
+    out = tmp_path_factory.mktemp("aligned") / "out"
+    run("align", *three, "--out", out, *FAST, "--mergekit", out.parent / "recipe.yaml")
+    return out
+
+
+def test_align_writes_every_model_verified(three, aligned):
+    assert {path.name for path in aligned.iterdir() if path.is_dir()} == {"reference", "aligned-1", "aligned-2"}
+    for before, after in zip(three, ("reference", "aligned-1", "aligned-2"), strict=True):
+        assert sm.verify(sm.load(before), sm.load(aligned / after)).same
+        assert not sm.verify(sm.load(three[0 if after == "aligned-2" else 2]), sm.load(aligned / after)).same
+    record = json.loads((aligned / "solution.json").read_text())
+    assert record["cycle_error"] <= 1e-6 and record["spreads"][-1] <= record["spreads"][0] and record["reference"] == 0
+
+
+def test_one_member_can_be_applied_again(three, aligned, tmp_path):
+    run("apply", aligned / "alignment-2.safetensors", three[2], "--out", tmp_path / "again")
+    again, before = sm.load(tmp_path / "again"), sm.load(aligned / "aligned-2")
+    assert all(torch.equal(again.weights[name], before.weights[name]) for name in before.weights)
+
+
+def test_the_recipe_for_mergekit_names_what_was_written(aligned):
+    recipe = yaml.safe_load((aligned.parent / "recipe.yaml").read_text())
+    assert recipe["merge_method"] == "linear"
+    assert [entry["model"] for entry in recipe["models"]] == [str(aligned / name) for name in ("reference", "aligned-1", "aligned-2")]
+
+
+def test_merge_is_the_weighted_mean_of_what_align_wrote(three, aligned, tmp_path):
+    said = run("merge", *three, "--out", tmp_path / "out", *FAST, "--weights", "0.5,0.3,0.2").stdout
+    parts = [sm.load(aligned / name) for name in ("reference", "aligned-1", "aligned-2")]
+    merged, wanted = sm.load(tmp_path / "out"), sm.mean(parts, [0.5, 0.3, 0.2])
+    assert max((merged.weights[name] - wanted.weights[name]).abs().max().item() for name in merged.weights) <= 1e-6
+    assert "0.3 x" in said
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "rounds" in card and all(folder.name in card for folder in three)
+
+
+def test_weights_that_do_not_sum_to_one_are_normalised_and_said(three, tmp_path):
+    result = run("merge", *three, "--out", tmp_path / "out", "--method", "none", "--weights", "1,1,2")
+    assert "sum to 4" in result.output
+    wanted = sm.mean([sm.load(folder) for folder in three], [0.25, 0.25, 0.5])
+    merged = sm.load(tmp_path / "out")
+    assert max((merged.weights[name] - wanted.weights[name]).abs().max().item() for name in merged.weights) <= 1e-6
+
+
+@pytest.mark.parametrize("how", ["slerp", "ties", "dare"])
+def test_two_models_combine_in_other_ways(how, three, tmp_path):
+    run("merge", *three[:2], "--out", tmp_path / "out", *FAST, "--combine", how)
+    found = sm.align(sm.load(three[0]), sm.load(three[1]), sm.WeightMatching(own_text=False))
+    wanted = sm.combine([found.reference, found.aligned], how)
+    merged, average = sm.load(tmp_path / "out"), sm.merge(found.reference, found.aligned)
+    assert max((merged.weights[name] - wanted.weights[name]).abs().max().item() for name in merged.weights) <= 1e-6
+    assert max((merged.weights[name] - average.weights[name]).abs().max().item() for name in merged.weights) > 1e-3
+
+
+def test_a_soup_is_chosen_by_held_out_data(three, tmp_path):
+    (tmp_path / "text.txt").write_text("To be, or not to be. " * 400)
+    said = run("merge", *three, "--out", tmp_path / "out", *FAST, "--combine", "soup", "--held-out", tmp_path / "text.txt").stdout
+    assert "Soup" in said and "soup of" in said
+    assert "left out" in (tmp_path / "out" / "README.md").read_text() or "of 3 models" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-t", "0.3"], "give --weights"),
+        (["--weights", "1,2"], "one weight per model"),
+        (["--weights", "1,x,2"], "one number per model"),
+        (["--weights=-1,1,1"], "from 0 up"),
+        (["--combine", "slerp"], "use mean, ties or dare"),
+        (["--combine", "stew"], "choose mean"),
+        (["--combine", "soup"], "--held-out"),
+        (["--held-out", "x.txt"], "give both"),
+        (["--attention", "svd"], "two models"),
+        (["--at", "ff=0.3"], "two models"),
+        (["--reference", "3"], "place from 0 to 2"),
+        (["--reference", "middle"], "medoid"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_any_work(words, told, three, tmp_path):
+    assert told in " ".join(run("merge", *three, "--out", tmp_path / "out", *words, expect=2).output.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_model_and_models_that_differ_are_refused(three, tmp_path):
+    for verb in ("align", "merge"):
+        assert "two models or more" in " ".join(run(verb, three[0], "--out", tmp_path / "out", expect=2).output.split())
+        assert "given twice" in " ".join(run(verb, three[0], three[0], "--out", tmp_path / "out", expect=2).output.split())
+    odd = checkpoint(tmp_path / "odd", "gpt2", n_embd=24)
+    assert "odd" in run("align", *three, odd, "--out", tmp_path / "out", *FAST, expect=2).output
+    assert "--reference" in run("align", *three[:2], "--out", tmp_path / "out", "--reference", "1", expect=2).output
+    assert "no folder" in run("align", *three, "--out", tmp_path / "out", "--mergekit", tmp_path / "gone" / "r.yaml", expect=2).output
