@@ -240,7 +240,7 @@ class Counting(TorchDispatchMode):
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_step_has_as_many_products_however_many_layers_there_are(name, monkeypatch):
     """Beside the model's own: on a GPU starting them is what costs."""
-    monkeypatch.setattr(Learner, "_pass_back", lambda self, lessons: self.t.clone())
+    monkeypatch.setattr(Learner, "_pass_back", lambda self, lessons, times: self.t.clone())
     found = []
     for layers in (2, 5):
         changes = dict.fromkeys(one_layer(name), layers)

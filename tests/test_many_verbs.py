@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 import yaml
-from made import checkpoint, run
 
 import symmerge as sm
+from made import checkpoint, run, tokenizer
 
 FAST = ("--recipe", "weights-only")
 
@@ -107,7 +107,48 @@ def test_one_model_and_models_that_differ_are_refused(three, tmp_path):
     for verb in ("align", "merge"):
         assert "two models or more" in " ".join(run(verb, three[0], "--out", tmp_path / "out", expect=2).output.split())
         assert "given twice" in " ".join(run(verb, three[0], three[0], "--out", tmp_path / "out", expect=2).output.split())
-    odd = checkpoint(tmp_path / "odd", "gpt2", n_embd=24)
+    odd = checkpoint(tmp_path / "odd", "gpt2", n_positions=32)
     assert "odd" in run("align", *three, odd, "--out", tmp_path / "out", *FAST, expect=2).output
     assert "--reference" in run("align", *three[:2], "--out", tmp_path / "out", "--reference", "1", expect=2).output
     assert "no folder" in run("align", *three, "--out", tmp_path / "out", "--mergekit", tmp_path / "gone" / "r.yaml", expect=2).output
+
+
+@pytest.mark.parametrize("units", ["zero", "split"])
+def test_a_narrow_model_is_merged_into_a_wide_one(units, three, tmp_path):
+    narrow = checkpoint(tmp_path / "narrow", "gpt2", seed=5, n_embd=32, n_inner=64)
+    for pair, which in (((three[0], narrow), "aligned"), ((narrow, three[0]), "reference")):
+        out = tmp_path / which
+        said = run("align", *pair, "--out", out, *FAST, "--units", units).output
+        assert "narrower" in said
+        assert sm.verify(sm.load(narrow), sm.load(out / which)).same  # as wide, and still the same function
+        assert sm.load(out / which).config["n_embd"] == 48
+        assert not sm.verify(sm.load(three[0]), sm.load(out / which)).same
+    run("merge", three[0], narrow, "--out", tmp_path / "merged", *FAST, "--units", units)
+    assert sm.load(tmp_path / "merged").config["n_embd"] == 48 and "widen" in (tmp_path / "merged" / "README.md").read_text()
+
+
+def test_what_differs_in_more_than_width_is_refused(three, tmp_path):
+    deep = checkpoint(tmp_path / "deep", "gpt2", n_layer=3)
+    assert "n_layer 2 / 3" in run("align", three[0], deep, "--out", tmp_path / "out", expect=2).output
+    assert "--units" in run("align", *three[:2], "--out", tmp_path / "out", "--units", "some", expect=2).output
+
+
+def test_many_are_learned_together(three, tmp_path):
+    words = ("--method", "learned", "--steps", "4", "--samples", "6", "--start-from", "weights", "--tries", "1", "--concentration", "1")
+    run("align", *three, "--out", tmp_path / "out", *words)
+    record = json.loads((tmp_path / "out" / "solution.json").read_text())
+    assert record["settings"]["learned"]["steps"] == 4 and record["settings"]["concentration"] == 1.0 and record["cycle_error"] <= 1e-6
+    assert record["settings"]["losses"][0] >= min(record["settings"]["losses"])
+    assert sm.verify(sm.load(three[2]), sm.load(tmp_path / "out" / "aligned-2")).same
+
+
+def test_models_with_different_vocabularies_share_what_they_can(three, tmp_path):
+    other = checkpoint(tmp_path / "other", "gpt2", seed=7, vocab_size=90)
+    tokenizer(80).save_pretrained(other)
+    assert "vocab" in run("merge", three[0], other, "--out", tmp_path / "out", *FAST, expect=2).output
+    run("merge", three[0], other, "--out", tmp_path / "out", *FAST, "--shared-tokens")
+    merged = sm.load(tmp_path / "out")
+    assert merged.spec.sizes["vocabulary"] == 101 and "shared" in (tmp_path / "out" / "README.md").read_text()
+    run("align", three[0], other, "--out", tmp_path / "pair", *FAST, "--shared-tokens")
+    assert sm.verify(sm.load(three[0]), sm.load(tmp_path / "pair" / "reference")).same
+    assert "two models" in run("merge", *three, "--out", tmp_path / "no", "--shared-tokens", expect=2).output

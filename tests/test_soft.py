@@ -121,7 +121,7 @@ def test_a_permuted_stream_and_ties_mix_too():
     numbers, merged = solution.settings["soft"], sm.merge(a, relax(solution, b))
     assert min(solution.objective) < solution.objective[0] and numbers["end"]["function"] > 1e-3
     assert sm.verify(b, apply(solution.alignment, b), dtype=torch.float64).difference <= 1e-10
-    _, held = options._exact().lessons(a, b, lambda line: None)
+    _, held = options._exact().lessons([a, b], lambda line: None)
     loss = sum(float(loss_of(full_module(merged, torch.float32), held[number])) for number in range(len(held))) / len(held)
     assert loss == pytest.approx(numbers["middle"]["soft"], abs=1e-4) and abs(loss - numbers["middle"]["start"]) > 1e-3
 

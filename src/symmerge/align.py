@@ -78,15 +78,20 @@ def align(
     journal: Journal | None = None,
 ) -> Aligned:
     """Find the symmetry that brings `b` closest to `a`. Both stay the same functions."""
-    chosen = RECIPES["symmerge"]
-    if matching is not None:
-        chosen = matching if isinstance(matching, Recipe) else replace(chosen, matching=matching)
+    chosen = recipe_for(matching)
     ready = [_kept(chosen.ready(model)) for model in (a, b)]
     solution = chosen.matching.solve(ready[0], ready[1], report=report, journal=journal)
     # a soft method that was interrupted before it began has no soft end
     moved = relax(solution, ready[1]) if chosen.loose == "soft" and solution.relaxed else apply(solution.alignment, ready[1])
     after = distance(ready[0], moved) if isnan(solution.distance) else solution.distance
     return Aligned(ready[0], moved, solution, chosen, _before(a, b, ready), after)
+
+
+def recipe_for(matching: Solver | Recipe | None) -> Recipe:
+    """A recipe as it is, a solver in ours, and ours if nothing is given."""
+    if isinstance(matching, Recipe):
+        return matching
+    return RECIPES["symmerge"] if matching is None else replace(RECIPES["symmerge"], matching=matching)
 
 
 def _kept(model: Model) -> Model:
@@ -99,14 +104,26 @@ def _before(a: Model, b: Model, ready: list[Model]) -> float:
     return distance(a, b) if a.spec.fingerprint == b.spec.fingerprint else distance(ready[0], ready[1])
 
 
-def write(found: Aligned, a: Model, b: Model, out: Path, *, overwrite: bool = False, progress: Progress | None = None) -> None:
-    """DIR/reference and DIR/aligned (stock checkpoints, verified to be the functions of A and B), the alignment and the evidence."""
+def write(
+    found: Aligned,
+    a: Model,
+    b: Model,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    compare: Callable[..., Verdict] = verify,
+) -> None:
+    """DIR/reference and DIR/aligned (stock checkpoints, verified to be the functions of A and B), the alignment and the evidence.
+
+    `compare` may replace `verify` for B, where it has another vocabulary.
+    """
     if found.recipe.loose:
         raise SymmetryError(f"this recipe is no symmetry ({found.recipe.about}): what it gives is not the function of {b.where}; measure it with barrier")
     inputs = tuple(model.path for model in (a, b) if model.path)
     with new_folder(out, overwrite=overwrite, needs_bytes=found.reference.bytes + found.aligned.bytes, inputs=inputs) as folder:
         save(found.reference, folder / "reference", progress=progress, gate=gate(a, progress=progress))
-        save(found.aligned, folder / "aligned", progress=progress, gate=gate(b, progress=progress))
+        save(found.aligned, folder / "aligned", progress=progress, gate=gate(b, progress=progress, compare=compare))
         keep(found.solution.alignment, b, folder / "alignment.safetensors", steps=found.recipe.steps, restrict=found.recipe.restricted(b))
         write_evidence(found, folder)
 

@@ -6,6 +6,7 @@ memory can be verified. Logits are compared up to what a softmax ignores.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -49,22 +50,27 @@ def verify(
     """
     _comparable(a, b)
     inputs = example_inputs(a, seed)
-    first = [_visible(a, logits) for logits in logits_of(a, inputs, dtype=dtype, progress=progress)]
-    second = [_visible(b, logits) for logits in logits_of(b, inputs, dtype=dtype, progress=progress)]
-    stored = max((a.dtype, b.dtype, dtype), key=lambda kind: torch.finfo(kind).eps)
-    tolerance = TOLERANCE[stored] if tolerance is None else tolerance
-    difference = max(((x - y).norm() / x.norm().clamp_min(1e-30)).item() for x, y in zip(first, second, strict=True))
-    largest = max((x - y).abs().max().item() for x, y in zip(first, second, strict=True))
+    first, second = (logits_of(model, inputs, dtype=dtype, progress=progress) for model in (a, b))
     shape = "x".join(str(n) for n in next(iter(inputs.values())).shape)
     kind = "pixels" if "pixel_values" in inputs else "tokens"
-    return Verdict(difference <= tolerance, difference, largest, tolerance, str(stored).removeprefix("torch."), f"{shape} random {kind}, seed {seed}")
+    return judge(a, b, first, second, dtype=dtype, tolerance=tolerance, inputs=f"{shape} random {kind}, seed {seed}")
 
 
-def gate(source: Model, *, progress: Progress | None = None):
-    """A gate for `save`: the written checkpoint must compute what `source` does, or nothing is written."""
+def judge(a: Model, b: Model, first: list[Tensor], second: list[Tensor], *, dtype: torch.dtype, tolerance: float | None = None, inputs: str) -> Verdict:
+    """Whether logits of two models are the same but for rounding, and for what a softmax ignores."""
+    pairs = [(_visible(a, x), _visible(b, y)) for x, y in zip(first, second, strict=True)]
+    stored = max((a.dtype, b.dtype, dtype), key=lambda kind: torch.finfo(kind).eps)
+    tolerance = TOLERANCE[stored] if tolerance is None else tolerance
+    difference = max(((x - y).norm() / x.norm().clamp_min(1e-30)).item() for x, y in pairs)
+    largest = max((x - y).abs().max().item() for x, y in pairs)
+    return Verdict(difference <= tolerance, difference, largest, tolerance, str(stored).removeprefix("torch."), inputs)
+
+
+def gate(source: Model, *, progress: Progress | None = None, compare: Callable[..., Verdict] = verify):
+    """A gate for `save`: the written checkpoint must compute what `source` does, or nothing is written. `compare` may replace `verify`."""
 
     def check(written: Model) -> dict[str, Any]:
-        verdict = verify(source, written, progress=progress)
+        verdict = compare(source, written, progress=progress)
         if not verdict.same:
             raise FunctionChanged(
                 f"refused: the new checkpoint does not compute what {source.where} does (relative difference {verdict.difference:.1e},"

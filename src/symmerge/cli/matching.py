@@ -7,7 +7,6 @@ from typing import Annotated, get_args
 import typer
 
 from symmerge import console
-from symmerge.align import align as solve
 from symmerge.align import same as decide
 from symmerge.align import write
 from symmerge.checkpoint import refuse, return_freed_memory
@@ -42,6 +41,7 @@ def align(
     batch: options.BatchSize = None,
     accumulate: options.Accumulate = None,
     sampler: options.SamplerName = None,
+    concentration: options.Concentration = None,
     target: options.TargetName = None,
     spaces: options.SpaceNames = None,
     start: options.StartName = None,
@@ -50,6 +50,8 @@ def align(
     reference: options.Reference = "0",
     rounds: options.Rounds = None,
     mergekit: options.MergekitFile = None,
+    units: options.Units = "zero",
+    shared_tokens: options.SharedTokens = False,
     seed: options.Seed = 0,
     device: options.Device = "cpu",
     dtype: options.SolveType = "float32",
@@ -74,15 +76,16 @@ def align(
     with console.friendly("interrupted: no models were written; what was found so far is kept, --resume goes on from it"), joined() as (rank, _):
         return_freed_memory()
         folders = options.different(models, "there is nothing to align it to; give two models or more, symmerge align A B --out DIR")
-        opened = [load(folder) for folder in folders]
+        opened = options.opened(folders, units)
         refuse(out.absolute(), overwrite, folders)  # before the work, not after it
         several.check(len(opened), reference, rounds, mergekit)
+        spelled = several.spelled(opened, shared_tokens)
         journal_file, partial = (out.with_name(f"{out.name}.{what}partial.safetensors") for what in ("", "statistics."))
         seen = {"data": data, "samples": samples, "statistics": statistics, "score": score, "partial": partial}
         how = {"metric": metric, "inside": inside, "tries": tries, "sweeps": sweeps, "token_counts": token_counts, "seed": seed, "device": device}
-        values = steps, epochs, rate, batch, accumulate, sampler, target, spaces, start, patience
+        values = steps, epochs, rate, batch, accumulate, sampler, concentration, target, spaces, start, patience
         learning = dict(zip(options.LEARNING, values, strict=True))
-        chosen = options.solver(opened, method, recipe, **seen, **how, **learning, permutations_only=permutations_only, dtype=dtype)
+        chosen = options.solver(spelled, method, recipe, **seen, **how, **learning, permutations_only=permutations_only, dtype=dtype)
         task = {"models": [model.where for model in opened], "spec": opened[0].spec.fingerprint, "recipe": chosen.about, **chosen.matching.record()}
         journal = Journal(journal_file, task)
         if not resume and not rank:
@@ -91,11 +94,11 @@ def align(
         if len(opened) > 2:
             several.align(opened, chosen, out, reference, rounds, journal, mergekit, overwrite=overwrite, json=json, writes=not rank)
             return
-        found = solve(opened[0], opened[1], chosen, report=console.note, journal=journal)
+        found, compare = several.pair(opened, chosen, shared_tokens, journal)
         if rank:
             return
         with console.progress("writing and verifying", 6 * len(found.reference.weights.names())) as tick:
-            write(found, opened[0], opened[1], out, overwrite=overwrite, progress=tick)
+            write(found, opened[0], opened[1], out, overwrite=overwrite, progress=tick, compare=compare)
         if not found.solution.interrupted:
             journal.remove()
         several.hand_over(mergekit, [out / "reference", out / "aligned"])
@@ -148,6 +151,7 @@ def merge(
     batch: options.BatchSize = None,
     accumulate: options.Accumulate = None,
     sampler: options.SamplerName = None,
+    concentration: options.Concentration = None,
     target: options.TargetName = None,
     spaces: options.SpaceNames = None,
     start: options.StartName = None,
@@ -160,6 +164,8 @@ def merge(
     repair_data: Annotated[str | None, typer.Option(help="Inputs to repair by, as --data: never what the merge is measured on.", show_default="--data")] = None,
     reference: options.Reference = "0",
     rounds: options.Rounds = None,
+    units: options.Units = "zero",
+    shared_tokens: options.SharedTokens = False,
     seed: options.Seed = 0,
     device: options.Device = "cpu",
     dtype: options.SolveType = "float32",
@@ -177,9 +183,10 @@ def merge(
         _repairable(repair, repair_data or data, attention)
         return_freed_memory()
         folders = options.different(models, "there is nothing to merge it with; give two models or more, symmerge merge A B --out DIR")
-        opened = [load(folder) for folder in folders]
+        opened = options.opened(folders, units)
         refuse(out.absolute(), overwrite, folders)
         several.check(len(opened), reference, rounds)
+        spelled = several.spelled(opened, shared_tokens and method != "none")
         plan = several.Plan(combine, several.shares_of(weights, t, opened), density, held_out, seed, device)
         plan.check(opened, at=bool(at), attention=attention, repair=repair)
         times = _times(at or [])
@@ -190,14 +197,14 @@ def merge(
         if method != "none":
             seen = {"data": data, "samples": samples, "statistics": statistics, "score": score}
             how = {"metric": metric, "inside": inside, "tries": tries, "sweeps": sweeps, "token_counts": token_counts, "seed": seed, "device": device}
-            values = steps, epochs, rate, batch, accumulate, sampler, target, spaces, start, patience
+            values = steps, epochs, rate, batch, accumulate, sampler, concentration, target, spaces, start, patience
             learning = dict(zip(options.LEARNING, values, strict=True))
-            chosen = options.solver(opened, method, recipe, **seen, **how, **learning, permutations_only=permutations_only, dtype=dtype)
+            chosen = options.solver(spelled, method, recipe, **seen, **how, **learning, permutations_only=permutations_only, dtype=dtype)
             if len(opened) > 2:
                 many = several.together(opened, chosen, reference, rounds)
                 aligned, evidence, plan = list(many.models), many.evidence(), plan.without(many.universe)
             else:
-                found = solve(opened[0], opened[1], chosen, report=console.note)
+                found, _ = several.pair(opened, chosen, shared_tokens)
                 aligned, evidence = [found.reference, found.aligned], found.evidence()
                 if found.solution.interrupted:
                     console.note("interrupted: merging with the best alignment so far")
@@ -206,7 +213,7 @@ def merge(
         else:
             merged = plan.merged(aligned, evidence)
         if repair:
-            task = options.inputs(opened, repair_data or data or "self", seed=seed)
+            task = options.inputs(spelled, repair_data or data or "self", seed=seed)
             mended = restore(merged, aligned, task, shares=plan.shares, part=repair, device=device)  # type: ignore[arg-type]
             merged, loss = mended.model, task.metrics[0]
             console.out.print(f"repaired {repair}: {loss} {mended.before[loss]:.4f} before, {mended.after[loss]:.4f} after, on a part held out", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 
 from symmerge import console
 from symmerge.activations import Score
-from symmerge.errors import MismatchError, SymmetryError
+from symmerge.errors import MismatchError, SymmergeWarning, SymmetryError
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.learned import OWN_SAMPLES, PARTS, SAMPLES, LearnedMatching
 from symmerge.matching.lessons import Target
@@ -21,9 +22,10 @@ from symmerge.matching.recipes import BY_METHOD, Recipe, read_counts, recipe, wi
 from symmerge.matching.samplers import HELP as SAMPLERS
 from symmerge.matching.universe import MEDOID
 from symmerge.matching.weights import WeightMatching
-from symmerge.model import Model, device_of
+from symmerge.model import Model, device_of, load
 from symmerge.statistics import Statistics
 from symmerge.tasks import Task, make_task, task_of
+from symmerge.widen import widen
 
 METRICS, INSIDES = (get_args(get_type_hints(HeadOptions)[name]) for name in ("metric", "inside"))
 SCORES, DTYPES = get_args(Score), ("float32", "float64")
@@ -31,6 +33,7 @@ METHODS = {"weights": "symmerge", "activations": "activations", "learned": "lear
 """What to look at or how to learn, and the recipe that is ours for it."""
 STARTS = ("weights", "activations", "identity")
 TARGETS = get_args(Target)
+UNITS = ("zero", "split")
 
 
 def either(names: Collection[str]) -> str:
@@ -105,6 +108,13 @@ MergekitFile = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", help="The folder to write. It appears whole or not at all.", show_default=False)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it exists.")]
+Units = Annotated[str, typer.Option(help="Of models of different width: what a narrow one has too few of is dead there (zero), or used twice (split).")]
+SharedTokens = Annotated[
+    bool,
+    typer.Option(
+        "--shared-tokens", help="Of two models with different vocabularies: match the tokens both have; the result has A's tokenizer and keeps A's other rows."
+    ),
+]
 ShardSize = Annotated[float, typer.Option("--max-shard-size", help="The largest weights file, in GB.", min=0.000001)]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Skip the check that the function did not change; the card will say so.")]
 Residual = Annotated[str, typer.Option(help="How the stream may move: full, permutation (keeps a tied head tied) or identity.")]
@@ -152,6 +162,10 @@ Rate = Annotated[float | None, typer.Option(help="How far a step goes.", show_de
 BatchSize = Annotated[int | None, typer.Option("--batch", help="Samples of a batch: fewer need less memory.", min=1, show_default="by task")]
 Accumulate = Annotated[int | None, typer.Option(help="Batches of a step: more make it calmer, and need no more memory.", min=1, show_default="1")]
 SamplerName = Annotated[str | None, typer.Option("--sampler", help=f"Where between A and B to learn: {SAMPLERS}.", show_default="narrow")]
+Concentration = Annotated[
+    float | None,
+    typer.Option(help="Of three models or more: where among them to learn; 0.1 near the corners (as published), 10 near the middle.", show_default="10"),
+]
 TargetName = Annotated[str | None, typer.Option("--target", help="What the middle should answer: parents (what they say together) or labels.")]
 SpaceNames = Annotated[
     str | None, typer.Option("--spaces", help=f"What may move, with commas: {either(PARTS)}, or single spaces of inspect.", show_default="all")
@@ -195,6 +209,24 @@ def different(models: Sequence[Path] | None, what: str) -> tuple[Path, ...]:
     return tuple(models)
 
 
+def opened(folders: Sequence[Path], units: str) -> list[Model]:
+    """The models, all as wide as the widest: narrow ones are written as wide ones that compute the same, and that is said."""
+    choice("--units", units, UNITS)
+    models = [load(folder) for folder in folders]
+    widest = max(models, key=lambda model: model.parameters)
+    found = []
+    for model in models:
+        other = model.spec.architecture == widest.spec.architecture and _widths(model) != _widths(widest)
+        if other:
+            warnings.warn(f"{model.where} is narrower than {widest.where}: it is written as wide, and computes the same", SymmergeWarning, stacklevel=2)
+        found.append(widen(model, widest, units=units) if other else model)  # type: ignore[arg-type]
+    return found
+
+
+def _widths(model: Model) -> dict[str, int]:
+    return {name: model.spec.sizes[name] for name in model.spec.hidden}
+
+
 def reference_of(given: str, models: Sequence[Any]) -> int | str:
     """Whose coordinates all take, as universe matching wants it."""
     if given == MEDOID:
@@ -224,7 +256,7 @@ def inputs(models: Sequence[Model], data: str, *, samples: int | None = None, le
     return make_task(name, data, models, samples=samples, most=(OWN_SAMPLES if data == "self" else SAMPLES).get(name) if learned else None, seed=seed)
 
 
-LEARNING = ("steps", "epochs", "rate", "batch", "accumulate", "sampler", "target", "spaces", "start", "patience")
+LEARNING = ("steps", "epochs", "rate", "batch", "accumulate", "sampler", "concentration", "target", "spaces", "start", "patience")
 
 
 def solver(

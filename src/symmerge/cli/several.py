@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from symmerge import console, mergekit
+from symmerge.align import Aligned
+from symmerge.align import align as solve
 from symmerge.cli import options
 from symmerge.combine import METHODS, combine, normalised
 from symmerge.errors import MismatchError
@@ -19,6 +22,8 @@ from symmerge.matching.universe import ROUNDS, Universe
 from symmerge.merge import Attention
 from symmerge.model import Model
 from symmerge.soup import soup
+from symmerge.verify import Verdict, verify
+from symmerge.vocabulary import align_spelled, respell, verify_shared
 
 SOUP = "soup"
 COMBINE = (*METHODS, SOUP)
@@ -86,6 +91,24 @@ class Plan:
         made, tried = soup(models, task, device=self.device, report=console.note, evidence=evidence)
         console.show_table(f"Soup, by the loss on {self.held_out}", tried)
         return made
+
+
+def spelled(models: Sequence[Model], shared_tokens: bool) -> list[Model]:
+    """The models as inputs are read for them: with A's tokenizer, where B is to get its vocabulary."""
+    if not shared_tokens:
+        return list(models)
+    if len(models) > 2:
+        raise MismatchError(f"--shared-tokens is for two models, and there are {len(models)}: merge two at a time")
+    return [models[0], respell(models[1], models[0])]
+
+
+def pair(models: Sequence[Model], chosen: Recipe, shared_tokens: bool, journal: Journal | None = None) -> tuple[Aligned, Callable[..., Verdict]]:
+    """B in A's basin, and what proves that it is B still."""
+    a, b = models
+    if not shared_tokens:
+        return solve(a, b, chosen, report=console.note, journal=journal), verify
+    found, both = align_spelled(a, b, chosen, report=console.note, journal=journal)
+    return found, partial(verify_shared, found=both)
 
 
 def together(models: Sequence[Model], chosen: Recipe, reference: str, rounds: int | None, journal: Journal | None = None) -> AlignedMany:

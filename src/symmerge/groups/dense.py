@@ -406,7 +406,7 @@ def _starts(write: Gram, read: Gram) -> Float[Tensor, "start *batch n n"]:
         right = gram.needs_right()
         ridge = 1e-12 * right.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None] * torch.eye(right.shape[-1]).to(right)
         solved, info = linalg.solve_ex(right + ridge, gram.cross.mT)
-        start = solved.mT
+        start = torch.where((info == 0)[..., None, None], solved.mT, starts[0])  # a head of zeros has no solution, and its values no meaning
         values = linalg.svdvals(start)
         usable = (info == 0) & (values[..., -1] > 1e-8 * values[..., 0])
         start = torch.where(usable[..., None, None], start, starts[0])

@@ -65,10 +65,13 @@ class Evidence:
 
     @cached_property
     def determined(self) -> bool:
-        """Whether the certain weights have at least as many rows as the stream has coordinates."""
-        size = self.spec.sizes[self.spec.stream]
-        shapes = (self.spec.shapes[name] for name in self.certain if name in self.table.tensors)
-        return sum(torch.Size(shape).numel() // size for shape in shapes if len(shape) > 1) >= size
+        """Whether the certain weights have at least as many rows that count as the stream has coordinates."""
+        tensors = [name for name in self.certain if name in self.table.tensors and len(self.table.shapes[name]) > 1]
+        return sum(self._counting(name) for name in tensors) >= self.spec.sizes[self.spec.stream]
+
+    def _counting(self, name: str) -> int:
+        rows = self.rows(name)
+        return torch.Size(self.table.shapes[name]).numel() // self.spec.sizes[self.spec.stream] if rows is None else int((rows > 0).sum())
 
     def plain(self, name: str) -> tuple[Tensor, Tensor]:
         """A tensor of A and of B as they are."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal, final, get_args
 
@@ -17,11 +18,13 @@ from symmerge.alignment import Alignment
 from symmerge.errors import MismatchError
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.base import Solution
+from symmerge.matching.joint import Joint
 from symmerge.matching.journal import Entry, Journal
 from symmerge.matching.learner import Interrupted, Learner
 from symmerge.matching.lessons import Lessons, Target, batch_size, shuffled
-from symmerge.matching.samplers import Sampler
+from symmerge.matching.samplers import DIRICHLET, Sampler, Shares
 from symmerge.matching.search import Matching, Report
+from symmerge.matching.universe import Universe
 from symmerge.matching.weights import WeightMatching
 from symmerge.model import Model, device_of
 from symmerge.processes import agreed, own_device, place
@@ -47,7 +50,7 @@ class LearnedMatching:
     parents say together, or the labels. `start` finds where learning starts (None: from weights, and from activations where there is data), or is an
     alignment, or "identity". `epochs`, if given, says how many times all is learned from, instead of `steps`. `spaces` may name what moves (residual, heads, ff, classifier, or single spaces); without `permutations` units, heads and a permuted
     stream stay as the start found them; `flips` is the largest share of places that may flip at a time. `patience` is how many looks (20 a run) may
-    pass without a better one.
+    pass without a better one. `sampler` says where between two models to learn, `concentration` where among many.
     """
 
     data: Task | None = field(default=None, repr=False)
@@ -58,6 +61,7 @@ class LearnedMatching:
     batch: int | None = None
     accumulate: int = 1
     sampler: str = "narrow"
+    concentration: float = DIRICHLET
     target: Target = "parents"
     spaces: tuple[str, ...] | None = None
     permutations: bool = True
@@ -70,6 +74,7 @@ class LearnedMatching:
 
     def __post_init__(self) -> None:
         Sampler(self.sampler)
+        Shares(self.concentration)
         wrong = {"steps": self.steps < 1, "rate": not self.rate > 0, "batch": self.batch is not None and self.batch < 1, "accumulate": self.accumulate < 1}
         wrong |= {"epochs": self.epochs is not None and not self.epochs > 0, "held_out": not 0 < self.held_out < 1, "patience": self.patience < 1}
         for name, bad in wrong.items():
@@ -80,7 +85,7 @@ class LearnedMatching:
 
     def record(self) -> dict[str, Any]:
         """The options, for solution.json."""
-        start = self._start()
+        start = self.first_solver()
         plain = {name: value for name, value in asdict(replace(self, data=None, start=None)).items() if name not in ("data", "start")}
         return {
             **plain,
@@ -88,7 +93,7 @@ class LearnedMatching:
             "start": start.record() if isinstance(start, Matching) else "identity" if start == "identity" else "given",
         }
 
-    def _start(self) -> Matching | Alignment | Literal["identity"]:
+    def first_solver(self) -> Matching | Alignment | Literal["identity"]:
         return self.first(self.data, seed=self.seed, device=self.device) if self.start is None else self.start
 
     @staticmethod
@@ -162,30 +167,53 @@ class LearnedMatching:
         )
 
     def first_solution(self, a: Model, b: Model, report: Report, journal: Journal | None) -> Solution:
-        start = self._start()
+        start = self.first_solver()
         if not isinstance(start, Matching):
             found = Alignment.identity(a.spec) if start == "identity" else Alignment(a.spec, start.elements)
             found.check()
             return Solution(found, (), {}, (), True, 0.0)
         return agreed(lambda: start.solve(a, b, report=report, journal=journal))
 
-    def lessons(self, a: Model, b: Model, report: Report) -> tuple[Lessons, Lessons]:
+    def lessons(self, models: Sequence[Model], report: Report) -> tuple[Lessons, Lessons]:
         """What is learned from, and what is judged by."""
         device = device_of(own_device(self.device))
         task = self.data
         if task is None:
-            kind = task_of(a)
+            kind = task_of(models[0])
             report("the parents write what is learned from")
-            task = make_task(kind, "self", [a, b], most=OWN_SAMPLES.get(kind), seed=self.seed)
-        same_tokenizers((a, b))
+            task = make_task(kind, "self", models, most=OWN_SAMPLES.get(kind), seed=self.seed)
+        same_tokenizers(models)
         learned, held = shuffled(task, self.batch or batch_size(task), self.seed, self.held_out)
-        parents = [full_module(model, torch.float32).to(device) for model in (a, b)] if self.target == "parents" else []
+        parents = [full_module(model, torch.float32).to(device) for model in models] if self.target == "parents" else []
         return Lessons(learned, parents, self.target, device), Lessons(held, parents, self.target, device)
 
+    def refine(self, models: Sequence[Model], found: Universe, report: Report | None = None) -> Universe:
+        """All members' elements together, from where universe matching left them. Preconditions: canonical; the models are the universe's members."""
+        report = report or _silent
+        *others, reference = sorted(found.members, key=lambda number: number == found.reference)
+        at = dict(zip(found.members, models, strict=True))
+        lessons, judged = self.lessons(models, report)
+        starts = [found.alignments[number] for number in others]
+        given = self._with_steps(lessons), at[reference], [at[number] for number in others], starts
+        joint = Joint(*given, lessons, judged, self.chosen(models[0].spec), Shares(self.concentration))
+        interrupted = False
+        try:
+            joint.run(report)
+        except KeyboardInterrupt:
+            interrupted, joint.tally.stopped = True, "interrupted"
+        except Interrupted as reason:
+            report(str(reason))
+        learned = dict(zip(others, joint.best, strict=True))
+        alignments = tuple(learned.get(number, alignment) for number, alignment in enumerate(found.alignments))
+        settings = {**found.settings, **self.record(), "learned": joint.tally.record(), "losses": list(joint.losses)}
+        return replace(found, alignments=alignments, interrupted=interrupted, settings=settings)
+
     def _learner(self, a: Model, b: Model, start: Alignment, spaces: list[str], report: Report) -> Learner:
-        lessons, judged = self.lessons(a, b, report)
-        options = self if self.epochs is None else replace(self, steps=max(1, round(self.epochs * len(lessons) / (self.accumulate * place()[1]))))
-        return Learner(options, a, b, start, lessons, judged, spaces)
+        lessons, judged = self.lessons([a, b], report)
+        return Learner(self._with_steps(lessons), a, b, start, lessons, judged, spaces)
+
+    def _with_steps(self, lessons: Lessons) -> LearnedMatching:
+        return self if self.epochs is None else replace(self, steps=max(1, round(self.epochs * len(lessons) / (self.accumulate * place()[1]))))
 
 
 def _taken_up(table: Spec, entry: Entry) -> Solution:

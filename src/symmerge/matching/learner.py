@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -61,24 +62,169 @@ class Tally:
         return dict(vars(self))
 
 
-class Learner:
-    """The state of one run. `best` is the alignment with the lowest loss on held-out inputs so far."""
+class Course(ABC):
+    """How every run goes: steps with a rate that rises and falls, looks at held-out inputs, assignments solved anew, and an end before its time where need be."""
 
-    def __init__(self, options: LearnedMatching, a: Model, b: Model, start: Alignment, lessons: Lessons, held: Lessons, spaces: list[str]) -> None:
-        self.options, self.table, self.device = options, a.spec, lessons.device
-        self.lessons, self.held, self.sampler = lessons, held, Sampler(options.sampler)
-        self.original, self.base, self.best = b, start, start
+    options: LearnedMatching
+    device: torch.device
+    lessons: Lessons
+    held: Lessons
+    module: nn.Module
+    discrete: list[str]
+
+    def _begin(self, options: LearnedMatching, lessons: Lessons, held: Lessons) -> None:
+        self.options, self.lessons, self.held, self.device = options, lessons, held, lessons.device
         self.tally, self.losses = Tally(), []
+        self.seen_losses = torch.zeros(options.steps + 1, device=self.device)
+        self.counter = torch.zeros(1, dtype=torch.long, device=self.device)
+        self._recorded: _Recorded | None = None
+
+    @property
+    @abstractmethod
+    def walking(self) -> Sequence[Learner]:
+        """Who moves."""
+
+    @abstractmethod
+    def _draw(self, generator: torch.Generator) -> None:
+        """Choose the place to learn at."""
+
+    @abstractmethod
+    def _to_middle(self) -> None:
+        """Put the model that is wanted into the module."""
+
+    @abstractmethod
+    def _descend(self, lessons: tuple[Lesson, ...]) -> None:
+        """One step."""
+
+    @abstractmethod
+    def _reassign(self) -> None:
+        """Solve the assignments anew."""
+
+    @abstractmethod
+    def _keep(self) -> None:
+        """Where everyone lies now is the best so far."""
+
+    def entry(self) -> Entry | None:
+        """All that a run needs to go on, where it can."""
+        return None
+
+    def _count(self, loss: Tensor) -> None:
+        self.counter += 1
+        self.seen_losses.index_copy_(0, self.counter, loss.view(1))
+
+    def _generator(self, step: int, what: int = 0) -> torch.Generator:
+        """Of a step's own, so that a run that is taken up again draws what it would have drawn."""
+        return torch.Generator().manual_seed((self.options.seed * 1_000_003 + step) * 7 + what)
+
+    def run(self, report: Callable[[str], None], journal: Journal | None = None) -> None:
+        options = self.options
+        every = max(1, options.steps // LOOKS)
+        resolve = max(FEWEST_STEPS, options.steps // ASSIGNMENTS)
+        if not self.losses:
+            self._look(report, journal)
+        while self.tally.steps < options.steps:
+            step = self.tally.steps + 1
+            self._step(step)
+            self.tally.steps = step
+            if self.discrete and step % resolve == 0 and step < options.steps:
+                self._finite()
+                self._reassign()
+            if step % every == 0 or step == options.steps:
+                self._look(report, journal)
+                since = len(self.losses) - 1 - min(range(len(self.losses)), key=self.losses.__getitem__)
+                if since >= options.patience and not (self.discrete and step < 2 * resolve):  # flips of both kinds have their turn
+                    self.tally.stopped = f"no better for {since} looks"
+                    report(f"stopped at step {step}: {self.tally.stopped}")
+                    return
+
+    def _step(self, step: int) -> None:
+        generator, options = self._generator(step), self.options
+        rate = options.rate * schedule(step, options.steps)
+        rank, processes = place()
+        numbers = torch.randint(len(self.lessons), (options.accumulate * processes,), generator=generator)[rank::processes]
+        chosen = tuple(self.lessons[int(number)] for number in numbers)
+        self._draw(generator)
+        for walker in self.walking:
+            walker._set_rate(rate)
+        try:
+            if self.device.type == "cuda" and place()[1] == 1:
+                self._recorded = self._recorded or _Recorded(self._descend)
+                self._recorded(chosen)
+            else:
+                self._descend(chosen)
+        except torch.cuda.OutOfMemoryError as error:
+            remedy = "lower --batch and raise --accumulate by as much, or learn fewer --spaces"
+            raise SymmergeError(f"the GPU's memory is full at step {step}: {remedy}") from error
+
+    def _finite(self) -> None:
+        """Stop where a loss, or an element, is no number any more, in any of the processes."""
+        bad = (~self.seen_losses[1 : int(self.counter) + 1].isfinite()).nonzero()
+        turned = [value for walker in self.walking for element in walker.turned.values() for value in element.values()]
+        lost = not all(bool(value.isfinite().all()) for value in turned)
+        if anyone(bool(len(bad)) or lost):
+            self._stop(f"the loss was not finite at step {int(bad[0]) + 1 if len(bad) else self.tally.steps}")
+
+    def _stop(self, why: str) -> NoReturn:
+        self.tally.stopped = why
+        raise Interrupted(f"{why}: the best state before it is kept; lower --rate")
+
+    @torch.no_grad()
+    def _look(self, report: Callable[[str], None], journal: Journal | None) -> None:
+        """Judge the middle on held-out inputs; keep the best."""
+        self._finite()
+        for walker in self.walking:
+            walker._fold(walker.alignment())
+        self._to_middle()
+        held = [self.held[number] for number in range(min(MOST_HELD, len(self.held)))]
+        loss = agreed(lambda: self._judged(held))
+        if not math.isfinite(loss):
+            self._stop(f"the held-out loss was not finite at step {self.tally.steps}")
+        better = not self.losses or loss < min(self.losses)
+        if better:
+            self._keep()
+        self.losses.append(loss)
+        flips = f", {self.tally.flips_kept} of {self.tally.flips_tried} flips kept" if self.discrete else ""
+        report(
+            f"step {self.tally.steps} of {self.options.steps}: loss of the middle {loss:.4f} on held-out inputs{', the best so far' if better else ''}{flips}"
+        )
+        if journal and (entry := self.entry()):
+            journal.write(entry)
+
+    def _judged(self, probe: list[Lesson]) -> float:
+        return sum(float(loss_of(self.module, lesson)) for lesson in probe) / len(probe)
+
+
+class Learner(Course):
+    """The state of one run for a pair. `best` is the alignment with the lowest loss on held-out inputs so far.
+
+    Of many models each has one, `beside` the first: all share the first one's module, its mean and its gradient.
+    """
+
+    def __init__(
+        self,
+        options: LearnedMatching,
+        a: Model,
+        b: Model,
+        start: Alignment,
+        lessons: Lessons,
+        held: Lessons,
+        spaces: list[str],
+        beside: Learner | None = None,
+    ) -> None:
+        self._begin(options, lessons, held)
+        self.table, self.sampler = a.spec, Sampler(options.sampler)
+        self.original, self.base, self.best = b, start, start
         self.first: Mapping[str, Any] = {}  # how the start was found, for whoever takes the run up again
         # Turning starts at the identity: `base` is what was folded into B's weights, `turned` what has been learned since.
-        bundled = bundles(self.table, spaces)
+        self.bundled = bundled = beside.bundled if beside else bundles(self.table, spaces)
         self.tangents = {bundle: _zeros(bundle, self.device) for bundle in bundled}
         self.turned = {bundle: _still(bundle, self.device) for bundle in bundled}
         self.discrete = [name for name in spaces if "index" in start[name] and self.table.sizes[name] > 1] if options.permutations else []
         if not self.tangents and not self.discrete:
             raise MismatchError("nothing can be learned: none of the spaces chosen can move; choose others with --spaces")
-        stacked = stacks(self.table, bundled)
-        self.a, self.b, self.moved, self.mean, self.gradient = (Block(stacked, self.device) for _ in range(5))
+        self.stacked = stacked = beside.stacked if beside else stacks(self.table, bundled)
+        self.a, self.b, self.moved = (Block(stacked, self.device) for _ in range(3))
+        self.mean, self.gradient = (beside.mean, beside.gradient) if beside else (Block(stacked, self.device) for _ in range(2))
         for name, tensor in self.a.tensors.items():
             tensor.copy_(a.weights[name])
         self.kinds: dict[str, list[str]] = {}
@@ -86,16 +232,37 @@ class Learner:
             self.kinds.setdefault(name.partition(".")[0], []).append(name)
         self.share, self.turns = dict.fromkeys(self.kinds, options.flips), 0
         self._fold(start)
-        self._build_module(a)
+        if beside:
+            self.module, self.holders = beside.module, beside.holders
+        else:
+            self._build_module(a)
         self.met = {met.piece.tensor for space in spaces for met in self.table.occurrences(space)}
         self.parameters: list[Tensor] = [value for parts in self.tangents.values() for value in parts.values()]
         self.t = torch.zeros((), device=self.device)
         recorded = self.device.type == "cuda"
         rate = torch.tensor(options.rate, device=self.device) if recorded else options.rate
         self.optimiser = torch.optim.Adam(self.parameters, lr=rate, betas=(0.9, 0.99), capturable=recorded, fused=True) if self.parameters else None
-        self.seen_losses = torch.zeros(options.steps + 1, device=self.device)
-        self.counter = torch.zeros(1, dtype=torch.long, device=self.device)
-        self._recorded: _Recorded | None = None
+
+    @property
+    def walking(self) -> Sequence[Learner]:
+        return (self,)
+
+    def _draw(self, generator: torch.Generator) -> None:
+        self.t.fill_(self.sampler.draw(generator))
+
+    def _to_middle(self) -> None:
+        self.t.fill_(0.5)
+        self._place()
+
+    def _keep(self) -> None:
+        self.best = self.base
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self.optimiser.param_groups if self.optimiser else ():
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def _build_module(self, a: Model) -> None:
         """A module whose parameters share the memory of `mean`, with the gradient of each tensor wherever it is used."""
@@ -146,27 +313,31 @@ class Learner:
 
     @torch.no_grad()
     def _place(self) -> None:
-        """Put the model at t into the module, and B's weights where it lies now into `moved`."""
+        """Put the model at t into the module."""
+        self._move()
+        torch.lerp(self.a.whole, self.moved.whole, self.t, out=self.mean.whole)
+
+    @torch.no_grad()
+    def _move(self) -> None:
+        """Put B's weights where it lies now into `moved`."""
         turned = {bundle: {part: value.float() for part, value in element.items()} for bundle, element in self.turned.items()}
         for stack, source in self.b.stacks.items():
             stack.transport(turned, source, self.moved.stacks[stack])
-        torch.lerp(self.a.whole, self.moved.whole, self.t, out=self.mean.whole)
 
     def _descend(self, lessons: tuple[Lesson, ...]) -> None:
         with quick_products(self.device):
             self._place()
-            loss = self._pass_back(lessons)
+            loss = self._pass_back(lessons, self.t)  # the gradient by B's tensors is t times that by the model's
             with torch.no_grad():
                 self._gather()
                 self._point_uphill()
                 self._together()
                 self._walk()
-                self.counter += 1
-                self.seen_losses.index_copy_(0, self.counter, loss.view(1))
+                self._count(loss)
 
-    def _pass_back(self, lessons: Sequence[Lesson]) -> Tensor:
-        """The mean loss; gradients by B's tensors, which are t times those by the model's, stay in the module."""
-        share, losses = self.t / len(lessons), []
+    def _pass_back(self, lessons: Sequence[Lesson], times: Tensor) -> Tensor:
+        """The mean loss; so many times its gradients stay in the module."""
+        share, losses = times / len(lessons), []
         for lesson in lessons:
             loss = loss_of(self.module, lesson)
             loss.backward(share)
@@ -254,7 +425,7 @@ class Learner:
         self.t.fill_(NEAR_A)
         self._place()
         with torch.enable_grad():
-            self._pass_back(probe)
+            self._pass_back(probe, self.t)
         self._gather()
         return slopes(self.table, self.discrete, self.gradient.tensors, self.moved.tensors)
 
@@ -265,94 +436,10 @@ class Learner:
             return {name: reassign(whole(grams[name]), whole(downhill[name]), self.share[kind]) for name in names}
         return {name: assign(whole(found)) for name, found in slopes(self.table, names, self.a.tensors, moved).items()}
 
-    def _judged(self, probe: list[Lesson]) -> float:
-        return sum(float(loss_of(self.module, lesson)) for lesson in probe) / len(probe)
-
     def _flipped(self, order: Mapping[str, Tensor], here: Alignment) -> Alignment:
         still = Alignment.identity(self.table)
         flips = {name: {**still[name], "index": index} for name, index in order.items()}
         return Alignment(self.table, {**still.elements, **flips}).compose(here)
-
-    # the run
-
-    def _generator(self, step: int, what: int = 0) -> torch.Generator:
-        """Of a step's own, so that a run that is taken up again draws what it would have drawn."""
-        return torch.Generator().manual_seed((self.options.seed * 1_000_003 + step) * 7 + what)
-
-    def run(self, report: Callable[[str], None], journal: Journal | None = None) -> None:
-        options = self.options
-        every = max(1, options.steps // LOOKS)
-        resolve = max(FEWEST_STEPS, options.steps // ASSIGNMENTS)
-        if not self.losses:
-            self._look(report, journal)
-        while self.tally.steps < options.steps:
-            step = self.tally.steps + 1
-            self._step(step)
-            self.tally.steps = step
-            if self.discrete and step % resolve == 0 and step < options.steps:
-                self._finite()
-                self._reassign()
-            if step % every == 0 or step == options.steps:
-                self._look(report, journal)
-                since = len(self.losses) - 1 - min(range(len(self.losses)), key=self.losses.__getitem__)
-                if since >= options.patience and not (self.discrete and step < 2 * resolve):  # flips of both kinds have their turn
-                    self.tally.stopped = f"no better for {since} looks"
-                    report(f"stopped at step {step}: {self.tally.stopped}")
-                    return
-
-    def _step(self, step: int) -> None:
-        generator, options = self._generator(step), self.options
-        rate = options.rate * schedule(step, options.steps)
-        rank, processes = place()
-        numbers = torch.randint(len(self.lessons), (options.accumulate * processes,), generator=generator)[rank::processes]
-        chosen = tuple(self.lessons[int(number)] for number in numbers)
-        self.t.fill_(self.sampler.draw(generator))
-        for group in self.optimiser.param_groups if self.optimiser else ():
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-        try:
-            if self.device.type == "cuda" and place()[1] == 1:
-                self._recorded = self._recorded or _Recorded(self._descend)
-                self._recorded(chosen)
-            else:
-                self._descend(chosen)
-        except torch.cuda.OutOfMemoryError as error:
-            remedy = "lower --batch and raise --accumulate by as much, or learn fewer --spaces"
-            raise SymmergeError(f"the GPU's memory is full at step {step}: {remedy}") from error
-
-    def _finite(self) -> None:
-        """Stop where a loss, or an element, is no number any more, in any of the processes."""
-        bad = (~self.seen_losses[1 : int(self.counter) + 1].isfinite()).nonzero()
-        lost = not all(bool(value.isfinite().all()) for element in self.turned.values() for value in element.values())
-        if anyone(bool(len(bad)) or lost):
-            self._stop(f"the loss was not finite at step {int(bad[0]) + 1 if len(bad) else self.tally.steps}")
-
-    def _stop(self, why: str) -> NoReturn:
-        self.tally.stopped = why
-        raise Interrupted(f"{why}: the best state before it is kept; lower --rate")
-
-    @torch.no_grad()
-    def _look(self, report: Callable[[str], None], journal: Journal | None) -> None:
-        """Judge the middle on held-out inputs; keep the best."""
-        self._finite()
-        self._fold(self.alignment())
-        self.t.fill_(0.5)
-        self._place()
-        held = [self.held[number] for number in range(min(MOST_HELD, len(self.held)))]
-        loss = agreed(lambda: self._judged(held))
-        if not math.isfinite(loss):
-            self._stop(f"the held-out loss was not finite at step {self.tally.steps}")
-        better = not self.losses or loss < min(self.losses)
-        self.best = self.base if better else self.best
-        self.losses.append(loss)
-        flips = f", {self.tally.flips_kept} of {self.tally.flips_tried} flips kept" if self.discrete else ""
-        report(
-            f"step {self.tally.steps} of {self.options.steps}: loss of the middle {loss:.4f} on held-out inputs{', the best so far' if better else ''}{flips}"
-        )
-        if journal:
-            journal.write(self.entry())
 
     # taking a run up again
 

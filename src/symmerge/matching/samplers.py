@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import Tensor
 
 from symmerge.errors import MismatchError
 
 NAMED = {"narrow": "uniform:0.4,0.6", "fixed": "fixed:0.5", "wide": "uniform:0,1", "normal": "normal:0.5,0.1"}
 """The four that have been published, under short names."""
 FORMS = {"fixed": 1, "uniform": 2, "normal": 2, "beta": 2}  # how many numbers each takes
+DIRICHLET = 10.0  # for many models; 0.1 is published, and the mean of all is worse for it (docs/log.md)
 HELP = f"{', '.join(NAMED)}, or one of your own: fixed:0.5, uniform:0.3,0.7, normal:0.5,0.1 (mean, deviation; clipped), beta:2,2"
 
 
@@ -48,7 +51,27 @@ class Sampler:
             return numbers[0] + (numbers[1] - numbers[0]) * float(torch.rand((), generator=generator, dtype=torch.float64))
         if form == "normal":
             return min(1.0, max(0.0, numbers[0] + numbers[1] * float(torch.randn((), generator=generator, dtype=torch.float64))))
-        # torch's own gamma sampler takes no generator on every version: a seed drawn from ours keeps runs the same
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
-            return float(torch.distributions.Beta(torch.tensor(numbers[0]), torch.tensor(numbers[1])).sample())
+        return float(_dirichlet(numbers, generator)[0])
+
+
+@final
+@dataclass(frozen=True)
+class Shares:
+    """Draws weights of many models, from a Dirichlet distribution: small numbers look near the corners, large ones near the middle."""
+
+    concentration: float = DIRICHLET
+
+    def __post_init__(self) -> None:
+        if not 1e-3 <= self.concentration <= 1e6:
+            raise MismatchError(f"concentration {self.concentration:g}: give a number between 0.001 and a million; {DIRICHLET:g} is usual")
+
+    def draw(self, generator: torch.Generator, count: int) -> Tensor:
+        """One weight per model; they sum to one."""
+        return _dirichlet([self.concentration] * count, generator)
+
+
+def _dirichlet(numbers: Sequence[float], generator: torch.Generator) -> Tensor:
+    # torch's own gamma sampler takes no generator on every version: a seed drawn from ours keeps runs the same
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
+        return torch.distributions.Dirichlet(torch.tensor(numbers, dtype=torch.float64)).sample()

@@ -37,7 +37,7 @@ class Matching(ABC):
 
     `weighting` is where the search starts (by default the method's own), `tries` how many weightings may be tried, `starts` how many first
     estimates of the stream where its embeddings do not determine it. `token_counts` replaces frequencies guessed from text, and leaves out
-    tokens that never occurred.
+    tokens that never occurred. `share` is how much of B is in the merge that a try is scored by.
     """
 
     weighting: Weighting | None = None
@@ -45,6 +45,7 @@ class Matching(ABC):
     starts: int = 1
     max_sweeps: int = 20
     tolerance: float = 1e-4
+    share: float = 0.5
     heads: HeadOptions = field(default_factory=HeadOptions)
     token_counts: Tensor | None = field(default=None, compare=False, repr=False)
     seed: int = 0
@@ -55,6 +56,10 @@ class Matching(ABC):
     @abstractmethod
     def probe(self, a: Model, b: Model, report: Report) -> Probe | None:
         """What flows through both models, and what a merge can be scored on; None where the weights are all there is."""
+
+    def judge(self, a: Model, b: Model) -> Probe | None:
+        """What a merge of many can be scored on, beside the distance of its parents; None where there is nothing."""
+        return None
 
     @property
     @abstractmethod
@@ -228,7 +233,7 @@ class _Search:
 
     def _score(self, alignment: Alignment) -> float:
         assert self.probe
-        middle = merge(self.a, apply(alignment, self.b))
+        middle = merge(self.a, apply(alignment, self.b), self.options.share)
         return self.probe.score(full_module(middle, torch.float32).to(self.options.device))
 
     def _write(self, running: Mapping[str, Any] | None = None, elements: Elements | None = None) -> None:

@@ -203,7 +203,7 @@ class SoftMatching:
         found = Solution(Alignment(a.spec, entry.elements["start"]), (), {}, (), False, 0.0) if entry else self._exact().first_solution(a, b, report, journal)
         if found.interrupted:
             return found
-        run = _Run(self, a, b, found.alignment, spaces, *self._exact().lessons(a, b, report))
+        run = _Run(self, a, b, found.alignment, spaces, *self._exact().lessons([a, b], report))
         if entry:
             run.restore(entry)
         interrupted = False

@@ -1,7 +1,8 @@
 """Many models in one basin: each has one element that brings it to common coordinates, so going round any circle of them ends where it began.
 
-Every member is matched to the mean of all others, one after the other and again, as long as that brings them closer; at most one model more than
-the pair that is being matched is in memory, however many there are.
+Every member is matched to the mean of all others, one after the other and again, as long as that makes the mean of all better: on text that two of
+them write, where the solver can use such, else by how close they come. At most one model more than the pair that is being matched is in memory,
+however many there are.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from symmerge.alignment import Alignment, apply
 from symmerge.errors import MismatchError, SymmergeError
 from symmerge.matching.base import Solution
 from symmerge.matching.journal import Entry, Journal
-from symmerge.matching.search import Report
-from symmerge.merge import distance
+from symmerge.matching.search import Matching, Report
+from symmerge.merge import distance, merge
 from symmerge.model import Model
+from symmerge.probe import Probe
+from symmerge.verify import full_module
 from symmerge.weights import DerivedWeights, KeptWeights
 
 MEDOID = "medoid"
@@ -126,6 +129,7 @@ class _Run:
         self.settings: dict[str, Any] = {}
         self.reference, self.spreads, self.kept = 0, [], []
         self.total: dict[str, Tensor] = {}
+        self.judge: Probe | None = None
 
     @property
     def members(self) -> list[int]:
@@ -152,6 +156,9 @@ class _Run:
         if not self.spreads:
             self.spreads.append(self.spread())
             self._write()
+        if len(self.found) > 2 and isinstance(self.solver, Matching):
+            first, second, *_ = (_held(self.models[member]) for member in self.members)
+            self.judge = self.solver.judge(first, second)
 
     def _meet(self, number: int) -> None:
         a, b = _held(self.models[self.reference]), _held(self.models[number])
@@ -194,22 +201,33 @@ class _Run:
         self._write()
         before, after = self.spreads[-2:]
         self.report(f"round {number}: {moved} moved; spread {after:.4f}, before {before:.4f}")
-        return moved > 0 and after < (1 - GAIN) * before
+        return moved > 0 and (self.judge is not None or after < (1 - GAIN) * before)
 
     def _improve(self, member: int) -> bool:
         """Match a member to the mean of all others anew, from where it lies; kept if it comes closer."""
         now = _held(apply(self.found[member], self.models[member]))
         others = self._others(now)
-        solution = self.solver.solve(others, now, report=self.report)
+        solution = self._sharing().solve(others, now, report=self.report)
         if solution.interrupted:
             raise KeyboardInterrupt
-        if not distance(others, apply(solution.alignment, now)) < distance(others, now):
+        if not self._worth(others, apply(solution.alignment, now)) < self._worth(others, now):
             return False
         self._add(member, -1)
         self.found[member] = solution.alignment.compose(self.found[member])
         self._add(member, 1)
         self._write()
         return True
+
+    def _sharing(self) -> Solver:
+        """The solver, which scores its tries by the mean of all."""
+        return replace(self.solver, share=1 / len(self.found)) if isinstance(self.solver, Matching) else self.solver
+
+    def _worth(self, others: Model, member: Model) -> float:
+        """How bad the mean of all is with the member there."""
+        if self.judge is None:
+            return distance(others, member)
+        device = self.solver.device if isinstance(self.solver, Matching) else "cpu"
+        return self.judge.score(full_module(merge(others, member, 1 / len(self.found)), torch.float32).to(device))
 
     def _others(self, member: Model) -> Model:
         count = len(self.found) - 1

@@ -38,6 +38,9 @@ class WeightMatching(Matching):
         report("the parents wrote text of their own" if found else "no text of their own (not language models, or too large): weights alone")
         return found
 
+    def judge(self, a: Model, b: Model) -> Probe | None:
+        return make_probe([a, b], seed=self.seed, device=self.device) if self.own_text and self.most_tries(a) > 1 else None
+
     @property
     def moves(self) -> Moves:
         return MOVES
