@@ -73,6 +73,8 @@ class Joint(Course):
             with torch.no_grad():
                 self.first._gather()
                 for member, share in zip(self.members, self.shares[1:], strict=True):
+                    if not member.parameters:  # permutations alone
+                        continue
                     member._point_uphill()
                     torch._foreach_mul_([value.grad for value in member.parameters], share)  # type: ignore[reportPrivateImportUsage]
                     member._together()
