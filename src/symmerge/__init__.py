@@ -18,6 +18,7 @@ from symmerge.plane import plane
 from symmerge.soup import soup
 from symmerge.tasks import make_task
 from symmerge.verify import Verdict, verify
+from symmerge.widen import widen
 
 __all__ = [
     "ActivationMatching",
@@ -47,5 +48,6 @@ __all__ = [
     "save",
     "soup",
     "verify",
+    "widen",
 ]
 __version__ = "0.1.0"
