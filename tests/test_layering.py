@@ -31,8 +31,9 @@ ORDER += [
     "repair",
     "plane",
     "barrier",
+    "simplex",
 ]
-ORDER += ["report", "matching", "orbit", "align", "many", "inspection", "__init__", "zoo", "demo", "console", "cli", "__main__"]
+ORDER += ["report", "matching", "orbit", "align", "vocabulary", "many", "inspection", "__init__", "zoo", "demo", "console", "cli", "__main__"]
 ONLY = {"weights": {"errors"}, "checkpoint": {"errors", "weights"}, "console": {"errors"}}
 NAMES = re.compile(rf"(?<![a-z])({'|'.join({*BY_MODEL_TYPE, *(family.name for family in FAMILIES)})})", re.IGNORECASE)
 

@@ -15,8 +15,9 @@ import symmerge as sm
 from chromium import FOUND, chromium
 from symmerge.alignment import Alignment
 from symmerge.errors import SymmergeError
-from symmerge.report import curve_svg, figures, maps, report, structure
+from symmerge.report import curve_svg, figures, maps, report, simplex_svgs, structure
 from symmerge.report.results import as_curve
+from symmerge.report.together import square
 from symmerge.report.words import estimate, summary
 from symmerge.zoo.small import small_model
 
@@ -81,6 +82,44 @@ PLANE = {
     "schema": "symmerge.plane/1",
     "points": [{"weights": [a / 4, b / 4, 1 - (a + b) / 4], "loss": 1.0 + a * b} for a in range(5) for b in range(5 - a)],
 }
+
+
+def together(plain=2.5, aligned=0.25, count=4, **changes):
+    """Several models, two methods: the barrier of a pair rises with their distance in the list, that of a mean with how many there are."""
+
+    def one(name, label, height, universe):
+        matrix = [[height * abs(a - b) for b in range(count)] for a in range(count)]
+        points = [{"weights": [a / 4, b / 4, 1 - (a + b) / 4], "loss": 1.5 + height * a * b / 4, "perplexity": 5.0} for a in range(5) for b in range(5 - a)]
+        return {
+            "name": name,
+            "label": label,
+            "ends": [{"loss": 1.5 + number / 100, "perplexity": 4.5} for number in range(count)],
+            "lines": [
+                {
+                    "a": 0,
+                    "b": 1,
+                    "points": [{"t": t, "loss": 1.5, "perplexity": 4.5} for t in (0.0, 0.5, 1.0)],
+                    "barrier_mean": height,
+                    "barrier_linear": height / 2,
+                }
+            ],
+            "barriers": matrix,
+            "means": [{"count": merged, "loss": 1.5 + height * merged, "perplexity": 9.0, "barrier": height * merged} for merged in range(2, count + 1)],
+            "triangle": {"corners": [[0.0, 0.0], [3.0, 0.0], [1.0, 2.0]], "points": points},
+            "ensemble": {"loss": 1.4321, "perplexity": 4.2},
+            "universe": universe,
+        }
+
+    universe = {"spreads": [0.7654, 0.6543, 0.6542], "kept": [3, 0], "cycle_error": 3e-8, "settings": {"first": {"max_sweeps": 50}}}
+    about = {"architecture": "SomeModel", "parameters": 1234567, "sha256": "c" * 64}
+    return {
+        "schema": "symmerge.simplex/1",
+        "task": {"name": "clm", "data": "python-docs", "samples": 64, "metrics": ["loss", "perplexity"], "seed": 7},
+        "models": [{"where": f"zoo/seed-{number}", **about} for number in range(count)],
+        "methods": [one("none", "plain average", plain, None), one("weights", "weight matching", aligned, universe)],
+        "versions": {"symmerge": "0.1.0", "torch": "2.x"},
+        **changes,
+    }
 
 
 def write(folder, **files):
@@ -166,11 +205,82 @@ def test_several_pairs_have_means_errors_and_a_band(page):
     assert "band" not in page(curve=curve())
 
 
+def test_several_models_together_in_words_numbers_and_figures(page):
+    text = page(simplex=together())
+    assert "Averaging all 4 models as they are raises the loss by 10.00; after alignment (weight matching) by 1.00: 10 times less." in text
+    assert "Causal language modelling on python-docs, 4 models" in text and "the first three models" in text
+    for shown in ("s1-many-triangle0-", "s1-many-triangle1-", "s1-many-barriers0-", "s1-many-barriers1-", "s1-many-count-"):
+        assert shown in text, shown
+    # mean and largest barrier of a pair, spreads, rounds that moved any, settings inside settings, what was merged
+    for shown in ("4.167", "7.500", "0.7654", "0.6542", "3.00e-08", "first.max_sweeps", "ensemble of all 4", "seed-3 alone", "c" * 64, "torch 2.x"):
+        assert shown in text, shown
+    row = text.partition("The search for common coordinates")[2].partition("</tbody>")[0]
+    assert re.findall(r">([^<>]+)</t[hd]>", row)[-7:] == ["weight matching", "0.7654", "0.6542", "2", "1", "3", "3.00e-08"]
+    assert [words for words in ("What a barrier is", 'type="range"', 'data-curve="') if words in text] == []
+    alone = together()
+    alone["methods"] = alone["methods"][:1]
+    bare = page(simplex=alone)
+    assert "common coordinates" not in bare and "Settings of the methods" not in bare and "Averaging all 4 models as they are raises" in bare
+
+
+def test_pages_of_several_models_find_their_way_and_escape(page):
+    record = together()
+    record["models"][0]["where"] = record["methods"][1]["label"] = record["methods"][1]["name"] = NASTY
+    text = page(simplex=record)
+    outline = Outline(text)
+    assert "<script>alert" not in text and "<img" not in text and text.count("</script>") == 2 and "model 0" in text
+    assert all(after <= before + 1 for before, after in zip(outline.headings, outline.headings[1:], strict=False)) and outline.references <= set(outline.ids)
+    assert len(outline.ids) == len(set(outline.ids)) and outline.tags.count("svg") == outline.tags.count("desc") == outline.tags.count("figcaption") == 5
+    files = simplex_svgs(record)
+    assert len(files) == 5 and all(re.fullmatch(r"[\w.-]+\.svg", name) for name in files)
+    assert all("prefers-color-scheme: dark" in svg and "<script>alert" not in svg for svg in files.values())
+
+
+def test_figures_that_are_compared_have_one_scale():
+    """The lower of two methods looks lower; alone it has the whole scale to itself."""
+    record = together()
+    both, alone = (simplex_svgs({**record, "methods": methods}) for methods in (record["methods"], record["methods"][1:]))
+    assert both["barriers-weights.svg"] != alone["barriers-weights.svg"] and both["triangle-weights.svg"] != alone["triangle-weights.svg"]
+    assert {"0.25", "0.75"} <= set(texts(both["barriers-weights.svg"])) and "7.50" in texts(both["barriers-none.svg"])
+    flat = together(plain=0.0, aligned=0.0)
+    assert len(simplex_svgs(flat)["triangle-none.svg"]) < len(both["triangle-none.svg"])  # one colour, and no error
+
+
+def test_many_models_get_maps_one_below_the_other(page):
+    few, many = page(simplex=together(count=5)), page(simplex=together(count=6))
+    assert "<summary>Barrier over the mean" in many and "<summary>Barrier over the mean" not in few
+    assert few.count('class="beside"') == 2 and many.count('class="beside"') == 1 and "s1-many-barriers1-" in many
+
+
+def pairs_of(ends):
+    """A `curves` record; each pair has its own barrier."""
+    pairs = []
+    for at, (a, b) in enumerate(ends):
+        pair = curve(plain=1.0 + at)
+        pair["models"]["a"] |= {"where": f"zoo/seed-{a}", "sha256": str(a) * 64}
+        pair["models"]["b"] |= {"where": f"zoo/seed-{b}", "sha256": str(b) * 64}
+        pair["methods"][0]["barrier_mean"] = 1.125 + at
+        pairs.append(pair)
+    return {"schema": "symmerge.curves/1", "pairs": pairs, "summary": {}}
+
+
+def test_all_pairs_of_several_models_have_a_map_of_barriers(page):
+    text = page(curve=pairs_of([(0, 1), (2, 0), (1, 2)]))
+    assert "Barriers between every two models" in text and "s1-barriers0-" in text and "s1-barriers1-" in text
+    _, methods = square(as_curve(pairs_of([(0, 1), (2, 0), (1, 2)])))
+    assert methods[0] == ("plain average", [[0, 1.125, 2.125], [1.125, 0, 3.125], [2.125, 3.125, 0]])
+    for ends in ([(0, 1)], [(0, 1), (1, 2)], [(0, 1), (0, 1), (1, 2)], [(0, 1), (1, 0), (0, 2)], [(0, 1), (2, 3), (4, 5)]):  # the controls
+        assert "every two models" not in page(curve=pairs_of(ends)), ends
+
+
 def test_a_folder_of_experiments_has_a_section_for_each(tmp_path):
     write(tmp_path / "demo" / "images", curve=curve(plain=1.0))
     write(tmp_path / "demo" / "texts", curve=curve(plain=3.0), structure=STRUCTURE)
+    write(tmp_path / "demo" / "triples", simplex=together(count=3))
     text = report(tmp_path / "demo", tmp_path / "page.html").read_text("utf-8")
-    assert text.count('class="experiment"') == 2 and "Barriers of every experiment" in text
+    table = text.partition("Barriers of every experiment")[2].partition("</tbody>")[0]
+    assert re.findall(r">([^<>]+)</t[hd]>", table)[-4:] == ["triples", "weight matching", "0.2500", "0.1250"]
+    assert text.count('class="experiment"') == 3 and "Averaging all 3 models" in text and "Barriers of every experiment" in text
     assert "images: Causal" in text and "raises the loss by 1.00" in text and "raises the loss by 3.00" in text
 
 
@@ -241,6 +351,7 @@ DRAWINGS = {
     "matrix": (lambda change: maps.correlation_matrix({"space": "h", "values": [[1.0, 0.2 + change], [0.0, 0.5]], "borders": [1]})),
     "permutation": (lambda change: maps.element({**STRUCTURE["spaces"][1], "index": [2, 0, 1, 3] if change else [0, 1, 2, 3]})),
     "rotation": (lambda change: maps.element({**STRUCTURE["spaces"][0], "matrix": [[1.0, change], [0.0, 1.0]]})),
+    "together": (lambda change: figures.together(together(plain=2.5 + change))),
     "barriers": (lambda change: maps.barrier_map(["a", "b"], [[0.0, 1.0 + change], [1.0, None]])),
     "corners": (lambda change: maps.plane({**PLANE, "corners": [[0.0, 0.0], [3.0, 0.0], [1.0 + change, 2.0]]})),
     "plane": (lambda change: maps.plane({"points": [{**point, "loss": point["loss"] + change * point["weights"][0]} for point in PLANE["points"]]})),
@@ -326,7 +437,7 @@ def test_structure_of_an_alignment():
 
 
 BAD = {
-    "no curve": ({"structure": STRUCTURE}, "no solution.json and no curve.json: run symmerge barrier"),
+    "no curve": ({"structure": STRUCTURE}, "no curve.json, no simplex.json, no solution.json: run symmerge barrier"),
     "another schema": ({"curve": curve(schema="symmerge.curve/9")}, "schema 'symmerge.curve/9', this version reads symmerge.curve/1 or symmerge.curves/1"),
     "no schema": ({"curve": [1, 2]}, "schema None"),
     "a part missing": ({"curve": {key: value for key, value in curve().items() if key != "methods"}}, "has no 'methods': write it again with symmerge barrier"),
@@ -341,6 +452,13 @@ BAD = {
     "correlations": ({"curve": curve(), "correlations": {"schema": 3}}, "correlations.json has schema 3"),
     "solution": ({"curve": curve(), "solution": {"schema": "symmerge.solution/1", "objective": [1.0]}}, "solution.json has no 'distance_before'"),
     "amount": ({"curve": curve(), "amount": {**AMOUNT, "methods": [{"name": "x", "label": "x"}]}}, "amount.json has no 'points'"),
+    "simplex": (
+        {"simplex": {**together(), "methods": [{"name": "x", "label": "x"}]}},
+        "simplex.json has no 'means': write it again with symmerge barrier --together",
+    ),
+    "no methods": ({"simplex": together(methods=[])}, "simplex.json is not of the form it claims (it holds no methods"),
+    "no triangle": ({"simplex": together(models=together()["models"][:2])}, "less than three models"),
+    "another simplex": ({"simplex": together(schema="symmerge.simplex/2")}, "this version reads symmerge.simplex/1"),
     "solution alone": ({"solution": {"schema": "symmerge.solution/1", "objective": [1.0]}}, "solution.json has no 'distance_before'"),
 }
 

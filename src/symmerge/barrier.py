@@ -96,18 +96,24 @@ def run(
     return {
         "schema": SCHEMA,
         "task": task.record(),
-        "models": {"a": _about(a), "b": _about(b)},
+        "models": {"a": about(a), "b": about(b)},
         "methods": [
             {"name": method.name, "label": method.label, **curve.record(), "settings": dict(method.settings), "objective": list(method.objective)}
             for method, curve in zip(methods, curves, strict=True)
         ],
         "ensemble": dict(curves[0].ensemble),
-        "versions": {**versions(), "scikit-learn": version("scikit-learn"), "python": platform.python_version()},
+        "versions": measured_with(),
     }
 
 
-def _about(model: Model) -> dict[str, Any]:
+def about(model: Model) -> dict[str, Any]:
+    """Which files a model is."""
     return {"where": model.where, "architecture": model.spec.architecture, "parameters": model.parameters, "sha256": model.digest()}
+
+
+def measured_with() -> dict[str, str]:
+    """Versions of what can change a measure."""
+    return {**versions(), "scikit-learn": version("scikit-learn"), "python": platform.python_version()}
 
 
 def several(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -54,11 +54,11 @@ def plane(models: Sequence[Model], task: Task, *, steps: int = 10, margin: float
     places = simplex(steps, margin)
     mixture = Mixture(models, device=device)
     points, ensemble = evaluate(mixture, task, places, progress=progress)
-    return Plane(_corners(mixture.products()), places, tuple(points), ensemble)
+    return Plane(laid_out(mixture.products()), places, tuple(points), ensemble)
 
 
-def _corners(products: list[list[float]]) -> Corners:
-    """The first model in the origin, the second on the axis, the third above it."""
+def laid_out(products: list[list[float]]) -> Corners:
+    """Where three models lie on their plane, by the inner products of their differences: the first model in the origin, the second on the axis, the third above it."""
     along = math.sqrt(products[1][1])
     x = products[1][2] / along if along else 0.0
     return (0.0, 0.0), (along, 0.0), (x, math.sqrt(max(products[2][2] - x * x, 0.0)))

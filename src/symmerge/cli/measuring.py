@@ -15,13 +15,16 @@ from symmerge.align import Aligned, write_evidence
 from symmerge.align import align as solve
 from symmerge.barrier import BARRIERS, Method, line, run, several, write
 from symmerge.checkpoint import new_folder
+from symmerge.cli import simplex
 from symmerge.cli.options import INPUTS, METHODS, Config, Device, Json, Models, Out, Overwrite, Seed, Steps, chosen_recipe, different, inputs
 from symmerge.errors import MismatchError
 from symmerge.matching.recipes import RECIPES, Recipe, with_options
 from symmerge.mixture import one_table
 from symmerge.model import Model, device_of, load
+from symmerge.simplex import POINTS as TOGETHER_POINTS
 from symmerge.tasks import Task, make_task, task_of
 
+POINTS = 21
 KINDS = dict(zip(BARRIERS, ("over the mean", "over the line"), strict=True))
 
 
@@ -41,7 +44,12 @@ def barrier(
     ] = None,
     calibration_samples: Annotated[int | None, typer.Option(help="How many samples of --calibration to use.", show_default="by task")] = None,
     steps: Steps = None,
-    points: Annotated[int, typer.Option(help="Points on the line, both ends included.")] = 21,
+    together: Annotated[
+        bool, typer.Option("--together", help="Of three models or more: bring all together instead of every pair; every line, the triangle, all merged.")
+    ] = False,
+    points: Annotated[
+        int | None, typer.Option(help="Points on a line, both ends included.", show_default=f"{POINTS}, or {TOGETHER_POINTS} with --together")
+    ] = None,
     samples: Annotated[int | None, typer.Option(help="How many samples to use.", show_default="by task")] = None,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -53,9 +61,12 @@ def barrier(
 
     Of three models or more every pair is aligned and measured: means and standard errors over the pairs.
 
-    Writes curve.json, curve.csv and curve.svg. Example: [bold]symmerge barrier ./seed-0 ./seed-1 --task clm --data python-docs --out ./curve[/]
+    With --together all are brought to common coordinates at once: barriers of every pair there, of more and more models merged, and the triangle of the first three.
+
+    Writes curve.json, curve.csv and curve.svg, or simplex.json, simplex.csv and figures. Example: [bold]symmerge barrier ./seed-0 ./seed-1 --task clm --data python-docs --out ./curve[/]
     """
     with console.friendly():
+        points = (TOGETHER_POINTS if together else POINTS) if points is None else points
         line(points)
         folders = different(models, "a line has two ends; give two models or more, symmerge barrier A B")
         opened = [load(folder) for folder in folders]
@@ -63,16 +74,22 @@ def barrier(
         solvers = {name.strip(): _line_solver(name.strip(), seed, device, steps) for name in method.split(",")}
         if steps and not any(_learns(recipe) for recipe in solvers.values()):
             raise MismatchError(f"--steps {steps}: none of {', '.join(solvers)} learns; leave it out, or add learned to --method")
+        if together:
+            simplex.check(folders, solvers)
         solvers = _with_inputs(solvers, opened, data, calibration, calibration_samples, seed)
         if None in solvers.values():
             one_table(opened)
         with new_folder(out, overwrite=overwrite, inputs=folders) as folder:
-            record = _measure(folder, list(combinations(opened, 2)), solvers, made, points, device)
+            if together:
+                record = simplex.measure(folder, opened, solvers, made, points, device)
+            else:
+                record = _measure(folder, list(combinations(opened, 2)), solvers, made, points, device)
         if json:
             console.show_json(record)
             return
-        over = f", {len(record['pairs'])} pairs" if "pairs" in record else ""
-        console.show_table(f"Barriers: {task} on {data}, {made.samples} samples, {points} points{over}; wrote {out}", _rows(record))
+        over = f", {len(opened)} models together" if together else f", {len(record['pairs'])} pairs" if "pairs" in record else ""
+        rows = simplex.rows(record) if together else _rows(record)
+        console.show_table(f"Barriers: {task} on {data}, {made.samples} samples, {points} points{over}; wrote {out}", rows)
 
 
 def _line_solver(name: str, seed: int, device: str, steps: int | None) -> Recipe | None:
@@ -135,10 +152,10 @@ def _measure(folder: Path, pairs: Sequence[tuple[Model, Model]], solvers: Mappin
 
 def _line(name: str, a: Model, b: Model, found: Aligned | None) -> Method:
     if found is None:
-        return Method(name, "plain average", a, b)
-    kind = {"weights": "weight matching", "activations": "activation matching"}.get(found.recipe.method, f"{found.recipe.method} matching")
-    label = (kind if name in METHODS else f"{kind}, {name}") + (" (no symmetry)" if found.recipe.loose else "")
-    return Method(name, label, found.reference, found.aligned, found.solution.settings, found.solution.objective, exact=not found.recipe.loose)
+        return Method(name, simplex.PLAIN, a, b)
+    return Method(
+        name, simplex.label(name, found.recipe), found.reference, found.aligned, found.solution.settings, found.solution.objective, exact=not found.recipe.loose
+    )
 
 
 def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

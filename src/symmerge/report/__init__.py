@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 from symmerge.report.structure import structure
 
 if TYPE_CHECKING:
-    from symmerge.report.page import curve_svg, report
+    from symmerge.report.page import curve_svg, report, simplex_svgs
 
-__all__ = ["curve_svg", "report", "structure"]
+__all__ = ["curve_svg", "report", "simplex_svgs", "structure"]
 
 
 def __getattr__(name: str) -> Any:
     """matplotlib and jinja2 are slow to import: only who draws waits for them."""
-    if name not in ("curve_svg", "report"):
+    if name not in ("curve_svg", "report", "simplex_svgs"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from symmerge.report import page
 

@@ -144,6 +144,24 @@ def amount(record: Mapping[str, Any], name: str = "amount") -> str:
     return draw(name, f"Barrier against {record['unit']}", " ".join(said), _size(labels), paint)
 
 
+def together(record: Mapping[str, Any], name: str = "together") -> str:
+    """The barrier of the mean of more and more models, a line for each method."""
+    methods = record["methods"]
+    counts = [mean["count"] for mean in methods[0]["means"]]
+    lines = {method["label"]: [number(mean["barrier"]) for mean in method["means"]] for method in methods}
+    said = [f"{label}: {short(line[0])} with {counts[0]} models, {short(line[-1])} with {counts[-1]}." for label, line in lines.items()]
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot(xlabel="models merged", ylabel="barrier")
+        for (label, line), colour, marker in zip(lines.items(), cycle(SERIES), cycle(MARKERS)):
+            axes.plot(counts, line, color=colour, marker=marker, markersize=3.5, label=_wrapped(label))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _scale(axes, [value for line in lines.values() for value in line])
+        _legend(figure)
+
+    return draw(name, "Barrier against the number of models merged", " ".join(said), _size([*lines]), paint)
+
+
 def objective(label: str, runs: Sequence[Sequence[float]], name: str = "objective") -> str:
     """What a solver brought down, sweep by sweep; one line for each pair."""
     first = runs[0]

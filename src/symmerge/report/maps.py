@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from symmerge.report import words
 from symmerge.report.drawing import INK, MUTED, RISING, SIGNED, draw
@@ -16,6 +17,8 @@ from symmerge.report.results import number
 from symmerge.report.words import short
 
 EVEN = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.75**0.5))  # where the corners lie if their distances were not measured
+BESIDE = (3.2, 3.3)  # inches: three of these fit beside each other
+LEVELS = 12
 LARGEST = 64  # cells along a side of a permutation's picture
 
 
@@ -53,46 +56,59 @@ def element(space: Mapping[str, Any], name: str = "element") -> str:
     return draw(name, f"Structure of the alignment in {space['space']}", said, (2.3, 2.3), paint)
 
 
-def barrier_map(names: Sequence[str], barriers: Sequence[Sequence[float | None]], name: str = "barriers") -> str:
-    """The barrier between every two of several models."""
+def barrier_map(
+    names: Sequence[str], barriers: Sequence[Sequence[float | None]], name: str = "barriers", *, largest: float | None = None, title: str | None = None
+) -> str:
+    """The barrier between every two of several models; `largest` has the full colour, for maps that are compared."""
     values = _array(barriers)
+    top = float(np.nanmax(values)) if largest is None else largest
     row, column = divmod(int(np.nanargmax(values)), len(names))
 
     def paint(figure: Figure) -> None:
         axes = _square(figure, "", "")
-        axes.imshow(values, cmap=RISING, vmin=0.0, vmax=max(float(np.nanmax(values)), 1e-12), interpolation="none")
+        axes.imshow(values, cmap=RISING, vmin=0.0, vmax=max(top, words.NO_BARRIER), interpolation="none")
         axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
         axes.set_yticks(range(len(names)), names)
         for (down, across), value in np.ndenumerate(values):
             if np.isfinite(value):
-                axes.text(across, down, f"{value:.2f}", ha="center", va="center", color=INK, fontsize=8)
+                axes.text(across, down, f"{value:.2f}", ha="center", va="center", color=INK, fontsize=10)
 
     said = f"The largest, {short(float(values[row, column]))}, is between {names[row]} and {names[column]}."
-    side = 2.0 + 0.42 * len(names)
-    return draw(name, f"Barriers between {len(names)} models", said, (side, side), paint)
+    side = max(3.0, 1.2 + 0.5 * len(names))
+    return draw(name, title or f"Barriers between {len(names)} models", said, (side, side), paint)
 
 
-def plane(record: Mapping[str, Any], names: Sequence[str] = ("A", "B", "C"), name: str = "plane") -> str:
-    """The loss on the plane through three models, drawn with the triangle that has a model in each corner."""
+def plane(
+    record: Mapping[str, Any],
+    names: Sequence[str] = ("A", "B", "C"),
+    name: str = "plane",
+    *,
+    scale: tuple[float, float] | None = None,
+    size: tuple[float, float] = (5.4, 4.2),
+    title: str | None = None,
+) -> str:
+    """The loss on the plane through three models, drawn with the triangle that has a model in each corner; `scale` is for planes that are compared."""
     weights = np.array([point["weights"] for point in record["points"]], dtype=float)
     losses = _array([point["loss"] for point in record["points"]])
     kept = np.isfinite(losses)
     corners = np.array(record.get("corners", EVEN))
     at, losses = (weights @ corners)[kept], losses[kept]
+    low, high = scale or (float(losses.min()), float(losses.max()))
+    levels = np.linspace(low, max(high, low + words.NO_BARRIER), LEVELS + 1)  # what is as good as flat has one colour
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot(aspect="equal")
         axes.set_axis_off()
         axes.margins(0.06)
-        filled = axes.tricontourf(at[:, 0], at[:, 1], losses, levels=12, cmap=RISING)
+        filled = axes.tricontourf(at[:, 0], at[:, 1], losses, levels=levels, cmap=RISING)
         axes.plot(*corners[[0, 1, 2, 0]].T, color=MUTED, linewidth=0.8)
-        for corner, label, offset in zip(corners, names, ((-9, -4), (9, -4), (0, 9)), strict=True):
+        for corner, label, offset in zip(corners, names, ((0, -11), (0, -11), (0, 10)), strict=True):
             axes.plot(*corner, marker="o", color=INK, clip_on=False)
             axes.annotate(label, (corner[0], corner[1]), offset, textcoords="offset points", ha="center", va="center", fontweight="bold", annotation_clip=False)
-        _bar(figure, filled, axes, "loss")
+        _bar(figure, filled, axes, "loss", below=True)
 
     said = f"The loss runs from {short(float(losses.min()))} to {short(float(losses.max()))} over {len(losses)} points."
-    return draw(name, f"Loss on the plane through {', '.join(names)}", said, (5.4, 4.2), paint)
+    return draw(name, title or f"Loss on the plane through {', '.join(names)}", said, size, paint)
 
 
 def _square(figure: Figure, xlabel: str, ylabel: str) -> Axes:
@@ -102,8 +118,8 @@ def _square(figure: Figure, xlabel: str, ylabel: str) -> Axes:
     return axes
 
 
-def _bar(figure: Figure, image: ScalarMappable, axes: Axes, label: str) -> None:
-    bar = figure.colorbar(image, ax=axes, label=label, shrink=0.85)
+def _bar(figure: Figure, image: ScalarMappable, axes: Axes, label: str, *, below: bool = False) -> None:
+    bar = figure.colorbar(image, ax=axes, label=label, shrink=0.85, ticks=MaxNLocator(5), location="bottom" if below else "right", aspect=30 if below else 20)
     if bar.solids is not None:
         bar.solids.set_rasterized(True)  # one small image, not 256 shapes with seams
 

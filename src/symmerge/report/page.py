@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from symmerge.errors import SymmergeError
-from symmerge.report import figures, tables, words
+from symmerge.report import figures, tables, together, words
 from symmerge.report.drawing import SERIES, palette_css, standalone
 from symmerge.report.results import Curve, as_curve, read_results
 from symmerge.report.sections import Section, section
@@ -44,13 +44,19 @@ def curve_svg(record: Mapping[str, Any]) -> str:
     return standalone(figures.metric_curve(as_curve(record), "loss"))
 
 
+def simplex_svgs(record: Mapping[str, Any]) -> dict[str, str]:
+    """The figures of a `simplex` record: file name -> text of an SVG file."""
+    return {f"{name}.svg": standalone(svg) for name, svg in together.svgs(record).items()}
+
+
 def _render(sections: Sequence[Section]) -> str:
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     script = (HERE / "page.js").read_text("utf-8")
     curves = {part.key: part.path.curve for part in sections if part.path}
+    barriers = {part.name: part.barriers for part in sections if part.barriers}
     return environment.get_template("page.html").render(
         sections=sections,
-        overview=tables.overview({part.name: part.path.curve for part in sections if part.path}) if len(sections) > 1 and curves else None,
+        overview=tables.overview(barriers) if len(sections) > 1 and barriers else None,
         numbers={key: _numbers(curve) for key, curve in curves.items()},
         style=Markup(palette_css() + "\n" + (HERE / "page.css").read_text("utf-8")),
         script=Markup(script),

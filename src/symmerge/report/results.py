@@ -13,10 +13,11 @@ from typing import Any
 from symmerge.errors import SymmergeError
 
 CURVE, CURVES = "symmerge.curve/1", "symmerge.curves/1"
-STRUCTURE, CORRELATIONS, AMOUNT = "symmerge.structure/1", "symmerge.correlations/1", "symmerge.amount/1"
+SIMPLEX, STRUCTURE, CORRELATIONS, AMOUNT = "symmerge.simplex/1", "symmerge.structure/1", "symmerge.correlations/1", "symmerge.amount/1"
 # file -> what it may hold, what writes it
 SCHEMAS = {
     "curve.json": (CURVE, CURVES),
+    "simplex.json": (SIMPLEX,),
     "solution.json": ("symmerge.solution/1",),
     "structure.json": (STRUCTURE,),
     "correlations.json": (CORRELATIONS,),
@@ -24,12 +25,13 @@ SCHEMAS = {
 }
 WRITERS = {
     "curve.json": "symmerge barrier",
+    "simplex.json": "symmerge barrier --together",
     "solution.json": "symmerge align",
     "structure.json": "symmerge align",
     "correlations.json": "symmerge align with data",
     "amount.json": "what measured it (see docs/results-format.md)",
 }
-ENOUGH = ("curve.json", "solution.json")  # a page needs one of them
+ENOUGH = ("curve.json", "simplex.json", "solution.json")  # a page needs one of them
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Method:
     points: tuple[Mapping[str, Estimate], ...]
     barrier_mean: Estimate
     barrier_linear: Estimate
+    barriers: tuple[float, ...]  # over the mean, of each pair
     settings: Mapping[str, Any]
     objectives: tuple[tuple[float, ...], ...]
 
@@ -81,10 +84,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Results:
-    """A folder's results; what was not measured is None. There is a curve or a solution."""
+    """A folder's results; what was not measured is None. There is a curve, a simplex or a solution."""
 
     folder: Path
     curve: Curve | None
+    simplex: Mapping[str, Any] | None
     solution: Mapping[str, Any] | None
     structure: Mapping[str, Any] | None
     correlations: Mapping[str, Any] | None
@@ -92,12 +96,12 @@ class Results:
 
 
 def read_results(folder: Path) -> list[Results]:
-    """The results of a folder that has a curve.json or a solution.json, or of each of its subfolders that has one."""
+    """The results of a folder that has one of the files that are enough, or of each of its subfolders that has one."""
     if not folder.is_dir():
         raise SymmergeError(f"{folder} is no folder: give the one that symmerge barrier or align wrote")
     folders = [folder] if any((folder / name).exists() for name in ENOUGH) else sorted({file.parent for name in ENOUGH for file in folder.glob(f"*/{name}")})
     if not folders:
-        raise SymmergeError(f"{folder} and its subfolders have no solution.json and no curve.json: run symmerge barrier A B --out {folder} first")
+        raise SymmergeError(f"{folder} and its subfolders have no {', no '.join(ENOUGH)}: run symmerge barrier A B --out {folder} first")
     return [_read_folder(found) for found in folders]
 
 
@@ -105,7 +109,10 @@ def _read_folder(folder: Path) -> Results:
     found = {name: read_json(folder / name) for name in WRITERS if (folder / name).exists()}
     with whole(folder / "curve.json"):
         curve = as_curve(found["curve.json"]) if "curve.json" in found else None
-    return Results(folder, curve, *(found.get(name) for name in ("solution.json", "structure.json", "correlations.json", "amount.json")))
+    with whole(folder / "simplex.json"):
+        if "simplex.json" in found and (not found["simplex.json"]["methods"] or len(found["simplex.json"]["models"]) < 3):
+            raise ValueError("it holds no methods, or less than three models")
+    return Results(folder, curve, *(found.get(name) for name in ("simplex.json", "solution.json", "structure.json", "correlations.json", "amount.json")))
 
 
 def read_json(file: Path) -> Mapping[str, Any]:
@@ -163,13 +170,14 @@ def as_curve(record: Mapping[str, Any]) -> Curve:
 
 
 def _method(runs: Sequence[Mapping[str, Any]], metrics: tuple[str, ...]) -> Method:
-    first = runs[0]
+    first, barriers = runs[0], tuple(number(run["barrier_mean"]) for run in runs)
     return Method(
         name=str(first["name"]),
         label=str(first["label"]),
         points=tuple(_estimates(points, metrics) for points in zip(*(run["points"] for run in runs), strict=True)),
-        barrier_mean=Estimate.of([number(run["barrier_mean"]) for run in runs]),
+        barrier_mean=Estimate.of(barriers),
         barrier_linear=Estimate.of([number(run["barrier_linear"]) for run in runs]),
+        barriers=barriers,
         settings=first.get("settings") or {},
         objectives=tuple(tuple(map(number, run["objective"])) for run in runs if run.get("objective")),
     )

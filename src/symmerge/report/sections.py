@@ -6,38 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
-from symmerge.report import figures, maps, tables, words
+from symmerge.report import figures, maps, tables, together, together_tables, words
+from symmerge.report.parts import Figure, Part
 from symmerge.report.results import Curve, Results, number, whole
 
 FEW = 6  # pictures of spaces that are shown at once; the others unfold
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A drawing and what it says."""
-
-    svg: Markup
-    caption: str
-
-    @staticmethod
-    def of(svg: str, caption: str) -> Figure:
-        """From SVG text of `figures` and `maps`, in which matplotlib has escaped what users wrote."""
-        return Figure(Markup(svg), caption)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A heading with what belongs under it; the `folded` figures come behind a button."""
-
-    title: str
-    text: str = ""
-    figures: tuple[Figure, ...] = ()
-    small: tuple[Figure, ...] = ()
-    folded: tuple[Figure, ...] = ()
-    tables: tuple[tables.Table, ...] = ()
-    facts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,26 +25,36 @@ class Measured:
 
 @dataclass(frozen=True)
 class Section:
-    """One experiment on the page; where models were aligned and nothing measured, it has no path."""
+    """One experiment on the page; where nothing was measured between two models, it has no path."""
 
     key: str
     name: str
     title: str
     summary: str
+    barriers: tuple[tables.Row, ...]
     path: Measured | None
     parts: tuple[Part, ...]
 
 
 def section(key: str, results: Results, *, named: bool) -> Section:
     """A folder's results; `key` makes its ids unique, and it is `named` where it is not alone."""
-    name, title, path = results.folder.resolve().name, "Alignment of two models", None
-    if results.curve:
-        title, summary, path = words.task_title(results.curve), words.summary(results.curve), _path(key, results.curve)
-    else:
-        assert results.solution, "a folder has a curve or a solution"
-        with whole(results.folder / "solution.json"):
-            summary = words.closer(results.solution)
-    return Section(key, name, f"{name}: {title}" if named else title, summary, path, tuple(_parts(key, results)))
+    name, path = results.folder.resolve().name, _path(key, results.curve) if results.curve else None
+    title, summary, barriers = _head(results)
+    return Section(key, name, f"{name}: {title}" if named else title, summary, barriers, path, tuple(_parts(key, results)))
+
+
+def _head(results: Results) -> tuple[str, str, tuple[tables.Row, ...]]:
+    """What it is, what came out, and the barriers for the overview."""
+    curve, simplex, solution = results.curve, results.simplex, results.solution
+    if curve:
+        barriers = tuple((method.label, method.barrier_mean, method.barrier_linear) for method in curve.methods)
+        return words.task_title(curve.task), words.summary(curve), barriers
+    if simplex:
+        with whole(results.folder / "simplex.json"):
+            return f"{words.task_title(simplex['task'])}, {len(simplex['models'])} models", words.together(simplex), together_tables.overview(simplex)
+    assert solution, "a folder has a curve, a simplex or a solution"
+    with whole(results.folder / "solution.json"):
+        return "Alignment of two models", words.closer(solution), ()
 
 
 def _path(key: str, curve: Curve) -> Measured:
@@ -85,6 +68,15 @@ def _parts(key: str, results: Results) -> Iterator[Part]:
     if curve and (others := curve.metrics[1:]):
         drawn = (Figure.of(figures.metric_curve(curve, metric, f"{key}-metric{at}"), f"{metric} on the same path.") for at, metric in enumerate(others))
         yield Part("Other metrics", figures=tuple(drawn))
+    if curve:
+        with whole(results.folder / "curve.json"):
+            found = together.square(curve)
+        if found:
+            yield together.heat(*found, key)
+    if results.simplex:
+        with whole(results.folder / "simplex.json"):
+            many = list(together.parts(f"{key}-many", results.simplex))
+        yield from many
     if results.amount:
         with whole(results.folder / "amount.json"):
             part = _amount(key, results.amount)

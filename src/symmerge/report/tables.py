@@ -74,10 +74,13 @@ def points(curve: Curve) -> Table:
     return Table.of("Every point of every method", ["t", "method", *curve.metrics], rows)
 
 
-def overview(sections: Mapping[str, Curve]) -> Table:
+Row = tuple[str, Estimate, Estimate]
+"""A method with both barriers."""
+
+
+def overview(sections: Mapping[str, Sequence[Row]]) -> Table:
     """The barriers of every section."""
-    rows = [[title, method.label, method.barrier_mean, method.barrier_linear] for title, curve in sections.items() for method in curve.methods]
-    return Table.of("Barriers of every experiment", ["experiment", "method", MEAN, LINEAR], rows)
+    return Table.of("Barriers of every experiment", ["experiment", "method", MEAN, LINEAR], [[title, *row] for title, rows in sections.items() for row in rows])
 
 
 def models(curve: Curve) -> Table:
@@ -127,11 +130,21 @@ def amount(results: Mapping[str, Any]) -> Table:
 
 def facts(curve: Curve) -> Iterator[tuple[str, str]]:
     """How it was measured, as names and values."""
-    yield from (("task" if key == "name" else key, as_given(value)) for key, value in curve.task.items() if key != "metrics")
-    yield "metrics", ", ".join(curve.metrics)
+    yield from task_facts(curve.task, curve.metrics)
     yield "points", f"{len(curve.t)}, from t = {position(curve.t[0])} to {position(curve.t[-1])}"
     yield "pairs", str(len(curve.pairs))
-    yield "versions", ", ".join(f"{name} {version}" for name, version in curve.versions.items())
+    yield "versions", listed(curve.versions)
+
+
+def task_facts(task: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """What was measured, on what."""
+    yield from (("task" if key == "name" else key, as_given(value)) for key, value in task.items() if key != "metrics")
+    yield "metrics", ", ".join(metrics)
+
+
+def listed(versions: Mapping[str, str]) -> str:
+    """Names and versions in a line."""
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _metrics(curve: Curve, values: Mapping[str, Estimate]) -> list[Estimate]:
