@@ -30,8 +30,14 @@ def test_align_writes_every_model_verified(three, aligned):
     for before, after in zip(three, ("reference", "aligned-1", "aligned-2"), strict=True):
         assert sm.verify(sm.load(before), sm.load(aligned / after)).same
         assert not sm.verify(sm.load(three[0 if after == "aligned-2" else 2]), sm.load(aligned / after)).same
-    record = json.loads((aligned / "solution.json").read_text())
+    record = json.loads((aligned / "universe.json").read_text())
     assert record["cycle_error"] <= 1e-6 and record["spreads"][-1] <= record["spreads"][0] and record["reference"] == 0
+
+
+def test_the_page_shows_the_rounds(aligned, tmp_path):
+    run("report", aligned, "--out", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "Alignment of 3 models" in page and "Spread per round" in page and "circles close" in page
 
 
 def test_one_member_can_be_applied_again(three, aligned, tmp_path):
@@ -136,7 +142,7 @@ def test_what_differs_in_more_than_width_is_refused(three, tmp_path):
 def test_many_are_learned_together(three, tmp_path):
     words = ("--method", "learned", "--steps", "4", "--samples", "6", "--start-from", "weights", "--tries", "1", "--concentration", "1")
     run("align", *three, "--out", tmp_path / "out", *words)
-    record = json.loads((tmp_path / "out" / "solution.json").read_text())
+    record = json.loads((tmp_path / "out" / "universe.json").read_text())
     assert record["settings"]["learned"]["steps"] == 4 and record["settings"]["concentration"] == 1.0 and record["cycle_error"] <= 1e-6
     assert record["settings"]["losses"][0] >= min(record["settings"]["losses"])
     assert sm.verify(sm.load(three[2]), sm.load(tmp_path / "out" / "aligned-2")).same

@@ -437,7 +437,7 @@ def test_structure_of_an_alignment():
 
 
 BAD = {
-    "no curve": ({"structure": STRUCTURE}, "no curve.json, no simplex.json, no solution.json: run symmerge barrier"),
+    "no curve": ({"structure": STRUCTURE}, "no curve.json, no simplex.json, no solution.json, no universe.json: run symmerge barrier"),
     "another schema": ({"curve": curve(schema="symmerge.curve/9")}, "schema 'symmerge.curve/9', this version reads symmerge.curve/1 or symmerge.curves/1"),
     "no schema": ({"curve": [1, 2]}, "schema None"),
     "a part missing": ({"curve": {key: value for key, value in curve().items() if key != "methods"}}, "has no 'methods': write it again with symmerge barrier"),

@@ -102,7 +102,7 @@ def test_all_stay_the_functions_they_were(tmp_path):
     write(found, models, tmp_path / "out")
     for number, folder in ((0, "aligned-0"), (1, "reference"), (2, "aligned-2")):
         assert sm.verify(models[number], sm.load(tmp_path / "out" / folder)).same
-    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"alignment-0.safetensors", "alignment-2.safetensors", "solution.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"alignment-0.safetensors", "alignment-2.safetensors", "universe.json"}
 
 
 def test_the_medoid_is_who_is_closest_to_all():

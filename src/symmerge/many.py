@@ -41,7 +41,7 @@ class AlignedMany:
         return found | ({"left_out": list(self.universe.left_out.values())} if self.universe.left_out else {})
 
     def record(self) -> dict[str, Any]:
-        """For solution.json."""
+        """For universe.json."""
         return {"schema": "symmerge.universe/1", "recipe": self.recipe.about, "models": [model.where for model in self.models], **self.universe.record()}
 
 
@@ -86,4 +86,4 @@ def write(found: AlignedMany, models: Sequence[Model], out: Path, *, overwrite: 
             if number != chosen.reference:
                 restrict = found.recipe.restricted(models[number])
                 keep(chosen.alignments[number], models[number], folder / f"alignment-{number}.safetensors", steps=found.recipe.steps, restrict=restrict)
-        write_json(folder / "solution.json", found.record())
+        write_json(folder / "universe.json", found.record())

@@ -64,7 +64,7 @@ class Universe:
         return self.alignments[b].inverse().compose(self.alignments[a])
 
     def record(self) -> dict[str, Any]:
-        """For solution.json."""
+        """For universe.json."""
         plain = {name: value for name, value in asdict(replace(self, alignments=())).items() if name != "alignments"}
         return {**plain, "cycle_error": cycle_error(self)}
 

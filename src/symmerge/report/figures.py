@@ -162,15 +162,15 @@ def together(record: Mapping[str, Any], name: str = "together") -> str:
     return draw(name, "Barrier against the number of models merged", " ".join(said), _size([*lines]), paint)
 
 
-def objective(label: str, runs: Sequence[Sequence[float]], name: str = "objective") -> str:
+def objective(label: str, runs: Sequence[Sequence[float]], name: str = "objective", *, each: str = "sweep", what: str = "objective") -> str:
     """What a solver brought down, sweep by sweep; one line for each pair."""
     first = runs[0]
-    said = f"{len(first)} sweeps, from {short(first[0])} to {short(first[-1])}" + (f"; the first of {len(runs)} pairs." if len(runs) > 1 else ".")
+    said = f"{len(first)} {each}s, from {short(first[0])} to {short(first[-1])}" + (f"; the first of {len(runs)} pairs." if len(runs) > 1 else ".")
 
     def paint(figure: Figure) -> None:
-        axes = figure.add_subplot(xlabel="sweep", ylabel="objective")
+        axes = figure.add_subplot(xlabel=each, ylabel=what)
         for run in runs:
             axes.plot(range(1, len(run) + 1), run, color=SERIES[1], marker="o", markersize=3.5, alpha=max(0.3, 1 / len(runs)))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
-    return draw(name, f"Objective per sweep: {label}", said, (WIDTH, 2.8), paint)
+    return draw(name, f"{what.capitalize()} per {each}: {label}", said, (WIDTH, 2.8), paint)

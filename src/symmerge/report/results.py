@@ -19,6 +19,7 @@ SCHEMAS = {
     "curve.json": (CURVE, CURVES),
     "simplex.json": (SIMPLEX,),
     "solution.json": ("symmerge.solution/1",),
+    "universe.json": ("symmerge.universe/1",),
     "structure.json": (STRUCTURE,),
     "correlations.json": (CORRELATIONS,),
     "amount.json": (AMOUNT,),
@@ -27,11 +28,13 @@ WRITERS = {
     "curve.json": "symmerge barrier",
     "simplex.json": "symmerge barrier --together",
     "solution.json": "symmerge align",
+    "universe.json": "symmerge align A B C",
     "structure.json": "symmerge align",
     "correlations.json": "symmerge align with data",
     "amount.json": "what measured it (see docs/results-format.md)",
 }
-ENOUGH = ("curve.json", "simplex.json", "solution.json")  # a page needs one of them
+OTHERS = ("simplex.json", "solution.json", "universe.json", "structure.json", "correlations.json", "amount.json")  # as they are
+ENOUGH = ("curve.json", "simplex.json", "solution.json", "universe.json")  # a page needs one of them
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,13 @@ class Curve:
 
 @dataclass(frozen=True)
 class Results:
-    """A folder's results; what was not measured is None. There is a curve, a simplex or a solution."""
+    """A folder's results; what was not measured is None. There is a curve, a simplex, a solution or a universe."""
 
     folder: Path
     curve: Curve | None
     simplex: Mapping[str, Any] | None
     solution: Mapping[str, Any] | None
+    universe: Mapping[str, Any] | None
     structure: Mapping[str, Any] | None
     correlations: Mapping[str, Any] | None
     amount: Mapping[str, Any] | None
@@ -112,7 +116,7 @@ def _read_folder(folder: Path) -> Results:
     with whole(folder / "simplex.json"):
         if "simplex.json" in found and (not found["simplex.json"]["methods"] or len(found["simplex.json"]["models"]) < 3):
             raise ValueError("it holds no methods, or less than three models")
-    return Results(folder, curve, *(found.get(name) for name in ("simplex.json", "solution.json", "structure.json", "correlations.json", "amount.json")))
+    return Results(folder, curve, *(found.get(name) for name in OTHERS))
 
 
 def read_json(file: Path) -> Mapping[str, Any]:

@@ -52,9 +52,12 @@ def _head(results: Results) -> tuple[str, str, tuple[tables.Row, ...]]:
     if simplex:
         with whole(results.folder / "simplex.json"):
             return f"{words.task_title(simplex['task'])}, {len(simplex['models'])} models", words.together(simplex), together_tables.overview(simplex)
-    assert solution, "a folder has a curve, a simplex or a solution"
-    with whole(results.folder / "solution.json"):
-        return "Alignment of two models", words.closer(solution), ()
+    if solution:
+        with whole(results.folder / "solution.json"):
+            return "Alignment of two models", words.closer(solution), ()
+    assert results.universe, "a folder has a curve, a simplex, a solution or a universe"
+    with whole(results.folder / "universe.json"):
+        return f"Alignment of {len(results.universe['models'])} models", words.gathered(results.universe), ()
 
 
 def _path(key: str, curve: Curve) -> Measured:
@@ -92,6 +95,10 @@ def _parts(key: str, results: Results) -> Iterator[Part]:
     with whole(results.folder / "solution.json"):
         search = list(_search(key, results))
     yield from search
+    if results.universe:
+        with whole(results.folder / "universe.json"):
+            part = _rounds(key, results.universe)
+        yield part
     if not curve:
         return
     with whole(results.folder / "curve.json"):
@@ -119,6 +126,14 @@ def _structure(key: str, record: Mapping[str, Any]) -> Part:
     drawn = tuple(Figure.of(maps.element(space, f"{key}-space{at}"), f"{space['space']}: {words.element(space)}") for at, space in enumerate(record["spaces"]))
     text = "Where each coordinate of model B goes. A diagonal would mean that nothing moves."
     return Part("Structure of the alignment", text, small=drawn[:FEW], folded=drawn[FEW:], tables=(tables.spaces(record),))
+
+
+def _rounds(key: str, record: Mapping[str, Any]) -> Part:
+    spreads = tuple(map(number, record["spreads"]))
+    caption = "How far the models lie from their mean, over their own size: aligned to the reference, and after every round."
+    drawn = Figure.of(figures.objective("spread", (spreads,), f"{key}-spread", each="round", what="spread"), caption)
+    facts = {"models": ", ".join(record["models"]), "moved in each round": record["kept"], "circles close to": record["cycle_error"], **record["settings"]}
+    return Part("The rounds", figures=(drawn,), facts=tuple((name, tables.as_given(value)) for name, value in facts.items()))
 
 
 def _search(key: str, results: Results) -> Iterator[Part]:

@@ -103,6 +103,15 @@ def closer(solution: Mapping[str, Any]) -> str:
     return f"Alignment brought the weights of two models from {before} to {after} apart; the functions stayed the same."
 
 
+def gathered(record: Mapping[str, Any]) -> str:
+    """How many models came how close together."""
+    first, last = (short(number(record["spreads"][at])) for at in (0, -1))
+    left = f"; left out: {', '.join(record['left_out'].values())}" if record["left_out"] else ""
+    return (
+        f"All models in the coordinates of one: the spread around their mean is {first} aligned to it, {last} after {len(record['spreads']) - 1} rounds{left}."
+    )
+
+
 def distances(solution: Mapping[str, Any]) -> str:
     """How much closer the alignment brought the weights, and whether the search came to an end."""
     before, after = (short(number(solution[f"distance_{when}"])) for when in ("before", "after"))
