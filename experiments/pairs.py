@@ -4,7 +4,7 @@
         --rows vanilla weights activations learned-permutations learned:steps=1000 [--alignments DIR]
 
 A row is `vanilla` (the plain average), `weights` or `activations` (ours), or the name of a recipe, with options of its solver behind a colon (`learned:steps=1000;rate=0.01`); `start=ROW` begins
-where an earlier row of the same pair ended, and `data=self` learns from what the parents write. The barrier is the highest point of the curve over the mean of
+where an earlier row of the same pair ended, and `data=self` learns from what the parents write. Narrow models are written as wide as the widest. The barrier is the highest point of the curve over the mean of
 its ends, and over the straight line between them; both are kept, with the curve.
 """
 
@@ -14,6 +14,7 @@ import argparse
 import ast
 import json
 import os
+import re
 import time
 import traceback
 from itertools import combinations
@@ -72,7 +73,8 @@ def measure(row: str, pair: list[Any], held: Any, options: argparse.Namespace, e
         more |= {"changed": sm.verify(pair[1], b).difference}  # how far B's function moved: rounding
         if options.alignments:
             options.alignments.mkdir(parents=True, exist_ok=True)
-            found.solution.alignment.save(options.alignments / f"{'-'.join(model.path.name for model in pair)}-{row.replace(':', '-')}.safetensors")
+            name = re.sub(r"[^\w.-]+", "-", f"{'-'.join(model.path.name for model in pair)}-{row}")
+            found.solution.alignment.save(options.alignments / f"{name}.safetensors")
     seconds = time.time() - began
     curve = sm.barrier(a, b, held, options.points, device=options.device)
     losses = [point["loss"] for point in curve.points]
@@ -111,6 +113,8 @@ def main() -> None:
     parser.add_argument("--talk", action="store_true", help="print the solvers' own lines")
     options = parser.parse_args()
     models = [sm.load(folder) for folder in options.models]
+    widest = max(models, key=lambda model: model.parameters)
+    models = [model if model.parameters == widest.parameters else sm.widen(model, widest) for model in models]
     held = sm.make_task(options.task, options.data, models[:2], samples=options.test_samples)
     found: list[Cell] = json.loads(options.out.read_text()) if options.out.exists() else []
     for pair in combinations(models, 2):

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 import symmerge as sm
 from made import checkpoint, run, tokenizer
-from symmerge.cli import gathering, matching
+from symmerge.cli import gathering, several
 from symmerge.moments import PARTS
 from symmerge.statistics import Gatherer, Statistics
 
@@ -66,7 +66,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_before_any_work(place, pair, tmp_path, monkeypatch, verb, case):
     name, arguments, words = REFUSED[case]
-    monkeypatch.setattr(matching, "solve", lambda *_, **__: pytest.fail("it began to work"))
+    monkeypatch.setattr(several, "solve", lambda *_, **__: pytest.fail("it began to work"))
     result = run(verb, *pair(name), "--out", tmp_path / "out", *(str(one).format(place=place) for one in arguments), expect=2)
     assert result.stdout == "" and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and words in result.stderr, result.stderr
     assert list(tmp_path.iterdir()) == []

@@ -176,7 +176,7 @@ def merge(
 
     Aligned models combine as fine-tunes of one base do: [bold]mean[/], [bold]slerp[/] (two), [bold]ties[/] and [bold]dare[/] (differences from the reference), [bold]soup[/] (those that help on --held-out).
 
-    Examples: [bold]symmerge merge ./seed-0 ./seed-1 --out ./merged[/], [bold]symmerge merge ./seed-0 ./seed-1 ./seed-2 --weights 0.5,0.3,0.2 --out ./merged[/]
+    Example: [bold]symmerge merge ./seed-0 ./seed-1 --out ./merged[/]; of three: [bold]symmerge merge ./seed-0 ./seed-1 ./seed-2 --weights 0.5,0.3,0.2 --out ./merged[/]
     """
     with console.friendly():
         options.choice("--attention", attention, get_args(Attention))
