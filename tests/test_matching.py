@@ -116,3 +116,26 @@ def test_merging_a_model_with_its_own_orbit_gives_the_model_back():
     found = sm.align(model, moved, ONE)
     assert sm.verify(model, sm.merge(found.reference, found.aligned), dtype=torch.float64).difference <= 1e-6
     assert sm.verify(model, sm.merge(sm.canonicalize(model), sm.canonicalize(moved)), dtype=torch.float64).difference >= 1e-1
+
+
+def decayed(seed):
+    """A model whose second layer weight decay has killed: zero but for noise of its own."""
+    model = small_model("vit", dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "layers.1." in name and parameter.ndim == 2:
+            parameter.data = 1e-12 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return sm.load(model)
+
+
+def test_what_weight_decay_has_killed_does_not_count(monkeypatch):
+    a, b = decayed(0), random_member(decayed(1), seed=1)[1]
+
+    def alive():
+        found = sm.align(a, b, ONE)
+        tensors = [name for name in found.reference.weights if "layers.1." not in name and found.reference.weights[name].ndim > 1]
+        return max(((found.reference.weights[name] - found.aligned.weights[name]).norm() / found.reference.weights[name].norm()).item() for name in tensors)
+
+    assert alive() <= 1e-3
+    monkeypatch.setattr("symmerge.matching.evidence.FAINT", 0.0)
+    assert alive() > 1e-2  # the control: noise with as much say as all others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,6 +13,8 @@ from symmerge.activations import Activations, Score, extended
 from symmerge.matching.heads import layers
 from symmerge.spec import Spec
 from symmerge.weights import Weights
+
+FAINT = 1e-6  # of the largest squared entries: entries a thousand times smaller
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Evidence:
     def _weight_scale(self, name: str) -> float:
         matrix = name.removesuffix("bias") + "weight"
         reference = matrix if name.endswith("bias") and len(self.table.shapes.get(matrix, ())) > 1 else name
-        return self._size(reference) ** -self.weighting.norm
+        return max(self._size(reference), self._faint * math.prod(self.table.shapes[reference])) ** -self.weighting.norm
 
     def _activation_scale(self, name: str) -> float:
         space = self._owner(name)
@@ -114,6 +117,14 @@ class Evidence:
         """What the weights that meet a space count together."""
         met = self.certain if space == self.spec.stream else [name for name in self.table.tensors if space in self._met(name)]
         return sum(self._weight_scale(name) * self._size(name) for name in met if name in self.table.tensors and len(self.table.shapes[name]) > 1)
+
+    @cached_property
+    def _faint(self) -> float:
+        """Below this much of an entry a matrix is dead: weight decay may leave layers that are zero but for noise, which must not count as much as others."""
+        if not self.weighting.norm:
+            return 0.0
+        sizes = [self._size(name) / math.prod(self.table.shapes[name]) for name in self.table.tensors if len(self.table.shapes[name]) > 1]
+        return FAINT * max(sizes, default=0.0)
 
     def _size(self, name: str) -> float:
         if name not in self._sizes:
