@@ -16,6 +16,7 @@ from symmerge.errors import CheckpointError
 from symmerge.groups.linalg import one_thread
 from symmerge.inspection import spaces
 from symmerge.matching.recipes import DATA_FREE, RECIPES, Recipe, with_options
+from symmerge.matching.weights import WeightMatching
 from symmerge.merge import merge
 from symmerge.model import Model, Progress, load, save
 from symmerge.orbit import random_member
@@ -26,8 +27,11 @@ from symmerge.zoo.small import SMALL, small_model
 from symmerge.zoo.train import METRICS, train, trained
 
 RECOMMENDED = "symmerge"
-METHODS = {**DATA_FREE, "activations": RECIPES["activations"], "correlation": RECIPES["correlation"]}
-SEEN = {"image": 200, "clm": 48}  # samples of the training data that methods with data look at
+# From weights: the search over activations has its own line.
+LEARNED = with_options(RECIPES["learned"], steps=100, start=WeightMatching())
+METHODS = {**DATA_FREE, "activations": RECIPES["activations"], "correlation": RECIPES["correlation"], "learned": LEARNED}
+# samples of the training data that methods look at, or learn from
+SEEN = {"activations": {"image": 200, "clm": 48}, "learned": {"image": 1200, "clm": 200}}
 Bar = Callable[[str, int], AbstractContextManager[Progress]]  # what is being done, and in how many steps
 PLAIN = "none"
 
@@ -73,8 +77,8 @@ def _pair(out: Path, name: str, recipe: TrainingRecipe, seed: int, methods: Mapp
     folder = out / name
     a, b = (load(_parent(out / "models" / f"{name}-seed-{number}", name, recipe, number, bar)) for number in (2 * seed, 2 * seed + 1))
     task = make_task(recipe.task, recipe.data, [a, b])
-    seen = make_task(recipe.task, f"{recipe.data}:train", [a, b], samples=SEEN[recipe.task])
-    ready = {key: with_options(method, data=seen) if method.needs_data else method for key, method in methods.items()}
+    seen = {how: make_task(recipe.task, f"{recipe.data}:train", [a, b], most=samples[recipe.task]) for how, samples in SEEN.items()}
+    ready = {key: with_options(method, data=seen[method.method]) if method.needs_data else method for key, method in methods.items()}
     found = _aligned(a, b, name, ready, bar)
     plain = Method(PLAIN, "plain average", a, b)
     lines = [plain, *(Method(key, key, one.reference, one.aligned, one.evidence(), one.solution.objective) for key, one in found.items())]

@@ -189,11 +189,9 @@ class _Run:
         return chosen
 
     def round(self, number: int) -> bool:
-        """Everyone but the reference to the mean of all others. Whether another round may bring more."""
+        """Everyone to the mean of all others, the reference last. Whether another round may bring more."""
         moved = 0
-        for member in self.members:
-            if member == self.reference:
-                continue
+        for member in sorted(self.members, key=lambda member: member == self.reference):
             self.report(f"round {number}: {self.models[member].where} to the mean of all others")
             moved += self._improve(member)
         self.kept.append(moved)
@@ -249,9 +247,11 @@ class _Run:
         return (max(0.0, sizes - mean) / max(sizes, 1e-30)) ** 0.5
 
     def universe(self, interrupted: bool) -> Universe:
-        still = Alignment.identity(self.models[0].spec)
+        # The reference may have moved with the others: seen from where it is, it has not.
+        still, back = Alignment.identity(self.models[0].spec), self.found[self.reference].inverse()
+        found = {number: still if number == self.reference else back.compose(alignment) for number, alignment in self.found.items()}
         left = {**self.left_out, **{number: "not reached" for number in range(len(self.models)) if number not in self.found and number not in self.left_out}}
-        alignments = tuple(self.found.get(number, still) for number in range(len(self.models)))
+        alignments = tuple(found.get(number, still) for number in range(len(self.models)))
         return Universe(alignments, self.reference, tuple(self.spreads), tuple(self.kept), left, interrupted, self.settings)
 
     # taking a run up again
@@ -260,7 +260,7 @@ class _Run:
         if self.journal is None:
             return
         record = {"reference": self.reference, "left_out": self.left_out, "spreads": self.spreads, "kept": self.kept, "settings": self.settings}
-        self.journal.write(Entry(record, {str(number): found.elements for number, found in self.found.items() if number != self.reference}))
+        self.journal.write(Entry(record, {str(number): found.elements for number, found in self.found.items()}))
 
     def _take_up(self, entry: Entry) -> None:
         known, table = entry.record, self.models[0].spec
