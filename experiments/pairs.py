@@ -19,7 +19,6 @@ import time
 import traceback
 from itertools import combinations
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -82,17 +81,16 @@ def measure(row: str, pair: list[Any], held: Any, options: argparse.Namespace, e
 
 
 def table(found: list[Cell]) -> str:
+    from symmerge.report.results import Estimate
+    from symmerge.report.words import estimate
+
     lines = [f"{'':40}{'over the mean':>20}{'over the line':>20}{'middle':>20}"]
     for row in dict.fromkeys(cell["row"] for cell in found):
         cells = [cell for cell in found if cell["row"] == row]
         middle = [cell["losses"][len(cell["losses"]) // 2] - (cell["losses"][0] + cell["losses"][-1]) / 2 for cell in cells]
         columns = [[cell["barrier_mean"] for cell in cells], [cell["barrier_linear"] for cell in cells], middle]
-        lines.append(f"{row:40}" + "".join(f"{_with_error(column):>20}" for column in columns))
+        lines.append(f"{row:40}" + "".join(f"{estimate(Estimate.of(column)):>20}" for column in columns))
     return "\n".join(lines)
-
-
-def _with_error(values: list[float]) -> str:
-    return f"{mean(values):.3f}" + (f" ± {stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else "")
 
 
 def main() -> None:

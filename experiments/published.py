@@ -10,7 +10,7 @@ that are in it with the same settings are left alone, so a call that was cut sho
 
 Where the paper is silent or unclear: its public code for Tiny Shakespeare has blocks of 256 tokens, a rate of 3e-4, an output of its own, a look at the
 validation part every 50 steps, five looks of patience, and keeps the best; so do we. The paper calls Trainer's AdamW "Adam", so the ViT has AdamW, too; with
-Adam's own L2 penalty (`cifar10-l2`) a fifth of the stream dies, and accuracy stays at 75%. What does not fill a batch is left out of an epoch. No gradients
+Adam's own L2 penalty (`cifar10-l2`) most of layers 2 to 5 becomes zero, and accuracy stays at 75%. What does not fill a batch is left out of an epoch. No gradients
 are clipped.
 """
 

@@ -22,6 +22,17 @@ def run(*arguments, expect=0):
     return result
 
 
+class Counted(list):
+    """Batches that count how often they are fetched."""
+
+    fetched = 0
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            self.fetched += 1
+            yield batch
+
+
 def tokenizer(vocabulary=101):
     """One token per character; classifiers get their special tokens."""
     known = {token: number for number, token in enumerate([*SPECIAL.values(), *CHARACTERS][:vocabulary])}

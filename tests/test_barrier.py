@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import symmerge as sm
+from made import Counted
 from symmerge.barrier import Curve, Method, barrier, run, several, write
 from symmerge.canonical import canonicalize
 from symmerge.errors import MismatchError
@@ -125,17 +126,6 @@ def test_the_ensemble_of_values_is_their_mean():
 
 
 # one pass, three copies
-
-
-class Counted(list):
-    """Batches that count how often they are fetched."""
-
-    fetched = 0
-
-    def __iter__(self):
-        for batch in super().__iter__():
-            self.fetched += 1
-            yield batch
 
 
 def test_the_data_are_read_once():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import symmerge as sm
-from made import checkpoint, run
+from made import Counted, checkpoint, run
 from symmerge import simplex
 from symmerge.cli import several
 from symmerge.errors import MismatchError
@@ -105,15 +105,6 @@ def test_planted_copies_are_terrible_as_they_are_and_flat_after_alignment():
 
 
 # one pass, each place once
-
-
-class Counted(list):
-    fetched = 0
-
-    def __iter__(self):
-        for batch in super().__iter__():
-            self.fetched += 1
-            yield batch
 
 
 def test_the_data_are_read_once_and_no_place_twice(four):

@@ -22,7 +22,6 @@ from symmerge.model import Model, Progress, save
 from symmerge.orbit import keep
 from symmerge.report import structure
 from symmerge.verify import TOLERANCE, Verdict, gate, verify
-from symmerge.weights import KeptWeights
 
 # Fine-tunes of one base lie this close without any alignment; independently trained models are about 1.4 apart.
 ALREADY_ALIGNED = 0.5
@@ -79,7 +78,7 @@ def align(
 ) -> Aligned:
     """Find the symmetry that brings `b` closest to `a`. Both stay the same functions."""
     chosen = recipe_for(matching)
-    ready = [_kept(chosen.ready(model)) for model in (a, b)]
+    ready = [chosen.ready(model).kept() for model in (a, b)]
     solution = chosen.matching.solve(ready[0], ready[1], report=report, journal=journal)
     # a soft method that was interrupted before it began has no soft end
     moved = relax(solution, ready[1]) if chosen.loose == "soft" and solution.relaxed else apply(solution.alignment, ready[1])
@@ -92,11 +91,6 @@ def recipe_for(matching: Solver | Recipe | None) -> Recipe:
     if isinstance(matching, Recipe):
         return matching
     return RECIPES["symmerge"] if matching is None else replace(RECIPES["symmerge"], matching=matching)
-
-
-def _kept(model: Model) -> Model:
-    """Canonical forms cost a decomposition per head, and are read many times."""
-    return replace(model, weights=KeptWeights(model.weights))
 
 
 def _before(a: Model, b: Model, ready: list[Model]) -> float:

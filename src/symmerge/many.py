@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from symmerge.align import _kept
+from symmerge.align import recipe_for
 from symmerge.alignment import apply
 from symmerge.checkpoint import new_folder, write_json
 from symmerge.errors import MismatchError
 from symmerge.matching.journal import Journal
 from symmerge.matching.learned import LearnedMatching
-from symmerge.matching.recipes import RECIPES, Recipe, Solver
+from symmerge.matching.recipes import Recipe, Solver
 from symmerge.matching.search import Matching
 from symmerge.matching.universe import ROUNDS, Universe, universe
 from symmerge.model import Model, Progress, save
@@ -58,9 +58,7 @@ def align_many(
 
     `reference` is whose coordinates all take: a place in the list, or "medoid" for the one closest to all others (every pair is matched to find it).
     """
-    chosen = RECIPES["symmerge"]
-    if matching is not None:
-        chosen = matching if isinstance(matching, Recipe) else replace(chosen, matching=matching)
+    chosen = recipe_for(matching)
     if chosen.loose:
         raise MismatchError(f"this recipe is no symmetry ({chosen.about}): measure it with barrier, pair by pair")
     if isinstance(reference, int) and not 0 <= reference < len(models):
@@ -72,7 +70,7 @@ def align_many(
         raise MismatchError("many models start from weights or activations: choose one of these with start")
     found = universe(ready, start, reference=reference, rounds=rounds, report=report, journal=journal)
     if isinstance(first, LearnedMatching) and not found.interrupted:
-        found = first.refine([_kept(ready[number]) for number in found.members], found, report=report)
+        found = first.refine([ready[number].kept() for number in found.members], found, report=report)
     return AlignedMany(tuple(apply(found.alignments[number], ready[number]) for number in found.members), found, chosen)
 
 

@@ -18,7 +18,7 @@ from symmerge.errors import CheckpointError, MismatchError, UnsupportedModel
 from symmerge.families import Family, family_of
 from symmerge.groups import GeneralLinear, Group, Permutation, RotaryPairs, Trivial
 from symmerge.spec import Space, Spec, listing
-from symmerge.weights import CheckedWeights, MemoryWeights, StoredWeights, Weights
+from symmerge.weights import CheckedWeights, KeptWeights, MemoryWeights, StoredWeights, Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,6 +77,10 @@ class Model:
     def derive(self, weights: Weights, *, step: Mapping[str, Any], **changes: Any) -> Model:
         """The same model with other weights, and a record of why."""
         return replace(self, weights=weights, history=(*self.history, step), **changes)
+
+    def kept(self) -> Model:
+        """The same model whose tensors stay in memory once read: canonical forms cost a decomposition per head, and solvers read them many times."""
+        return replace(self, weights=KeptWeights(self.weights))
 
     def restrict(self, **groups: str) -> Model:
         """The same model, allowed to move less: for example ``residual="permutation"`` or ``ff="identity"``, for all layers."""

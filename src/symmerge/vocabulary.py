@@ -28,7 +28,7 @@ from symmerge.model import Model, Progress
 from symmerge.spec import Spec, listing
 from symmerge.tasks.choose import check_tokens, longest, tokenizer_of
 from symmerge.verify import Verdict, example_inputs, gate, judge, logits_of
-from symmerge.weights import DerivedWeights, KeptWeights, MemoryWeights, Weights
+from symmerge.weights import DerivedWeights, MemoryWeights, Weights
 
 VOCABULARY = "vocabulary"
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -255,10 +255,10 @@ def align_spelled(
     weights_alone = isinstance(solver, WeightMatching) and not solver.own_text
     first = solver if weights_alone else WeightMatching(own_text=False, token_counts=counts(found), seed=solver.seed, device=solver.device)
     start = align(a, respell(b, a, found), replace(chosen, matching=first), report=report, journal=journal if weights_alone else None)
-    aligned, solution = _kept(fill(start.aligned, start.reference, found)), start.solution
+    aligned, solution = fill(start.aligned, start.reference, found).kept(), start.solution
     if not weights_alone and not solution.interrupted:
         further = solver.solve(start.reference, aligned, report=report, journal=journal)
-        aligned = _kept(fill(apply(further.alignment, aligned), start.reference, found))
+        aligned = fill(apply(further.alignment, aligned), start.reference, found).kept()
         solution = replace(further, alignment=further.alignment.compose(solution.alignment))
     gate(b, compare=partial(verify_shared, found=found))(aligned)
     return replace(start, aligned=aligned, solution=solution, recipe=chosen, after=distance(start.reference, aligned)), found
@@ -270,8 +270,3 @@ def _counted(solver: Solver, found: Shared) -> Solver:
         return solver
     given = 1 if solver.token_counts is None else solver.token_counts
     return replace(solver, token_counts=counts(found) * given)
-
-
-def _kept(model: Model) -> Model:
-    """Solvers read the tensors many times."""
-    return replace(model, weights=KeptWeights(model.weights))

@@ -25,6 +25,7 @@ from symmerge.matching.weights import WeightMatching
 from symmerge.model import Model, device_of, load
 from symmerge.statistics import Statistics
 from symmerge.tasks import Task, make_task, task_of
+from symmerge.widen import Units as UnitKind
 from symmerge.widen import widen
 
 METRICS, INSIDES = (get_args(get_type_hints(HeadOptions)[name]) for name in ("metric", "inside"))
@@ -33,7 +34,7 @@ METHODS = {"weights": "symmerge", "activations": "activations", "learned": "lear
 """What to look at or how to learn, and the recipe that is ours for it."""
 STARTS = ("weights", "activations", "identity")
 TARGETS = get_args(Target)
-UNITS = ("zero", "split")
+UNITS = get_args(UnitKind)
 
 
 def either(names: Collection[str]) -> str:

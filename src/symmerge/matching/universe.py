@@ -25,7 +25,7 @@ from symmerge.merge import distance, merge
 from symmerge.model import Model
 from symmerge.probe import Probe
 from symmerge.verify import full_module
-from symmerge.weights import DerivedWeights, KeptWeights
+from symmerge.weights import DerivedWeights
 
 MEDOID = "medoid"
 ROUNDS = 10  # at most; two or three are usual
@@ -157,11 +157,11 @@ class _Run:
             self.spreads.append(self.spread())
             self._write()
         if len(self.found) > 2 and isinstance(self.solver, Matching):
-            first, second, *_ = (_held(self.models[member]) for member in self.members)
+            first, second, *_ = (self.models[member].kept() for member in self.members)
             self.judge = self.solver.judge(first, second)
 
     def _meet(self, number: int) -> None:
-        a, b = _held(self.models[self.reference]), _held(self.models[number])
+        a, b = self.models[self.reference].kept(), self.models[number].kept()
         self.report(f"{b.where} to {a.where}, {len(self.found)} of {len(self.models) - 1}")
         try:
             solution = self.solver.solve(a, b, report=self.report)
@@ -179,7 +179,7 @@ class _Run:
         """Who is closest to all others, pair by pair."""
         apart = torch.zeros(len(self.models), len(self.models))
         for i, j in combinations(range(len(self.models)), 2):
-            a, b = _held(self.models[i]), _held(self.models[j])
+            a, b = self.models[i].kept(), self.models[j].kept()
             self.report(f"medoid: {a.where} and {b.where}")
             found = self.solver.solve(a, b, report=self.report)
             apart[i, j] = apart[j, i] = distance(a, apply(found.alignment, b))
@@ -203,7 +203,7 @@ class _Run:
 
     def _improve(self, member: int) -> bool:
         """Match a member to the mean of all others anew, from where it lies; kept if it comes closer."""
-        now = _held(apply(self.found[member], self.models[member]))
+        now = apply(self.found[member], self.models[member]).kept()
         others = self._others(now)
         solution = self._sharing().solve(others, now, report=self.report)
         if solution.interrupted:
@@ -230,7 +230,7 @@ class _Run:
     def _others(self, member: Model) -> Model:
         count = len(self.found) - 1
         computed = {name: partial(_without, self.total, member, name, count) for name in self.total}
-        return replace(member, weights=KeptWeights(DerivedWeights(member.weights, computed)))
+        return replace(member, weights=DerivedWeights(member.weights, computed)).kept()
 
     def _tensors(self, number: int):
         weights = apply(self.found[number], self.models[number]).weights
@@ -267,10 +267,6 @@ class _Run:
         self.reference, self.spreads, self.kept, self.settings = known["reference"], list(known["spreads"]), list(known["kept"]), dict(known["settings"])
         self.left_out = {int(number): why for number, why in known["left_out"].items()}
         self.found = {int(number): Alignment(table, elements) for number, elements in entry.elements.items()}
-
-
-def _held(model: Model) -> Model:
-    return replace(model, weights=KeptWeights(model.weights))
 
 
 def _without(total: Mapping[str, Tensor], member: Model, name: str, count: int) -> Tensor:
