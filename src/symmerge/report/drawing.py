@@ -26,6 +26,7 @@ PALETTE = {
     "series-6": ("#4d51cc", "#a6a9ff"),
     "series-7": ("#a01030", "#f06060"),
     "series-8": ("#004d40", "#d4ff6a"),
+    "series-9": ("#e6007e", "#00e5ff"),
 }
 INK, MUTED, LINE = (PALETTE[name][0] for name in ("ink", "muted", "line"))
 SERIES = tuple(light for name, (light, _) in PALETTE.items() if name.startswith("series"))
