@@ -52,7 +52,7 @@ def found_by(row: str, pair: list[Any], options: argparse.Namespace, earlier: di
     if chosen.needs_data:
         source = given.pop("data", options.train)
         usual = (OWN_SAMPLES if source == "self" else SAMPLES)[options.task]
-        task = sm.make_task(options.task, source, pair, most=given.pop("samples", options.samples or usual), seed=1)
+        task = sm.make_task(options.task, source, pair, most=given.pop("samples", options.samples or usual), seed=1, device=options.device)
         given["data"] = some(task, FIRST_SAMPLES[task.name]) if chosen.method == "activations" else task
     if given.get("start") in earlier:
         given["start"] = earlier[given["start"]].solution.alignment

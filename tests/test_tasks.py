@@ -16,6 +16,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 
 from made import MEAN, STD, checkpoint
 from symmerge.model import load
+from symmerge.probe import own_text
 from symmerge.tasks import make_task
 from symmerge.tasks.embedded import digits, python_docs
 from symmerge.tasks.metrics import accuracy, f1, matthews, spearman
@@ -326,6 +327,16 @@ def test_text_of_their_own(model, name, task):
 
 
 # Hugging Face data sets
+
+
+def test_much_text_is_written_in_parts(model, monkeypatch):
+    written = model("gpt2")
+    module = full_module(written, torch.float32)
+    whole = own_text(written, module, rows=3, length=8, seed=0)
+    monkeypatch.setattr("symmerge.probe.MOST_WRITERS", 3)
+    parts = own_text(written, module, rows=7, length=8, seed=0)
+    assert parts.shape == (7, whole.shape[1])
+    assert torch.equal(parts[:3], whole) and not torch.equal(parts[3:6], whole)  # the second part is other text, not the first once more
 
 
 def test_a_folder_of_the_hub(model, tmp_path, table):

@@ -22,6 +22,8 @@ FEWEST_ROWS, SHORTEST = 8, 32
 BATCH = 8
 FILLING_PASSES = 32  # in which a masked model fills a blank page
 MOST_TARGETS = 50_000_000  # numbers kept of the parents' predictions: 200 MB
+MOST_WRITERS = 128  # rows that are written at once: what is kept of them is gigabytes for a model of GPT-2's size
+MOST_LOGITS = 1 << 28  # numbers a masked model answers at once: 1 GB
 WORK = 70_000_000_000  # parameters times tokens that both parents together may write
 ACTIVATION_BYTES = 150_000_000  # of one model, kept of what flows through it
 
@@ -33,7 +35,10 @@ def own_text(model: Model, module: nn.Module, *, rows: int, length: int, seed: i
     device = next(module.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        return _fill_in(model, module, rows, length) if model.spec.task == "masked-lm" else _continue(model, module, rows, length)
+        masked = model.spec.task == "masked-lm"
+        most = max(1, MOST_LOGITS // (length * model.spec.sizes["vocabulary"])) if masked else MOST_WRITERS
+        write = _fill_in if masked else _continue
+        return torch.cat([write(model, module, min(most, rows - start), length) for start in range(0, rows, most)])
 
 
 def _continue(model: Model, module: nn.Module, rows: int, length: int) -> Tensor:

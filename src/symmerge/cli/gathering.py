@@ -57,7 +57,7 @@ def statistics(
         for one in found:
             one.check(form(*ready))
         if data:
-            task = options.inputs(models, data, samples=samples, seed=seed)
+            task = options.inputs(models, data, samples=samples, seed=seed, device=device)
             partial = out.with_name(f"{out.name}.partial")
             if not resume:
                 _forget(partial)

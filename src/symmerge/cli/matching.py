@@ -213,7 +213,7 @@ def merge(
         else:
             merged = plan.merged(aligned, evidence)
         if repair:
-            task = options.inputs(spelled, repair_data or data or "self", seed=seed)
+            task = options.inputs(spelled, repair_data or data or "self", seed=seed, device=device)
             mended = restore(merged, aligned, task, shares=plan.shares, part=repair, device=device)  # type: ignore[arg-type]
             merged, loss = mended.model, task.metrics[0]
             console.out.print(f"repaired {repair}: {loss} {mended.before[loss]:.4f} before, {mended.after[loss]:.4f} after, on a part held out", soft_wrap=True)

@@ -69,14 +69,15 @@ def barrier(
         points = (TOGETHER_POINTS if together else POINTS) if points is None else points
         line(points)
         folders = different(models, "a line has two ends; give two models or more, symmerge barrier A B")
+        device_of(device)
         opened = [load(folder) for folder in folders]
-        made = make_task(task, data, opened, samples=samples, seed=seed)  # bad data is refused before anything is solved
+        made = make_task(task, data, opened, samples=samples, seed=seed, device=device)  # bad data is refused before anything is solved
         solvers = {name.strip(): _line_solver(name.strip(), seed, device, steps) for name in method.split(",")}
         if steps and not any(_learns(recipe) for recipe in solvers.values()):
             raise MismatchError(f"--steps {steps}: none of {', '.join(solvers)} learns; leave it out, or add learned to --method")
         if together:
             simplex.check(folders, solvers)
-        solvers = _with_inputs(solvers, opened, data, calibration, calibration_samples, seed)
+        solvers = _with_inputs(solvers, opened, data, calibration, calibration_samples, seed, device)
         if None in solvers.values():
             one_table(opened)
         with new_folder(out, overwrite=overwrite, inputs=folders) as folder:
@@ -98,7 +99,6 @@ def _line_solver(name: str, seed: int, device: str, steps: int | None) -> Recipe
         return None
     name, _, spaces = name.partition(":")
     chosen = chosen_recipe(name, loose=True) if name in METHODS and name not in RECIPES else chosen_recipe(name=name, loose=True)
-    device_of(device)
     learning: dict[str, Any] = {"steps": steps, "spaces": tuple(spaces.split("+")) if spaces else None} if _learns(chosen) else {}
     if spaces and not learning:
         raise MismatchError(f"{name}:{spaces}: only learned methods take spaces to learn; leave out :{spaces}")
@@ -110,7 +110,7 @@ def _learns(recipe: Recipe | None) -> bool:
 
 
 def _with_inputs(
-    solvers: Mapping[str, Recipe | None], models: Sequence[Model], data: str, calibration: str | None, samples: int | None, seed: int
+    solvers: Mapping[str, Recipe | None], models: Sequence[Model], data: str, calibration: str | None, samples: int | None, seed: int, device: str
 ) -> dict[str, Recipe | None]:
     """Those that look at inputs or learn from them get some: others than the loss is measured on."""
     looking = {name: recipe for name, recipe in solvers.items() if recipe and recipe.needs_data}
@@ -126,7 +126,7 @@ def _with_inputs(
         raise MismatchError(f"--calibration {calibration} is what is measured on: a merge fitted to it would look better than it is; give other data")
     # Text that models write twice is the same for the same seed: the other seed makes it other text.
     made = {
-        learned: inputs(models, calibration, samples=samples, learned=learned, seed=seed + (calibration == data))
+        learned: inputs(models, calibration, samples=samples, learned=learned, seed=seed + (calibration == data), device=device)
         for learned in {_learns(recipe) for recipe in looking.values()}
     }
     return {**solvers, **{name: with_options(recipe, data=made[_learns(recipe)]) for name, recipe in looking.items()}}

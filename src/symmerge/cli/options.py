@@ -23,6 +23,7 @@ from symmerge.matching.samplers import HELP as SAMPLERS
 from symmerge.matching.universe import MEDOID
 from symmerge.matching.weights import WeightMatching
 from symmerge.model import Model, device_of, load
+from symmerge.processes import own_device
 from symmerge.statistics import Statistics
 from symmerge.tasks import Task, make_task, task_of
 from symmerge.widen import Units as UnitKind
@@ -251,10 +252,11 @@ def chosen_recipe(method: str | None = None, name: str | None = None, *, loose: 
     return chosen
 
 
-def inputs(models: Sequence[Model], data: str, *, samples: int | None = None, learned: bool = False, seed: int = 0) -> Task:
+def inputs(models: Sequence[Model], data: str, *, samples: int | None = None, learned: bool = False, seed: int = 0, device: str = "cpu") -> Task:
     """What models of one kind look at: their own task on some data; more of it, where it is learned from."""
     name = task_of(models[0])
-    return make_task(name, data, models, samples=samples, most=(OWN_SAMPLES if data == "self" else SAMPLES).get(name) if learned else None, seed=seed)
+    most = (OWN_SAMPLES if data == "self" else SAMPLES).get(name) if learned else None
+    return make_task(name, data, models, samples=samples, most=most, seed=seed, device=own_device(device))
 
 
 LEARNING = ("steps", "epochs", "rate", "batch", "accumulate", "sampler", "concentration", "target", "spaces", "start", "patience")
@@ -302,7 +304,7 @@ def solver(
     if data is None and (statistics is None or samples is not None):
         what = "learning needs something to learn from" if learns else "activations need something to look at"
         raise MismatchError(f"{what}: give --data: {INPUTS[task_of(models[0])]}")
-    made = inputs(models, data, samples=samples, learned=learns, seed=seed) if data else None
+    made = inputs(models, data, samples=samples, learned=learns, seed=seed, device=device) if data else None
     if not learns:
         looking = {"statistics": Statistics.load(statistics) if statistics else None, "score": score, "partial": partial}
         return with_options(chosen, **how, **looking, data=made, seed=seed, device=device)

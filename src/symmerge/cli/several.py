@@ -87,7 +87,7 @@ class Plan:
         """One model."""
         if self.method != SOUP:
             return combine(models, self.method, self.shares, density=self.density, seed=self.seed, evidence=evidence)
-        task = options.inputs(models, self.held_out or "", seed=self.seed)
+        task = options.inputs(models, self.held_out or "", seed=self.seed, device=self.device)
         made, tried = soup(models, task, device=self.device, report=console.note, evidence=evidence)
         console.show_table(f"Soup, by the loss on {self.held_out}", tried)
         return made

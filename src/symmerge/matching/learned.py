@@ -181,7 +181,7 @@ class LearnedMatching:
         if task is None:
             kind = task_of(models[0])
             report("the parents write what is learned from")
-            task = make_task(kind, "self", models, most=OWN_SAMPLES.get(kind), seed=self.seed)
+            task = make_task(kind, "self", models, most=OWN_SAMPLES.get(kind), seed=self.seed, device=str(device))
         same_tokenizers(models)
         learned, held = shuffled(task, self.batch or batch_size(task), self.seed, self.held_out)
         parents = [full_module(model, torch.float32).to(device) for model in models] if self.target == "parents" else []

@@ -27,12 +27,12 @@ ROWS, MOST_LOGITS = 32, 1 << 25  # of a batch; large vocabularies get fewer rows
 Tokens = Int[Tensor, "rows length"]
 
 
-def masked(models: Sequence[Model], data: str, *, samples: int | None, most: int | None, seed: int) -> Task:
+def masked(models: Sequence[Model], data: str, *, samples: int | None, most: int | None, seed: int, device: str = "cpu") -> Task:
     """Fill in 15% of the tokens, hidden by the mask token: the same ones for every model that is asked."""
     model = models[0]
     length = min(MASKED_BLOCK, longest(model))
     if data == "self":
-        hidden, labels = _own_blanks(models, samples or most or MASKED_SAMPLES, length, seed)
+        hidden, labels = _own_blanks(models, samples or most or MASKED_SAMPLES, length, seed, device)
     else:
         tokenizer = tokenizer_of(model)
         tokens, _ = _blocks(model, tokenizer, data, length, samples, most or MASKED_SAMPLES, seed)
@@ -44,12 +44,12 @@ def masked(models: Sequence[Model], data: str, *, samples: int | None, most: int
     return _task("mlm", data, seed, TokenReadout(causal=False), model, hidden, labels, {"block": hidden.shape[1], "masking": MASKING})
 
 
-def causal(models: Sequence[Model], data: str, *, samples: int | None, most: int | None, seed: int) -> Task:
+def causal(models: Sequence[Model], data: str, *, samples: int | None, most: int | None, seed: int, device: str = "cpu") -> Task:
     """Predict every next token."""
     model = models[0]
     length = min(CAUSAL_BLOCK, longest(model))
     if data == "self":
-        tokens, characters = _own(models, samples or most or CAUSAL_SAMPLES, length, seed), None
+        tokens, characters = _own(models, samples or most or CAUSAL_SAMPLES, length, seed, device), None
     else:
         tokens, characters = _blocks(model, tokenizer_of(model), data, length, samples, most or CAUSAL_SAMPLES, seed)
     return _task("clm", data, seed, TokenReadout(True, characters), model, tokens, tokens, {"block": tokens.shape[1]})
@@ -75,26 +75,29 @@ def _mask_of(model: Model, tokenizer: Any) -> int:
     return int(tokenizer.mask_token_id)
 
 
-def _own(models: Sequence[Model], rows: int, length: int, seed: int) -> Tokens:
+def _own(models: Sequence[Model], rows: int, length: int, seed: int, device: str) -> Tokens:
     """Text the models write, in equal parts."""
     shares = [len(part) for part in np.array_split(range(rows), len(models))]
-    modules = (full_module(model, torch.float32) for model in models)
-    return torch.cat([own_text(model, module, rows=n, length=length, seed=seed) for model, module, n in zip(models, modules, shares, strict=True) if n])
+    modules = (full_module(model, torch.float32).to(device) for model in models)
+    texts = [own_text(model, module, rows=n, length=length, seed=seed) for model, module, n in zip(models, modules, shares, strict=True) if n]
+    return torch.cat(texts).cpu()
 
 
 @torch.no_grad()
-def _own_blanks(models: Sequence[Model], rows: int, length: int, seed: int) -> tuple[Tokens, Tokens]:
+def _own_blanks(models: Sequence[Model], rows: int, length: int, seed: int, device: str) -> tuple[Tokens, Tokens]:
     """Text the models write with blanks in it, and what its writer would put there."""
     hidden, labels = [], []
     for model, part in zip(models, np.array_split(range(rows), len(models)), strict=True):
         if not len(part):
             continue
-        module, mask = full_module(model, torch.float32), mask_token(model)
-        tokens = own_text(model, module, rows=len(part), length=length, seed=seed)
-        logits = next(value for key, value in module(input_ids=tokens).items() if "logits" in key and value.ndim == 3)
-        drawn = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=torch.Generator().manual_seed(seed)).view_as(tokens)
-        hidden.append(tokens)
-        labels.append(torch.where(tokens == mask, drawn, IGNORED))
+        module, mask = full_module(model, torch.float32).to(device), mask_token(model)
+        generator = torch.Generator().manual_seed(seed)
+        for tokens in own_text(model, module, rows=len(part), length=length, seed=seed).split(rows_per_batch(model, length)):
+            logits = next(value for key, value in module(input_ids=tokens).items() if "logits" in key and value.ndim == 3)
+            blank, answers = tokens == mask, torch.full_like(tokens, IGNORED)
+            answers[blank] = torch.multinomial(logits[blank].softmax(-1).cpu(), 1, generator=generator).squeeze(1).to(device)
+            hidden.append(tokens.cpu())
+            labels.append(answers.cpu())
     return torch.cat(hidden), torch.cat(labels)
 
 

@@ -19,12 +19,14 @@ TASKS = {
 }
 
 
-def make_task(name: str, data: str, models: Sequence[Model], *, samples: int | None = None, most: int | None = None, seed: int = 0) -> Task:
+def make_task(
+    name: str, data: str, models: Sequence[Model], *, samples: int | None = None, most: int | None = None, seed: int = 0, device: str = "cpu"
+) -> Task:
     """A task with its data, for models of one architecture: `make_task("clm", "python-docs", [a, b], samples=64)`.
 
     Tokenizer or image processor come from the first model's folder. `data` is `self` (text the models write), `digits` or `python-docs` (the part
     held out from training; `digits:train` is the other), a file (text, .xz, TSV, CSV, JSONL, .npz), a folder of pictures, or a Hugging Face data
-    set (`hf:NAME`, or a folder). `samples` must be there; `most` takes as many as there are, up to that.
+    set (`hf:NAME`, or a folder). `samples` must be there; `most` takes as many as there are, up to that. `device` is where models write.
     """
     if name not in TASKS:
         raise MismatchError(f"task {name}: there are {', '.join(TASKS)}")
@@ -36,7 +38,7 @@ def make_task(name: str, data: str, models: Sequence[Model], *, samples: int | N
             raise MismatchError(f"{model.where} is a {model.spec.architecture}, for {model.spec.task}: the task {name} is for {wanted}; use {task_of(model)}")
     if data == "self" and name not in ("mlm", "clm"):
         raise MismatchError(f"data self: only language models write their own inputs; give the task {name} data with labels")
-    return make(models, data, samples=samples, most=most, seed=seed)
+    return make(models, data, samples=samples, most=most, seed=seed, **({"device": device} if data == "self" else {}))
 
 
 def task_of(model: Model) -> str:
