@@ -33,7 +33,7 @@ ORDER += [
     "barrier",
     "simplex",
 ]
-ORDER += ["report", "matching", "orbit", "align", "vocabulary", "many", "inspection", "__init__", "zoo", "demo", "console", "cli", "__main__"]
+ORDER += ["report", "matching", "orbit", "align", "vocabulary", "many", "inspection", "__init__", "zoo", "demo", "experiments", "console", "cli", "__main__"]
 ONLY = {"weights": {"errors"}, "checkpoint": {"errors", "weights"}, "console": {"errors"}}
 NAMES = re.compile(rf"(?<![a-z])({'|'.join({*BY_MODEL_TYPE, *(family.name for family in FAMILIES)})})", re.IGNORECASE)
 
@@ -68,7 +68,7 @@ def test_imports_point_one_way(file):
     assert imports(FILES[file]) - {LAYERS[file]} <= ONLY.get(LAYERS[file], earlier)
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if LAYERS[file] not in ("families", "zoo")])
+@pytest.mark.parametrize("file", [file for file in FILES if LAYERS[file] not in ("families", "zoo", "experiments")])
 def test_only_families_know_models_by_name(file):
     assert not named_models(FILES[file])
 

@@ -1,0 +1,69 @@
+"""What an experiment shows: tables whose entries are means over cells, beside the published numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from symmerge.experiments.cells import Cell
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large an experiment is: `smoke` shows that everything works, `small` runs on two cores in minutes, `published` as the paper says, on a GPU."""
+
+    name: str
+    seeds: int
+    points: int
+    device: str = "cpu"
+    data: Path | None = None  # where data sets lie that do not come with the installation
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of a table: the mean of a quantity over some cells, and what the paper has there."""
+
+    row: str
+    column: str
+    cells: tuple[Cell, ...]
+    quantity: str = "barrier_linear"  # a name in the cells' results
+    published: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """`differs`: in what our setting is another than the paper's."""
+
+    title: str
+    entries: tuple[Entry, ...]
+    about: str = ""
+    differs: str = ""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`tables` declares the whole grid of a size; nothing is computed by asking for it. `data_sets`: names of data the published size needs."""
+
+    about: str
+    paper: str
+    tables: Callable[[Size], tuple[Table, ...]]
+    data_sets: tuple[str, ...] = ()
+
+
+SIZES: Mapping[str, Size] = {
+    "smoke": Size("smoke", seeds=2, points=3),
+    "small": Size("small", seeds=3, points=11),
+    "published": Size("published", seeds=3, points=21, device="cuda"),
+}
+
+
+def cells_of(tables: tuple[Table, ...]) -> tuple[Cell, ...]:
+    """All cells that tables show, each once."""
+    return tuple(dict.fromkeys(cell for table in tables for entry in table.entries for cell in entry.cells))
+
+
+def value_of(entry: Entry, results: Mapping[str, Mapping[str, Any]]) -> list[float]:
+    """The quantity of every cell that was computed."""
+    return [results[cell.key][entry.quantity] for cell in entry.cells if cell.key in results]
