@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -33,12 +33,14 @@ class Cost:
 class Cell:
     """`step` is where its function is found (`module:function`), `settings` all that the result depends on besides the cells it needs.
 
-    `label` is for people and `cost` a guess; neither is part of the key. `version` of a step's module, where it has one, is: raise it when results change.
+    `beside` is what the step is told besides and its result does not depend on (where data lies), `label` is for people, `cost` a guess: none is part of the
+    key. The `VERSION` of a step's module is, where it has one: raise it when results change.
     """
 
     step: str
     settings: Mapping[str, Any]
     needs: tuple[Cell, ...] = ()
+    beside: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
     cost: Cost = Cost()
 
@@ -51,9 +53,11 @@ class Cell:
     def _version(self) -> int:
         return getattr(import_module(self.step.partition(":")[0]), "VERSION", 0)
 
-    def function(self) -> Step:
+    def work(self, needs: list[Path], folder: Path, say: Callable[[str], None]) -> Result:
+        """Do it: `needs` are the folders of the cells it needs, `folder` its own."""
         module, _, name = self.step.partition(":")
-        return getattr(import_module(module), name)
+        step: Step = getattr(import_module(module), name)
+        return step({**self.settings, **self.beside}, needs, folder, say)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Cell) and self.key == other.key
