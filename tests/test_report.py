@@ -436,8 +436,47 @@ def test_structure_of_an_alignment():
             assert torch.equal(identity.argmax(-1), torch.arange(len(identity))) and not torch.allclose(identity, torch.tensor(space["matrix"]))
 
 
+def experiment(**changes):
+    entries = [
+        {
+            "row": "vanilla",
+            "column": "text",
+            "quantity": "barrier_linear",
+            "cells": ["a", "b"],
+            "values": [1.5, 2.5],
+            "published": 2.25,
+            "curves": [[1, 3, 1], [2, 4, 2]],
+        },
+        {
+            "row": "learned",
+            "column": "text",
+            "quantity": "barrier_linear",
+            "cells": ["c", "d"],
+            "values": [0.125],
+            "published": 0.0625,
+            "curves": [[1, 1.5, 1]],
+        },
+        {"row": "gone", "column": "text", "quantity": "barrier_linear", "cells": ["e"], "values": [], "published": None},
+    ]
+    table = {"title": "Table 1", "about": "Barriers.", "differs": "Smaller models.", "rows": [], "columns": [], "entries": entries}
+    size = {"name": "small", "seeds": 2, "points": 3, "device": "cpu"}
+    failed = [{"cell": "learned: s1 / s2", "key": "d", "reason": "it fell over"}]
+    named = {"schema": "symmerge.experiment/1", "name": "t-methods", "about": "every method", "paper": "T, Table 1", "size": size}
+    return {**named, "tables": [table], "failed": failed, **changes}
+
+
+def test_an_experiment_beside_what_is_published(tmp_path):
+    text = report(write(tmp_path / "results", results=experiment()), tmp_path / "page.html").read_text("utf-8")
+    for said in ("Smaller models.", "1 of 2 lie at or below the published ones", "it fell over", "2.00 ± 0.50", "-0.2500", "0.06250", "1 of 2"):
+        assert said in text, said
+    assert text.count("<svg") == 1 and "vanilla: 1.500 at the first model, 3.50 ± 0.50 in the middle" in text
+    without = report(write(tmp_path / "fine", results=experiment(failed=[])), tmp_path / "fine.html").read_text("utf-8")
+    assert "What failed" in text and "What failed" not in without
+
+
 BAD = {
-    "no curve": ({"structure": STRUCTURE}, "no curve.json, no simplex.json, no solution.json, no universe.json: run symmerge barrier"),
+    "experiment": ({"results": experiment(tables=[{"title": "x"}])}, "results.json has no 'entries': write it again with symmerge experiment"),
+    "no curve": ({"structure": STRUCTURE}, "no curve.json, no simplex.json, no solution.json, no universe.json, no results.json: run symmerge barrier"),
     "another schema": ({"curve": curve(schema="symmerge.curve/9")}, "schema 'symmerge.curve/9', this version reads symmerge.curve/1 or symmerge.curves/1"),
     "no schema": ({"curve": [1, 2]}, "schema None"),
     "a part missing": ({"curve": {key: value for key, value in curve().items() if key != "methods"}}, "has no 'methods': write it again with symmerge barrier"),

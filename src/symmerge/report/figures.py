@@ -32,14 +32,14 @@ def metric_curve(curve: Curve, metric: str, name: str = "curve") -> str:
     ]
     if curve.ensemble:
         said.append(f"Ensemble of both: {short(curve.ensemble[metric].mean)}.")
-    size = _size([*lines, "line between A and B", "ensemble of both"])
+    size = size_of([*lines, "line between A and B", "ensemble of both"])
     return draw(name, f"{metric} along the path from model A to model B", " ".join(said), size, lambda figure: _paint_curve(figure, curve, metric))
 
 
 def _paint_curve(figure: Figure, curve: Curve, metric: str) -> Mapping[str, float]:
     axes = figure.add_subplot(xlabel="t: share of model B", ylabel=metric)
     for method, colour, marker in zip(curve.methods, cycle(SERIES), cycle(MARKERS)):
-        _paint_line(axes, curve.t, [point[metric] for point in method.points], method.name, method.label, colour, marker)
+        paint_line(axes, curve.t, [point[metric] for point in method.points], method.name, method.label, colour, marker)
     ends = [curve.methods[0].points[at][metric].mean for at in (0, -1)]
     axes.plot(curve.t[:: len(curve.t) - 1], ends, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), label="line between A and B")
     if curve.ensemble and isfinite(curve.ensemble[metric].mean):
@@ -49,23 +49,23 @@ def _paint_curve(figure: Figure, curve: Curve, metric: str) -> Mapping[str, floa
             axes.plot(t, value, marker="o", markersize=8, markerfacecolor="none", markeredgecolor=INK, clip_on=False)
             axes.annotate(letter, (t, value), (offset, 0), textcoords="offset points", ha="center", va="center", fontweight="bold")
     axes.set_xlim(curve.t[0] - 0.08, curve.t[-1] + 0.08)
-    _scale(axes, [point[metric].mean for method in curve.methods for point in method.points])
+    scale(axes, [point[metric].mean for method in curve.methods for point in method.points])
     axes.axvline(curve.t[0], color=INK, linewidth=0.9).set_gid("cursor")
-    _legend(figure)
+    legend(figure)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # what was laid out stays there, so that the cursor of the page meets the points
     (left, _), (right, _) = (axes.transData.transform((t, axes.get_ylim()[0])) for t in (0.0, 1.0))
     return {"start": float(left), "length": float(right - left)}
 
 
-def _paint_line(axes: Axes, x: Sequence[float], values: Sequence[Estimate], name: str, label: str, colour: str, marker: str) -> None:
+def paint_line(axes: Axes, x: Sequence[float], values: Sequence[Estimate], name: str, label: str, colour: str, marker: str) -> None:
     axes.plot(x, [value.mean for value in values], color=colour, marker=marker, markersize=3.5, label=_wrapped(label))
     if values[0].error is not None:
         low, high = ([value.mean + side * (value.error or 0.0) for value in values] for side in (-1, 1))
         axes.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0).set_gid(f"band-{name}")
 
 
-def _legend(figure: Figure) -> None:
+def legend(figure: Figure) -> None:
     figure.legend(loc="outside lower center", ncols=2)
 
 
@@ -74,14 +74,14 @@ def _wrapped(label: str) -> str:
     return fill(label, COLUMN)
 
 
-def _size(labels: Sequence[str]) -> tuple[float, float]:
+def size_of(labels: Sequence[str]) -> tuple[float, float]:
     """The legend takes its room below the drawing, not from it."""
     lines = [_wrapped(label).count("\n") + 1 for label in labels]
     half = (len(lines) + 1) // 2
     return WIDTH, HEIGHT + LINE_HEIGHT * max(sum(lines[:half]), sum(lines[half:]))
 
 
-def _scale(axes: Axes, values: Sequence[float]) -> None:
+def scale(axes: Axes, values: Sequence[float]) -> None:
     finite = [value for value in values if isfinite(value)]
     if finite and min(finite) > 0 and max(finite) > LOG_FROM * min(finite):
         axes.set_yscale("log")
@@ -112,9 +112,9 @@ def layer_correlation(correlations: Mapping[str, Any], name: str = "layers") -> 
                     label=_wrapped(f"{space}, {when}"),
                 )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _legend(figure)
+        legend(figure)
 
-    size = _size([f"{space}, before" for space in spaces for _ in range(2)])
+    size = size_of([f"{space}, before" for space in spaces for _ in range(2)])
     return draw(name, "Feature correlation per layer, before and after alignment", " ".join(said), size, paint)
 
 
@@ -136,12 +136,12 @@ def amount(record: Mapping[str, Any], name: str = "amount") -> str:
         for method, line, colour, marker in zip(methods, lines, cycle(SERIES), cycle(MARKERS)):
             at = [float(point["samples"]) for point in method["points"]]
             at, line = (seen, line * len(seen)) if at == [0] else (at, line)
-            _paint_line(axes, at, line, method["name"], method["label"], colour, marker)
+            paint_line(axes, at, line, method["name"], method["label"], colour, marker)
         axes.set_xticks(seen, [f"{count:,.0f}" for count in seen])
         axes.xaxis.set_minor_formatter(NullFormatter())
-        _legend(figure)
+        legend(figure)
 
-    return draw(name, f"Barrier against {record['unit']}", " ".join(said), _size(labels), paint)
+    return draw(name, f"Barrier against {record['unit']}", " ".join(said), size_of(labels), paint)
 
 
 def together(record: Mapping[str, Any], name: str = "together") -> str:
@@ -156,10 +156,10 @@ def together(record: Mapping[str, Any], name: str = "together") -> str:
         for (label, line), colour, marker in zip(lines.items(), cycle(SERIES), cycle(MARKERS)):
             axes.plot(counts, line, color=colour, marker=marker, markersize=3.5, label=_wrapped(label))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _scale(axes, [value for line in lines.values() for value in line])
-        _legend(figure)
+        scale(axes, [value for line in lines.values() for value in line])
+        legend(figure)
 
-    return draw(name, "Barrier against the number of models merged", " ".join(said), _size([*lines]), paint)
+    return draw(name, "Barrier against the number of models merged", " ".join(said), size_of([*lines]), paint)
 
 
 def objective(label: str, runs: Sequence[Sequence[float]], name: str = "objective", *, each: str = "sweep", what: str = "objective") -> str:

@@ -14,6 +14,7 @@ from symmerge.errors import SymmergeError
 
 CURVE, CURVES = "symmerge.curve/1", "symmerge.curves/1"
 SIMPLEX, STRUCTURE, CORRELATIONS, AMOUNT = "symmerge.simplex/1", "symmerge.structure/1", "symmerge.correlations/1", "symmerge.amount/1"
+EXPERIMENT = "symmerge.experiment/1"
 # file -> what it may hold, what writes it
 SCHEMAS = {
     "curve.json": (CURVE, CURVES),
@@ -23,6 +24,7 @@ SCHEMAS = {
     "structure.json": (STRUCTURE,),
     "correlations.json": (CORRELATIONS,),
     "amount.json": (AMOUNT,),
+    "results.json": (EXPERIMENT,),
 }
 WRITERS = {
     "curve.json": "symmerge barrier",
@@ -32,9 +34,10 @@ WRITERS = {
     "structure.json": "symmerge align",
     "correlations.json": "symmerge align with data",
     "amount.json": "what measured it (see docs/results-format.md)",
+    "results.json": "symmerge experiment",
 }
-OTHERS = ("simplex.json", "solution.json", "universe.json", "structure.json", "correlations.json", "amount.json")  # as they are
-ENOUGH = ("curve.json", "simplex.json", "solution.json", "universe.json")  # a page needs one of them
+OTHERS = ("simplex.json", "solution.json", "universe.json", "structure.json", "correlations.json", "amount.json", "results.json")  # as they are
+ENOUGH = ("curve.json", "simplex.json", "solution.json", "universe.json", "results.json")  # a page needs one of them
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Results:
-    """A folder's results; what was not measured is None. There is a curve, a simplex, a solution or a universe."""
+    """A folder's results; what was not measured is None. There is a curve, a simplex, a solution, a universe or an experiment."""
 
     folder: Path
     curve: Curve | None
@@ -97,6 +100,7 @@ class Results:
     structure: Mapping[str, Any] | None
     correlations: Mapping[str, Any] | None
     amount: Mapping[str, Any] | None
+    experiment: Mapping[str, Any] | None
 
 
 def read_results(folder: Path) -> list[Results]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from symmerge.report import figures, maps, tables, together, together_tables, words
+from symmerge.report import experiment, figures, maps, tables, together, together_tables, words
 from symmerge.report.parts import Figure, Part
 from symmerge.report.results import Curve, Results, number, whole
 
@@ -52,10 +52,13 @@ def _head(results: Results) -> tuple[str, str, tuple[tables.Row, ...]]:
     if simplex:
         with whole(results.folder / "simplex.json"):
             return f"{words.task_title(simplex['task'])}, {len(simplex['models'])} models", words.together(simplex), together_tables.overview(simplex)
+    if results.experiment:
+        with whole(results.folder / "results.json"):
+            return f"{results.experiment['name']}: {results.experiment['paper']}", experiment.summary(results.experiment), ()
     if solution:
         with whole(results.folder / "solution.json"):
             return "Alignment of two models", words.closer(solution), ()
-    assert results.universe, "a folder has a curve, a simplex, a solution or a universe"
+    assert results.universe, "a folder has a curve, a simplex, an experiment, a solution or a universe"
     with whole(results.folder / "universe.json"):
         return f"Alignment of {len(results.universe['models'])} models", words.gathered(results.universe), ()
 
@@ -80,6 +83,10 @@ def _parts(key: str, results: Results) -> Iterator[Part]:
         with whole(results.folder / "simplex.json"):
             many = list(together.parts(f"{key}-many", results.simplex))
         yield from many
+    if results.experiment:
+        with whole(results.folder / "results.json"):
+            tabled = list(experiment.parts(f"{key}-experiment", results.experiment))
+        yield from tabled
     if results.amount:
         with whole(results.folder / "amount.json"):
             part = _amount(key, results.amount)

@@ -1,0 +1,86 @@
+"""The results of an experiment on the page: our numbers beside the published ones, and the curves behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
+from typing import Any
+
+from matplotlib.figure import Figure as Drawing
+
+from symmerge.report.drawing import SERIES, draw
+from symmerge.report.figures import MARKERS, legend, paint_line, scale, size_of
+from symmerge.report.parts import Figure, Part
+from symmerge.report.results import Estimate, number
+from symmerge.report.tables import Table
+from symmerge.report.words import estimate, short
+
+Entry = Mapping[str, Any]
+
+
+def summary(record: Mapping[str, Any]) -> str:
+    """What came out, in a sentence or two."""
+    entries = [entry for table in record["tables"] for entry in table["entries"]]
+    known = [entry for entry in entries if entry["values"] and entry["published"] is not None]
+    about, cells = record["about"], {key for entry in entries for key in entry["cells"]}
+    said = [f"{about[:1].upper()}{about[1:]} ({record['paper']}), at its {record['size']['name']} size: {len(entries)} numbers from {len(cells)} measurements."]
+    if known:
+        below = sum(_ours(entry).mean <= entry["published"] for entry in known)
+        said.append(f"{below} of {len(known)} lie at or below the published ones.")
+    if record["failed"]:
+        said.append(f"{len(record['failed'])} cells failed, and are missing from the means.")
+    return " ".join(said)
+
+
+def parts(key: str, record: Mapping[str, Any]) -> Iterator[Part]:
+    """A part for every table, and what failed."""
+    for at, table in enumerate(record["tables"]):
+        entries = [entry for entry in table["entries"] if entry["values"]]
+        text = " ".join(filter(None, (table["about"], f"What differs from the paper: {table['differs']}" if table["differs"] else "")))
+        columns = dict.fromkeys(entry["column"] for entry in entries)
+        drawn = [
+            _curves(f"{key}-table{at}-{number}", column, [entry for entry in entries if entry["column"] == column]) for number, column in enumerate(columns)
+        ]
+        yield Part(table["title"], text, figures=tuple(filter(None, drawn)), tables=(_table(table["title"], entries),))
+    if record["failed"]:
+        rows = [[one["cell"], one["reason"]] for one in record["failed"]]
+        yield Part("What failed", tables=(Table.of("Cells that could not be computed", ["cell", "reason"], rows),))
+    yield Part("How it was run", facts=tuple((name, str(value)) for name, value in record["size"].items()))
+
+
+def _ours(entry: Entry) -> Estimate:
+    return Estimate.of([number(value) for value in entry["values"]])
+
+
+def _table(title: str, entries: Sequence[Entry]) -> Table:
+    published = any(entry["published"] is not None for entry in entries)
+    head = ["", "on", "ours", *(["published", "difference"] if published else []), "measured on"]
+    rows = []
+    for entry in entries:
+        ours, theirs = _ours(entry), entry["published"]
+        beside = [theirs, None if theirs is None else ours.mean - theirs] if published else []
+        rows.append([entry["row"], entry["column"], ours, *beside, f"{len(entry['values'])} of {len(entry['cells'])}"])
+    return Table.of(title, head, rows)
+
+
+def _curves(name: str, column: str, entries: Sequence[Entry]) -> Figure | None:
+    """The mean loss along the line, a line for each row that has one."""
+    known = {
+        entry["row"]: [Estimate.of([number(value) for value in point]) for point in zip(*entry["curves"], strict=True)] for entry in entries if entry["curves"]
+    }
+    if not known:
+        return None
+    said = [
+        f"{row}: {short(line[0].mean)} at the first model, {estimate(line[len(line) // 2])} in the middle, {short(line[-1].mean)} at the second."
+        for row, line in known.items()
+    ]
+
+    def paint(figure: Drawing) -> None:
+        axes = figure.add_subplot(xlabel="t: share of the second model", ylabel="loss")
+        for (row, line), colour, marker in zip(known.items(), cycle(SERIES), cycle(MARKERS)):
+            paint_line(axes, [at / (len(line) - 1) for at in range(len(line))], line, row, row, colour, marker)
+        scale(axes, [point.mean for line in known.values() for point in line])
+        legend(figure)
+
+    svg = draw(name, f"Loss along the line, {column}", " ".join(said), size_of([*known]), paint)
+    return Figure.of(svg, f"{column}: loss on the straight line between the models, mean over the pairs; shaded: standard error.")
