@@ -17,8 +17,8 @@ from symmerge.weights import MemoryWeights
 from symmerge.zoo.small import SMALL, small_model
 
 EXACT = 1e-10
-ROTATING = [name for name in SMALL if "bert" not in name]
-LAYER_NORM = [name for name in ROTATING if name.startswith(("gpt2", "vit", "neox"))]
+ROTATING = [name for name in SMALL if not name.startswith(("bert", "roberta", "roformer"))]
+LAYER_NORM = [name for name in ROTATING if name.startswith(("gpt2", "vit", "neox", "modernbert"))]
 RMS_NORM = [name for name in ROTATING if name not in LAYER_NORM]
 
 
@@ -78,8 +78,8 @@ def test_gains_are_exactly_one_and_shifts_gone_where_a_bias_takes_them(name):
     model = canonical(name)
     for norm in model.spec.norms:
         assert (loaded(name).weights[norm.gain] != 1).any()
-        assert (model.weights[norm.gain] == 1).all()
-        if norm.shift and all(f"{reader}.bias" in model.spec.tensors for reader in norm.readers):
+        assert (model.weights[norm.gain] == (model.weights[norm.gain][0] if norm.writer else 1)).all()
+        if norm.shift and not norm.writer and all(f"{reader}.bias" in model.spec.tensors for reader in norm.readers):
             assert not model.weights[norm.shift].any()
 
 
@@ -104,10 +104,11 @@ def stream_means(model, kept):
 @pytest.mark.parametrize("name", LAYER_NORM)
 def test_nobody_writes_or_reads_the_mean_of_a_layer_norm_stream(name):
     model = canonical(name)
-    # Readers without bias, whose norm keeps its shift, also read the ones component of that shift.
-    kept = {f"{reader}.weight" for norm in model.spec.norms for reader in norm.readers if f"{reader}.bias" not in model.spec.tensors}
+    # Readers whose norm keeps its shift also read the ones component of that shift.
+    kept = {f"{reader}.weight" for norm in model.spec.norms if norm.shift and model.weights[norm.shift].any() for reader in norm.readers}
+    absorbed = {f"{norm.writer}.weight" for norm in model.spec.norms if norm.writer}
     assert max(stream_means(model, kept)) <= 1e-14
-    assert min(stream_means(sm.canonicalize(loaded(name), ("fold",)), kept)) > 1e-4  # there was something to take out
+    assert min(stream_means(sm.canonicalize(loaded(name), ("fold",)), kept | absorbed)) > 1e-4  # there was something to take out
     assert not kept or difference(model, with_tensors(model, dict.fromkeys(kept, centred))) >= 1e-2
 
 
@@ -122,8 +123,15 @@ def test_an_rms_norm_stream_keeps_its_mean(name):
 
 # biases inside attention: how far keys are dropped, and whether values have somewhere to go
 
-KEYS = {"llama-mqa": 12, "qwen2": 12, "neox": 6}  # how many coordinates of a key rotate, and keep their bias; elsewhere none
-VALUES_STAY = ("qwen2",)  # no output bias to move them into
+KEYS = {
+    "llama-mqa": 12,
+    "qwen2": 12,
+    "neox": 6,
+    "roformer": 12,
+    "roformer-classifier": 12,
+    "modernbert-classifier": 12,
+}  # how many coordinates of a key rotate, and keep their bias; elsewhere none
+VALUES_STAY = ("qwen2", "roformer-classifier")  # no output bias to move them into; values that turn with the position
 
 
 @pytest.mark.parametrize("name", has("qk", Role.READS))
@@ -297,7 +305,11 @@ def test_a_constant_final_gain_keeps_the_tie(name, tmp_path):
 
 ALL = ["fold", "centre", "values", "keys", "balance"]
 RECORDS = {
-    **{name: ["values", "keys", "balance"] for name in SMALL if "bert" in name},
+    **{name: ["values", "keys", "balance"] for name in SMALL if name.startswith(("bert", "roberta"))},
+    "roformer": ["values", "balance"],
+    "roformer-classifier": ["fold", "centre", "balance"],
+    "modernbert": ["untie", "fold", "centre", "balance"],
+    "modernbert-classifier": ["fold", "centre", "values", "balance"],
     **dict.fromkeys(("gpt2-untied", "vit", "neox"), ALL),
     "gpt2": ["untie", *ALL],
     **{name: ["fold", "centre", "balance"] for name in ("vit-tanh", "neox-sequential")},

@@ -11,7 +11,22 @@ from symmerge.families import BY_MODEL_TYPE, FAMILIES
 
 ROOT = Path(symmerge.__file__).parent
 # Each may import those before it; a few may import even less.
-ORDER = ["errors", "tensorfile", "notation", "groups", "spec", "families", "weights", "checkpoint", "card", "model", "alignment", "canonical", "verify"]
+ORDER = [
+    "errors",
+    "tensorfile",
+    "notation",
+    "groups",
+    "spec",
+    "families",
+    "weights",
+    "checkpoint",
+    "card",
+    "model",
+    "alignment",
+    "absorb",
+    "canonical",
+    "verify",
+]
 ORDER += [
     "widen",
     "circuits",

@@ -14,7 +14,7 @@ import torch
 import symmerge as sm
 from symmerge.alignment import Alignment
 from symmerge.errors import SymmetryError
-from symmerge.groups import GeneralLinear, Orthogonal, Permutation, ScaledPermutation, SignedPermutation
+from symmerge.groups import GeneralLinear, Orthogonal, Permutation, RotaryPairs, ScaledPermutation, SignedPermutation
 from symmerge.model import Model
 from symmerge.notation import parse
 from symmerge.spec import Space, text
@@ -119,7 +119,7 @@ QUERIES_ACROSS_GROUPS = Control(roll("query", "qk", "vo"), across_groups)
 
 def gate_as_writer(model):
     """The gate scaled with the up branch: but it goes through the activation."""
-    tensors = {name: parse(text(axes).replace("~", "")) if ".gate_proj." in name else axes for name, axes in model.spec.tensors.items()}
+    tensors = {name: parse(re.sub(r"(ff\.\d+)~", r"\1", text(axes))) for name, axes in model.spec.tensors.items()}
     return move(replace(model, spec=replace(model.spec, tensors=tensors)), "ff")
 
 
@@ -157,6 +157,7 @@ ROTARY = {
     "permutation across rotary pairs": wrong_group("qk", Permutation),
     "signs inside rotary pairs": wrong_group("qk", SignedPermutation),
 }
+HALVES, INTERLEAVED = (wrong_group("qk", lambda size, layout=layout: RotaryPairs(size, size, layout)) for layout in ("halves", "interleaved"))
 HEAD_LEFT = {"head left behind": left_behind("lm_head.weight")}
 LLAMA = {**RMS_NORM, **ROTARY, **HEADS, **HEAD_LEFT, "scaled gate": SCALED_GATE}
 
@@ -176,6 +177,30 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
     },
     "roberta": {**STREAM_SIGNS, **GELU, **HEADS, **TIED_DECODER},
     "roberta-classifier": {"scales on the tanh classifier": wrong_group("classifier", ScaledPermutation)},
+    "roformer": {**STREAM_SIGNS, **GELU, **ROTARY, "pairs in halves": HALVES, **HEADS, **TIED_DECODER},
+    "roformer-classifier": {
+        "any matrix on rotary values": wrong_group("vo", GeneralLinear),
+        "rotary values in halves": wrong_group("vo", lambda size: RotaryPairs(size, size)),
+        "rotation of the embedding that moves ones": wrong_group("embedding", Orthogonal),
+        "signs on the GELU classifier": wrong_group("classifier", SignedPermutation),
+        "projection left behind": left_behind("roformer.embeddings_project.weight"),
+    },
+    "modernbert": {
+        **LAYER_NORM,
+        **ROTARY,
+        "interleaved pairs": INTERLEAVED,
+        **HEADS,
+        "scaled gate": SCALED_GATE,
+        "signs on the transform": wrong_group("transform", SignedPermutation),
+        "attention without a norm left behind": left_behind("model.layers.0.attn.Wqkv.weight"),
+        "embedding left behind": left_behind("model.embeddings.tok_embeddings.weight"),
+    },
+    "modernbert-classifier": {
+        **LAYER_NORM,
+        "scaled gate": SCALED_GATE,
+        "shift of the embedding left behind": left_behind("model.embeddings.norm.bias"),
+        "pooled head left behind": left_behind("head.dense.weight"),
+    },
     "gpt2": {**LAYER_NORM, **GELU, **HEADS, **HEAD_LEFT},
     "gpt2-untied": {"negative scales on ReLU": wrong_group("ff", AnySign), "final shift left behind": left_behind("transformer.ln_f.bias")},
     "vit": {**LAYER_NORM, **GELU, **HEADS, "class token left behind": left_behind("vit.embeddings.cls_token")},
@@ -205,11 +230,11 @@ def test_the_allowed_element_passes_and_the_forbidden_one_shows(name, case):
 
 
 def test_every_family_has_three_controls():
-    families = ("bert", "bert-untied", "roberta", "gpt2", "vit", "llama", "mistral", "qwen2", "neox")
+    families = ("bert", "bert-untied", "roberta", "roformer", "modernbert", "gpt2", "vit", "llama", "mistral", "qwen2", "neox")
     assert all(len(FORBIDDEN_ELEMENTS[name]) >= 3 for name in families)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2-untied", "vit", "llama", "mistral", "qwen2", "neox"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-untied", "vit", "llama", "mistral", "qwen2", "neox", "modernbert-classifier"])
 def test_gains_that_are_not_folded_refuse_to_rotate(name):
     with pytest.raises(SymmetryError, match=r"(ln_|norm).*\.weight.*pointwise.*canonicalize"):
         difference(loaded(name), move(loaded(name), "residual"))
@@ -217,7 +242,7 @@ def test_gains_that_are_not_folded_refuse_to_rotate(name):
 
 
 @pytest.mark.parametrize("group", [Orthogonal, GeneralLinear])
-@pytest.mark.parametrize("name", ["bert", "roberta"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "roformer"])
 def test_a_post_norm_stream_refuses_to_rotate(name, group):
     # Its gains sit on the stream: there is nothing to fold them into.
     with pytest.raises(SymmetryError, match=r"LayerNorm\.weight.*pointwise"):

@@ -92,7 +92,7 @@ def test_every_map_inside_is_found_whatever_may_move(name):
     model = sm.load(small_model(name))
     module = full_module(model, torch.float32)
     linear = {part for part, owner in module.named_modules() if isinstance(owner, torch.nn.Linear | transformers.pytorch_utils.Conv1D)}
-    heads = {"lm_head", "classifier", "classifier.out_proj", "cls.predictions.decoder", "cls.seq_relationship", "lm_head.decoder"}
+    heads = {"lm_head", "decoder", "classifier", "classifier.out_proj", "cls.predictions.decoder", "cls.seq_relationship", "lm_head.decoder"}
     if any(part.startswith(("classifier.", "lm_head.")) for part in linear):
         heads -= {"classifier", "lm_head"}
     assert _maps(model.spec, module).keys() == linear - heads

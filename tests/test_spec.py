@@ -78,15 +78,22 @@ RESIDUAL = {
     "vit": OrthogonalFixingOnes(48),
     "neox": OrthogonalFixingOnes(48),
     "llama": Orthogonal(48),
+    "roformer": Permutation(48),
+    "modernbert": OrthogonalFixingOnes(48),
 }
 QUERY_KEY = {
     "llama": RotaryPairs(12, 12),
     "llama-mqa": RotaryPairs(12, 12),
     "qwen2": RotaryPairs(12, 12),
     "mistral": RotaryPairs(16, 16),  # a head size of its own
+    "roformer": RotaryPairs(12, 12, "interleaved"),
+    "roformer-classifier": RotaryPairs(12, 12, "interleaved"),
+    "modernbert": RotaryPairs(12, 12),
+    "modernbert-classifier": RotaryPairs(12, 12),
     "neox": RotaryPairs(12, 6),
     "neox-sequential": RotaryPairs(12, 3 + 1),  # a quarter of 12 by default, and pairs are whole
 }
+VALUES = {"mistral": GeneralLinear(16), "roformer-classifier": RotaryPairs(12, 12, "interleaved")}  # the last rotates its values, too
 
 
 @every
@@ -95,12 +102,12 @@ def test_groups_follow_from_the_config(name):
     groups = {space: found.spaces[space].group for space in found.spaces}
     assert groups["residual"] == RESIDUAL[found.family]
     assert groups["qk.1"] == QUERY_KEY.get(name, GeneralLinear(12))
-    assert groups["vo.1"] == GeneralLinear(16 if name == "mistral" else 12)
+    assert groups["vo.1"] == VALUES.get(name, GeneralLinear(12))
     assert found.spaces["qk.1"].per == found.spaces["vo.1"].per == "head.1"
-    if found.family == "llama":
+    if found.family in ("llama", "modernbert"):
         assert groups["ff.1"] == ScaledPermutation(96, positive=False)  # gated
     assert {"vocabulary", "position", "label"} & groups.keys()
-    assert all(isinstance(groups[space], Trivial) for space in ("vocabulary", "position", "type", "label", "channel", "one") if space in groups)
+    assert all(isinstance(groups[space], Trivial) for space in ("vocabulary", "position", "angle", "type", "label", "channel", "one") if space in groups)
 
 
 @pytest.mark.parametrize(("name", "heads", "queries"), [("llama", 2, 2), ("llama-mqa", 1, 4), ("mistral", 4, 1), ("qwen2", 2, 2)])
@@ -117,6 +124,29 @@ def test_a_tied_decoder_has_no_space_of_its_own(name):
     assert untied.spaces["transform"].group == Permutation(48) and not untied.ties
     dense = next(tensor for tensor in tied.tensors if tensor.endswith(("transform.dense.weight", "lm_head.dense.weight")))
     assert [text(found.tensors[dense]) for found in (tied, untied)] == ["residual residual*", "transform residual*"]
+
+
+# embedding of another width, tied -> what the embedding and the transform are; the groups of all spaces between
+EMBEDDINGS = {
+    (48, True): ("residual", "residual", {"residual": Permutation(48)}),
+    (48, False): ("residual", "transform", {"residual": Permutation(48), "transform": Permutation(48)}),
+    (32, True): ("embedding", "embedding", {"residual": Permutation(48), "embedding": OrthogonalFixingOnes(32)}),
+    (32, False): ("embedding", "transform", {"residual": Permutation(48), "embedding": OrthogonalFixingOnes(32), "transform": Permutation(32)}),
+}
+
+
+@pytest.mark.parametrize(("size", "tied"), EMBEDDINGS)
+def test_a_projected_embedding_is_a_space_of_its_own(size, tied):
+    found = spec("roformer", embedding_size=size, tie_word_embeddings=tied)
+    embedding, transform, groups = EMBEDDINGS[size, tied]
+    assert text(found.tensors["roformer.embeddings.word_embeddings.weight"]) == f"vocabulary {embedding}"
+    assert text(found.tensors["cls.predictions.transform.dense.weight"]) == f"{transform} residual*"
+    assert {space: found.spaces[space].group for space in ("residual", "embedding", "transform") if space in found.spaces} == groups
+    assert found.joined == ((embedding,) if tied else ())
+
+
+def test_only_heads_that_are_there_are_tied():
+    assert not any(spec(name).ties for name in SMALL if name.endswith("-classifier"))
 
 
 @pytest.mark.parametrize(("name", "space"), [("bert-classifier", "pooled"), ("bert-pretraining", "pooled"), ("roberta-classifier", "classifier")])
@@ -143,12 +173,14 @@ def test_axis_of():
 @every
 def test_every_norm_is_in_the_table(name):
     found = spec(name)
-    assert bool(found.norms) == found.rotates("residual")  # gains must be folded exactly where the stream rotates
+    assert {norm.stream for norm in found.norms} == set(filter(found.rotates, found.hidden))  # gains must be folded exactly where a stream rotates
     for norm in found.norms:
-        assert norm.stream == "residual" and text(found.tensors[norm.gain]) == "residual~"
+        assert text(found.tensors[norm.gain]) == f"{norm.stream}~"
         for reader in norm.readers:
             weight = f"{reader}.weight"
-            found.axis_of(found.ties.get(weight, weight), "residual", Role.WRITES if weight in found.ties else Role.READS)
+            found.axis_of(found.ties.get(weight, weight), norm.stream, Role.WRITES if weight in found.ties else Role.READS)
+    norms = {norm.gain for norm in found.norms}
+    assert all(tensor in norms for tensor, axes in found.tensors.items() if any(text(axes) == f"{norm.stream}~" for norm in found.norms) and not found.joined)
 
 
 # what happens to the shapes of a checkpoint -> what the refusal says

@@ -30,7 +30,7 @@ ONLY_A, ONLY_B = "QXZ0129\n", "äöüßéñ"
 OTHER_ROLES = {**SPECIAL, "pad_token": "<pad>"}
 MINE = [*SPECIAL.values(), *CHARACTERS]
 THEIRS = [*"".join(sorted(ONLY_B + CHARACTERS, reverse=True)).translate(dict.fromkeys(map(ord, ONLY_A))), *OTHER_ROLES.values()]
-FAMILIES = ["gpt2", "gpt2-untied", "llama", "llama-mqa", "neox", "bert", "bert-untied"]
+FAMILIES = ["gpt2", "gpt2-untied", "llama", "llama-mqa", "neox", "bert", "bert-untied", "roformer", "modernbert"]
 MORE = ["bert-pretraining", "bert-classifier", "roberta", "qwen2"]
 TEXT = "the rain in Spain stays mainly in the plain, and 345 cats. " * 2  # of shared tokens
 

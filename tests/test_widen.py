@@ -45,6 +45,8 @@ WIDER = {
     "mistral": {"all": {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 5}},
     "qwen2": {"all": {"hidden_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 130}},
     "neox": {"all": {"hidden_size": 72, "num_attention_heads": 6, "intermediate_size": 130}},
+    "modernbert": {"units": {"intermediate_size": 300}},
+    "modernbert-classifier": {"units": {"intermediate_size": 130}},
     "neox-sequential": {"all": {"hidden_size": 60, "num_attention_heads": 5}},
 }
 CASES = [(name, label) for name, by in WIDER.items() for label in by]
@@ -279,6 +281,13 @@ UNLIKE = {
     "wider in one": ("gpt2", "gpt2", {"n_embd": 60, "n_inner": 64}, ["narrower in: ff 96 / 64", "at least as wide in everything"]),
     "fewer heads": ("gpt2", "gpt2", {"n_embd": 96, "n_head": 3}, ["narrower in: head 4 / 3"]),
     "queries": ("llama", "llama", {"num_key_value_heads": 4}, ["narrower in: query 2 / 1", "query heads to a key"]),
+    "post-norm, rotary": ("roformer", "roformer", {"intermediate_size": 130}, ["norms of roformer sit on the stream itself"]),
+    "normed transform": (
+        "modernbert",
+        "modernbert",
+        {"hidden_size": 72, "num_attention_heads": 6},
+        ["'transform' (48 / 72) is normalised right after an activation", "feed-forward units alone"],
+    ),
     "post-norm": ("bert", "bert", {"hidden_size": 60}, ["norms of bert sit on the stream itself", "only models whose stream rotates"]),
 }
 

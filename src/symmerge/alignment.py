@@ -183,6 +183,9 @@ def apply(alignment: Alignment, model: Model) -> Model:
     """
     alignment._same_table(model.spec)
     alignment.check()
+    folded = {norm.stream for norm in model.spec.norms}
+    if turning := [space for space in model.spec.joined if space in folded and model.spec.rotates(space)]:
+        raise SymmetryError(f"{model.where}: '{turning[0]}' is tied to the output of an activation, which cannot rotate: canonicalize first, which unties it")
     computed = {name: partial(_moved, alignment, model, name) for name in model.spec.tensors}
     spaces = ", ".join(f"{count} {group}" for group, count in _counts(model.spec).items())
     moved = DerivedWeights(model.weights, computed)

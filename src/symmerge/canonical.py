@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symmerge.absorb import absorb
 from symmerge.alignment import lay
 from symmerge.errors import SymmetryError
 from symmerge.groups import GeneralLinear, Group, OrthogonalFixingOnes, RotaryPairs, ScaledPermutation, linalg
@@ -54,12 +55,17 @@ def _derive(model: Model, computed: Computed, step: str, what: str) -> Model:
 
 def fold(model: Model) -> Model:
     """Fold every gain on a rotating stream into its readers, so that the norm commutes with rotations."""
+    if any(model.spec.rotates(space) for space in model.spec.joined):
+        model = _own_copies(model, list(model.spec.ties), "what it reads comes out of an activation, and cannot rotate with the embedding")
     norms = [norm for norm in model.spec.norms if model.spec.rotates(norm.stream) and not _commutes(norm, model.weights)]
     model = _untie(model, norms)
     computed: Computed = {}
     shifts = 0
     for norm in norms:
         weights = model.weights
+        if norm.writer:
+            computed |= absorb(model.spec, weights, norm)
+            continue
         for reader in norm.readers:
             axis = model.spec.axis_of(f"{reader}.weight", norm.stream, Role.READS)
             computed[f"{reader}.weight"] = partial(_scaled, weights, f"{reader}.weight", norm.gain, axis)
@@ -183,7 +189,7 @@ def move_value_biases(model: Model) -> Model:
     """Attention weights sum to one, so a constant on the values is a constant after the output map."""
     computed: Computed = {}
     for name, space in model.spec.hidden.items():
-        if space.translation != "passes":
+        if space.translation != "passes" or isinstance(space.group, RotaryPairs):  # turned with the position, it is no constant
             continue
         biases = [met for met in model.spec.occurrences(name) if met.role is Role.WRITES and _is_bias(met, model.spec)]
         for output in (met for met in model.spec.occurrences(name) if met.role is Role.READS):

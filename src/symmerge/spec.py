@@ -33,12 +33,17 @@ class Space:
 
 @dataclass(frozen=True)
 class Norm:
-    """A normalisation of a stream, and the linear maps that read what it gives."""
+    """A normalisation of a stream, and the linear maps that read what it gives.
+
+    One with a `writer` sits on the stream itself, between an embedding and everyone; its `readers` are those that no other norm precedes.
+    """
 
     gain: str
     shift: str | None
     stream: str
     readers: tuple[str, ...]
+    writer: str | None = None
+    epsilon: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,8 @@ class Occurrence:
 class Spec:
     """An architecture bound to its sizes.
 
-    `ties` maps a tensor that is not stored to the one it shares (a tied head to its embedding); `architecture` is the
-    transformers class, `task` what it is for.
+    `ties` maps a tensor that is not stored to the one it shares (a tied head to its embedding); `joined` are spaces that a tie makes
+    one with the output of an activation: they rotate only untied. `architecture` is the transformers class, `task` what it is for.
     """
 
     family: str
@@ -65,6 +70,7 @@ class Spec:
     tensors: Mapping[str, Axes]
     norms: tuple[Norm, ...] = ()
     ties: Mapping[str, str] = ()  # type: ignore[assignment]
+    joined: tuple[str, ...] = ()
 
     @cached_property
     def sizes(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from symmerge.errors import FunctionChanged, MismatchError
 from symmerge.model import Model, Progress
@@ -128,6 +129,10 @@ def logits_of(model: Model, inputs: dict[str, Tensor], *, dtype: torch.dtype = t
         owner.register_forward_hook(_empty)
         if dtype == torch.float64 and hasattr(owner, "variance_epsilon"):
             owner.forward = partial(_rms_norm, owner)  # transformers computes this norm in float32
+    if dtype == torch.float64:
+        for owner in module.modules():
+            if HEAD_SIZES & vars(owner).keys():
+                owner.forward = partial(_unrounded, owner.forward)
     cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
     output = module(**cast)
     found = [value for key, value in output.items() if "logits" in key]
@@ -141,7 +146,7 @@ def empty_module(model: Model, dtype: torch.dtype) -> nn.Module:
 
     architecture = getattr(transformers, model.spec.architecture)
     config = architecture.config_class.from_dict(dict(model.config))
-    config._attn_implementation = "sdpa"  # keeps float64; the eager one rounds to float32
+    config._attn_implementation = "sdpa" if architecture._supports_sdpa else "eager"  # keeps float64, which eager ones may round
     with torch.device("meta"):
         module = architecture(config).to(dtype).eval()
     for owner in module.modules():
@@ -180,6 +185,17 @@ def _empty(owner: nn.Module, args: Any, output: Any) -> None:
     for key, full in owner._parameters.items():
         if full is not None and not full.is_meta:
             owner._parameters[key] = nn.Parameter(torch.empty_like(full, device="meta"), requires_grad=False)
+
+
+class _KeepDouble(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is Tensor.float and args[0].dtype == torch.float64 else func(*args, **(kwargs or {}))
+
+
+def _unrounded(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Some attention layers turn their queries and keys in float32, whatever the precision."""
+    with _KeepDouble():
+        return forward(*args, **kwargs)
 
 
 def _rms_norm(owner: Any, x: Tensor) -> Tensor:

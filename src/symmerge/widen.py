@@ -209,6 +209,11 @@ def _settings(model: Model) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key in known and not NO_MATTER.search(key)} | {"labels": model.spec.sizes.get("label")}
 
 
+def _normed(spec: Spec, space: str) -> bool:
+    """Whether a norm's gain sits on a space."""
+    return any(met.role is Role.RIDES and met.piece.tensor.endswith("weight") and len(spec.shapes[met.piece.tensor]) == 1 for met in spec.occurrences(space))
+
+
 def _refuse_sizes(narrow: Model, wide: Model) -> None:
     pair = f"{narrow.where} cannot be widened to {wide.where}"
     if wide.spec.ties:
@@ -222,6 +227,11 @@ def _refuse_sizes(narrow: Model, wide: Model) -> None:
             raise MismatchError(
                 f"{pair}: heads of {sizes[name][0]} / {sizes[name][1]} coordinates, whose rotary frequencies differ;"
                 " give a wide model with heads of the same size, and more of them"
+            )
+        if sizes[name][0] != sizes[name][1] and name != narrow.spec.stream and _normed(narrow.spec, name):
+            raise MismatchError(
+                f"{pair}: '{name}' ({sizes[name][0]} / {sizes[name][1]}) is normalised right after an activation, so that extra units would change its mean and"
+                " variance; give a wide model that differs in its feed-forward units alone"
             )
     larger = {name.partition(".")[0]: f"{size} / {room}" for name, (size, room) in sizes.items() if size > room}
     smaller = any(size < room for size, room in sizes.values())

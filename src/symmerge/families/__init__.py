@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from symmerge.errors import UnsupportedModel
-from symmerge.families import bert, gpt2, llama, neox, vit
+from symmerge.families import bert, gpt2, llama, modernbert, neox, roformer, vit
 from symmerge.families.base import Family
 
-FAMILIES: tuple[Family, ...] = (bert.BERT, bert.ROBERTA, gpt2.FAMILY, vit.FAMILY, llama.FAMILY, neox.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    bert.BERT,
+    bert.ROBERTA,
+    roformer.FAMILY,
+    modernbert.FAMILY,
+    gpt2.FAMILY,
+    vit.FAMILY,
+    llama.FAMILY,
+    neox.FAMILY,
+)
 BY_MODEL_TYPE: dict[str, Family] = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
 

@@ -17,19 +17,22 @@ from symmerge.spec import Norm, Space, Spec
 class Reading:
     """What a config says: how many layers, which spaces with which groups, and which optional lines of the table hold.
 
-    A space whose name contains ``{i}`` exists once per layer.
+    A space whose name contains ``{i}`` exists once per layer. `same`: a space -> the one it is under this config. `epsilon`: that of the norms.
     """
 
     layers: int
     spaces: tuple[Space, ...]
     flags: Mapping[str, bool]
+    same: Mapping[str, str] = field(default_factory=dict)
+    epsilon: float = 0.0
 
 
 @dataclass(frozen=True)
 class Family:
     """One architecture and its close relatives.
 
-    `table`: a line per tensor, ``name  axes  [if flag]``. `norms`: a line per normalisation, ``norm -> reader reader``.
+    `table`: a line per tensor, ``name  axes  [if flag]``; ``{i}`` stands for every layer, ``{i+1}`` for every layer but the first.
+    `norms`: a line per normalisation, ``norm -> reader reader``; ``norm <- writer -> reader`` for one that sits on the stream itself.
     `architectures`: transformers class -> (task, a tensor only that class has, for configs that do not name their class).
     `ties`: stored nowhere when tied -> the tensor it shares. `tied_spaces`: a space -> the one it becomes while tied.
     `renames`: old names to today's. `buffers`: not weights, dropped.
@@ -74,7 +77,9 @@ class Family:
         """The table for one config."""
         reading = self.read(config, names)
         merged = {} if reading.flags.get("untied") else self.tied_spaces
-        tensors = {name: parse(_replace(axes, merged)) for name, axes in expand(self.table, reading)}
+        lines = dict(expand(self.table, reading))
+        tensors = {name: parse(_replace(_replace(axes, merged), reading.same)) for name, axes in lines.items()}
+        tied = {atom.space for axes in lines.values() for atom in atoms(parse(axes))} & merged.keys()
         used = {atom.space for axes in tensors.values() for atom in atoms(axes)}
         spaces = {space.name: space for template in reading.spaces for space in _per_layer(template, reading.layers)}
         unknown = used - spaces.keys()
@@ -86,14 +91,17 @@ class Family:
             spaces={name: space for name, space in spaces.items() if name in used},
             tensors=tensors,
             norms=tuple(self._norms(reading, tensors)),
-            ties={alias: target for alias, target in self.ties.items() if alias not in tensors and target in tensors},
+            ties={alias: target for alias, target in self.ties.items() if alias not in tensors and target in tensors and reading.flags.get("mlm", True)},
+            joined=tuple(sorted({_replace(merged[space], reading.same) for space in tied})),
         )
 
     def _norms(self, reading: Reading, tensors: Mapping[str, Any]) -> Iterator[Norm]:
-        for norm, readers in expand(self.norms, reading):
+        for norm, rest in expand(self.norms, reading):
             gain, shift = f"{norm}.weight", f"{norm}.bias"
             stream = next(atoms(tensors[gain])).space
-            yield Norm(gain, shift if shift in tensors else None, stream, tuple(readers.removeprefix("->").split()))
+            writer, _, readers = rest.rpartition("->")
+            writer = writer.removeprefix("<-").strip() or None
+            yield Norm(gain, shift if shift in tensors else None, stream, tuple(readers.split()), writer, reading.epsilon)
 
 
 def expand(table: str, reading: Reading) -> Iterator[tuple[str, str]]:
@@ -102,8 +110,9 @@ def expand(table: str, reading: Reading) -> Iterator[tuple[str, str]]:
         line, _, flag = line.partition(" if ")
         if flag and not reading.flags[flag.strip()]:
             continue
+        first, line = int("{i+1}" in line), line.replace("{i+1}", "{i}")
         name, rest = line.split(maxsplit=1)
-        layers = range(reading.layers) if "{i}" in line else (None,)
+        layers = range(first, reading.layers) if "{i}" in line else (None,)
         for i in layers:
             yield name.replace("{i}", str(i)), rest.replace("{i}", str(i)).strip()
 
@@ -126,14 +135,14 @@ def visible(**sizes: int) -> tuple[Space, ...]:
     return tuple(Space(name, Trivial(size)) for name, size in sizes.items())
 
 
-def attention(*, heads: int, queries: int, qk: Group, vo: int) -> tuple[Space, ...]:
+def attention(*, heads: int, queries: int, qk: Group, vo: int | Group) -> tuple[Space, ...]:
     """The spaces of one attention layer: `heads` key-value heads, `queries` query heads to each, one basis per key-value head."""
-    # Rotary positions turn the key bias with the position; only without them is it the same for every key.
+    # Rotary positions turn a bias with the position; only without them is it the same for every key, or every value.
     return (
         Space("head.{i}", Permutation(heads)),
         Space("query.{i}", Permutation(queries), per="head.{i}"),
         Space("qk.{i}", qk, per="head.{i}", translation="drops"),
-        Space("vo.{i}", GeneralLinear(vo), per="head.{i}", translation="passes"),
+        Space("vo.{i}", GeneralLinear(vo) if isinstance(vo, int) else vo, per="head.{i}", translation="passes"),
     )
 
 

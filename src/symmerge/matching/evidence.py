@@ -115,8 +115,10 @@ class Evidence:
 
     def _total(self, space: str) -> float:
         """What the weights that meet a space count together."""
-        met = self.certain if space == self.spec.stream else [name for name in self.table.tensors if space in self._met(name)]
-        return sum(self._weight_scale(name) * self._size(name) for name in met if name in self.table.tensors and len(self.table.shapes[name]) > 1)
+        met = [name for name in self.table.tensors if space in self._met(name) and len(self.table.shapes[name]) > 1]
+        if space == self.spec.stream:
+            met = [name for name in met if name in self.certain] or met  # none is certain where an embedding is projected
+        return sum(self._weight_scale(name) * self._size(name) for name in met)
 
     @cached_property
     def _faint(self) -> float:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 _BODY: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 _TEXT: dict[str, Any] = {**_BODY, "vocab_size": 101, "max_position_embeddings": 64}
 _GPT2: dict[str, Any] = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 96, "vocab_size": 101, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0}
+_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+_MODERN: dict[str, Any] = {**_TEXT, "local_attention": 16, **dict.fromkeys(_TOKENS, 0)}
+_MODERN_BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 
 # name -> (transformers class, config): every family, and every variant that changes its table or its groups
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -21,6 +24,10 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-classifier": ("BertForSequenceClassification", {**_TEXT, "num_labels": 3, "hidden_act": "relu"}),
     "roberta": ("RobertaForMaskedLM", _TEXT),
     "roberta-classifier": ("RobertaForSequenceClassification", {**_TEXT, "num_labels": 3}),
+    "roformer": ("RoFormerForMaskedLM", _TEXT),
+    "roformer-classifier": ("RoFormerForSequenceClassification", {**_TEXT, "num_labels": 3, "embedding_size": 32, "rotary_value": True}),
+    "modernbert": ("ModernBertForMaskedLM", _MODERN),
+    "modernbert-classifier": ("ModernBertForSequenceClassification", {**_MODERN, "num_labels": 3, **dict.fromkeys(_MODERN_BIASES, True)}),
     "gpt2": ("GPT2LMHeadModel", _GPT2),
     "gpt2-untied": ("GPT2LMHeadModel", {**_GPT2, "tie_word_embeddings": False, "activation_function": "relu"}),
     "vit": ("ViTForImageClassification", {**_BODY, "image_size": 16, "patch_size": 4, "num_labels": 5}),
@@ -51,6 +58,6 @@ def small_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32,
 def live_in(model: PreTrainedModel, seed: int = 0) -> None:
     """Give gains, biases and embeddings the spread that training gives them; matrices keep a healthy scale."""
     generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
+    for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
         scale = 0.2 if parameter.ndim < 2 else parameter.shape[-1] ** -0.5
         parameter.add_(scale * torch.randn(parameter.shape, generator=generator))

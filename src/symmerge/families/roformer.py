@@ -1,0 +1,93 @@
+"""RoFormer: a post-LayerNorm encoder with rotary positions in interleaved pairs, and an embedding that may have a width of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from symmerge.families.base import Family, Reading, attention, feed_forward, visible
+from symmerge.groups import OrthogonalFixingOnes, Permutation, RotaryPairs
+from symmerge.spec import Space
+
+# The sines and cosines are stored, though never trained: they are visible, and stay as they are.
+TABLE = """
+roformer.embeddings.word_embeddings.weight                        vocabulary   embedding
+roformer.embeddings.token_type_embeddings.weight                  type         embedding
+roformer.embeddings.LayerNorm.weight                              embedding~
+roformer.embeddings.LayerNorm.bias                                embedding
+roformer.embeddings_project.weight                                residual     embedding*           if projected
+roformer.embeddings_project.bias                                  residual                          if projected
+roformer.encoder.embed_positions.weight                           position     angle
+roformer.encoder.layer.{i}.attention.self.query.weight            (head.{i} qk.{i})    residual*
+roformer.encoder.layer.{i}.attention.self.query.bias              (head.{i} qk.{i})
+roformer.encoder.layer.{i}.attention.self.key.weight              (head.{i} qk.{i}*)   residual*
+roformer.encoder.layer.{i}.attention.self.key.bias                (head.{i} qk.{i}*)
+roformer.encoder.layer.{i}.attention.self.value.weight            (head.{i} vo.{i})    residual*
+roformer.encoder.layer.{i}.attention.self.value.bias              (head.{i} vo.{i})
+roformer.encoder.layer.{i}.attention.output.dense.weight          residual     (head.{i} vo.{i}*)
+roformer.encoder.layer.{i}.attention.output.dense.bias            residual
+roformer.encoder.layer.{i}.attention.output.LayerNorm.weight      residual~
+roformer.encoder.layer.{i}.attention.output.LayerNorm.bias        residual
+roformer.encoder.layer.{i}.intermediate.dense.weight              ff.{i}       residual*
+roformer.encoder.layer.{i}.intermediate.dense.bias                ff.{i}
+roformer.encoder.layer.{i}.output.dense.weight                    residual     ff.{i}*
+roformer.encoder.layer.{i}.output.dense.bias                      residual
+roformer.encoder.layer.{i}.output.LayerNorm.weight                residual~
+roformer.encoder.layer.{i}.output.LayerNorm.bias                  residual
+cls.predictions.transform.dense.weight                            transform    residual*            if mlm
+cls.predictions.transform.dense.bias                              transform                         if mlm
+cls.predictions.transform.LayerNorm.weight                        transform~                        if mlm
+cls.predictions.transform.LayerNorm.bias                          transform                         if mlm
+cls.predictions.decoder.weight                                    vocabulary   transform*           if untied
+cls.predictions.bias                                              vocabulary                        if mlm
+cls.predictions.decoder.bias                                      vocabulary                        if untied
+classifier.dense.weight                                           classifier   residual*            if classifier
+classifier.dense.bias                                             classifier                        if classifier
+classifier.out_proj.weight                                        label        classifier*          if classifier
+classifier.out_proj.bias                                          label                             if classifier
+"""
+
+# With a projection the first norm is read by a linear map alone, and its gain folds into it; without, it sits on the stream as all others do.
+NORMS = """
+roformer.embeddings.LayerNorm    -> roformer.embeddings_project    if projected
+"""
+
+
+def read(config: Any, names: Collection[str]) -> Reading:
+    width, heads = config.hidden_size, config.num_attention_heads
+    head_size = width // heads
+    rotary = RotaryPairs(head_size, rotary=head_size, layout="interleaved")
+    projected, mlm = config.embedding_size != width, "cls.predictions.bias" in names
+    return Reading(
+        layers=config.num_hidden_layers,
+        spaces=(
+            *visible(vocabulary=config.vocab_size, type=config.type_vocab_size, label=config.num_labels),
+            *visible(position=config.max_position_embeddings, angle=head_size),
+            Space("embedding", OrthogonalFixingOnes(config.embedding_size)),
+            Space("residual", Permutation(width)),
+            *attention(heads=heads, queries=1, qk=rotary, vo=rotary if config.rotary_value else head_size),
+            Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
+            Space("classifier", feed_forward(config.hidden_act, width)),
+            Space("transform", Permutation(config.embedding_size)),
+        ),
+        flags={"mlm": mlm, "classifier": "classifier.dense.weight" in names, "projected": projected, "untied": mlm and not config.tie_word_embeddings},
+        same={} if projected else {"embedding": "residual"},
+    )
+
+
+FAMILY = Family(
+    name="roformer",
+    model_types=("roformer",),
+    architectures={
+        "RoFormerForMaskedLM": ("masked-lm", "cls.predictions.bias"),
+        "RoFormerForSequenceClassification": ("text-classification", "classifier.dense.weight"),
+    },
+    table=TABLE,
+    norms=NORMS,
+    read=read,
+    ties={
+        "cls.predictions.decoder.weight": "roformer.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    tied_spaces={"transform": "embedding"},
+)
