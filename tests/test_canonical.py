@@ -356,3 +356,14 @@ def test_untying_on_request_keeps_the_function_and_frees_a_space(name):
     assert not free.spec.ties and set(model.spec.ties) <= set(free.weights) and not set(model.spec.ties) <= set(model.weights)
     assert sm.verify(model, free, dtype=torch.float64).difference <= 1e-10
     assert ("transform" in free.spec.spaces, "transform" in model.spec.spaces) == ((True, False) if name == "bert" else (False, False))
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False}, {"rotary_value": True}, {"hidden_act": "relu"}])
+def test_a_projected_embedding_rotates_by_itself(changes):
+    model = sm.load(small_model("roformer", dtype=torch.float64, embedding_size=32, **changes))
+    member = random_member(model, 1)[1]
+    assert not member.spec.ties and isinstance(member.spec.spaces["embedding"].group, OrthogonalFixingOnes)
+    assert difference(model, member) <= EXACT and difference(model, sm.canonicalize(model)) <= EXACT
+    kept = model.restrict(embedding="permutation")  # what does not rotate keeps its tie
+    assert kept.spec.ties == random_member(kept, 1)[1].spec.ties
+    assert difference(model, random_member(kept, 1)[1]) <= EXACT
