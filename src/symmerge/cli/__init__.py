@@ -11,7 +11,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch: huge pages, which c
 
 import typer
 
-from symmerge.cli import gathering, making, matching, measuring, spine
+from symmerge.cli import experimenting, gathering, making, matching, measuring, spine
 
 app = typer.Typer(
     help="Merge Transformers that were trained from different initialisations: find the symmetry between them, prove that it changes no function.",
@@ -26,7 +26,7 @@ VERBS = (
     *(spine.inspect, spine.random, spine.apply, spine.canonical, spine.verify),
     *(matching.align, matching.merge, matching.same, gathering.statistics),
     *(measuring.barrier, measuring.report),
-    *(making.train, making.demo),
+    *(making.train, making.demo, experimenting.experiment),
 )
 for verb in VERBS:
     app.command()(verb)

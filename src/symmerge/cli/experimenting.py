@@ -1,0 +1,125 @@
+"""The verb that computes the papers' tables: experiment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from symmerge import console
+from symmerge.cli.options import Config, choice
+from symmerge.errors import MismatchError
+from symmerge.experiments.cells import Cell
+from symmerge.experiments.engines import Engine, LocalEngine, RayEngine
+from symmerge.experiments.plan import check_data, check_device, check_folder, claim, listed, sized
+from symmerge.experiments.results import PAGE, RESULTS, finish, printed
+from symmerge.experiments.runner import Outcome, Report, State, missing, run
+from symmerge.experiments.store import Store
+from symmerge.experiments.tables import SIZES, Experiment, cells_of
+from symmerge.model import device_of
+
+ENGINES = ("local", "ray")
+
+
+def experiment(
+    name: Annotated[str, typer.Argument(help="Which one; an unknown name lists those there are.", metavar="NAME", show_default=False)],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Where everything goes: finished cells, results.json, the page.", show_default=False)] = None,
+    size: Annotated[
+        str, typer.Option(help="smoke (does everything work), small (minutes to hours on two cores) or published (as the paper has it, on a GPU).")
+    ] = "small",
+    engine: Annotated[str, typer.Option(help="Where cells are computed: local (processes of this machine) or ray (a Ray cluster).")] = "local",
+    workers: Annotated[int | None, typer.Option(help="How many cells at once.", min=1, show_default="1, or 2 with ray")] = None,
+    address: Annotated[str | None, typer.Option(help="The Ray cluster: auto or HOST:PORT.", show_default="RAY_ADDRESS, or one of this machine's own")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A folder with the data sets that published sizes need; a missing one is named.", show_default=False)
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cuda for published, else cpu")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many models are trained from different seeds.", min=2, show_default="by size")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on in --out: what is finished there is not computed again.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the cells, what is done, and what the rest will take; writes nothing.")] = False,
+    config: Config = None,
+) -> None:
+    """Compute a paper's table: every number beside the published one.
+
+    A table is a grid of cells (train a model, measure a line), each computed once and kept under --out. Kill it whenever you like, even with kill -9: --resume goes on.
+    A cell that fails is tried three times; the others are computed all the same, and the exit code is 1.
+
+    Examples: [bold]symmerge experiment NAME --size smoke --out ./smoke[/], [bold]symmerge experiment NAME --size published --dry-run --out ./full[/],
+    [bold]symmerge experiment NAME --out /shared/full --size published --engine ray --address auto --workers 16[/]
+    """
+    with console.friendly(f"interrupted: what was finished is kept in {out}; go on with --resume"):
+        chosen = _known(name)
+        if out is None:
+            raise MismatchError(f"{name} needs a folder for what it finds: add --out DIR")
+        choice("--size", size, SIZES)
+        choice("--engine", engine, ENGINES)
+        if address and engine != "ray":
+            raise MismatchError(f"--address {address} is of a Ray cluster: add --engine ray, or leave it out")
+        address = address or (os.environ.get("RAY_ADDRESS") if engine == "ray" else None)
+        asked, store = sized(size, seeds=seeds, device=device, data=data), Store(out.absolute())
+        check_folder(out, name, asked, resume=resume or dry_run)
+        if not dry_run:
+            check_data(name, chosen, asked)
+        tables = chosen.tables(asked)
+        if dry_run:
+            console.show_table(f"{name}, size {size}: {chosen.about}; times on one worker", listed(tables, asked, store))
+            return
+        if not address:  # what a cluster has, its nodes know
+            device_of(device) if device else check_device(tables, asked, store)
+        cells = cells_of(tables)
+        where = _engine(engine, address, workers, asked.device)
+        with _progress(f"{name}, {size}", len(missing(cells, store))) as report:
+            claim(out, name, asked)
+            outcome = run(cells, store, where, report=report)
+        _show(out, finish(out, name, chosen, asked, tables, outcome), outcome)
+
+
+def _known(name: str) -> Experiment:
+    from symmerge.experiments.catalog import EXPERIMENTS  # its tables need not be built for other verbs
+
+    if name not in EXPERIMENTS:
+        console.show_table("Experiments", ({"name": known, "about": found.about, "paper": found.paper} for known, found in EXPERIMENTS.items()))
+        raise MismatchError(f"no experiment is called {name}: choose one of those listed")
+    return EXPERIMENTS[name]
+
+
+def _engine(name: str, address: str | None, workers: int | None, device: str) -> Engine:
+    if name == "local":
+        return LocalEngine(workers or 1)
+    return RayEngine(address, workers or 2, gpus=1.0 if device.startswith("cuda") else 0.0)
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Report]:
+    """A bar with what is being said on a terminal, a line per finished cell elsewhere; what fails is always told."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("[dim]{task.fields[item]}"))
+    with Progress(*columns, console=console.err, transient=True, disable=not console.err.is_terminal) as bar:
+        task, ended = bar.add_task(what, total=total, item=""), 0
+
+        def report(cell: Cell, state: State, detail: str) -> None:
+            nonlocal ended
+            label = cell.label or cell.key
+            ended += (over := state in ("computed", "failed"))
+            bar.update(task, completed=ended, item=escape(f"{label}: {detail}" if state == "said" else label))
+            if state in ("again", "failed"):
+                console.warn(f"{label}: {detail}" + ("; trying again" if state == "again" else ""))
+            if over and not console.err.is_terminal:
+                console.err.print(escape(f"{ended}/{total} {label}: {state}"), soft_wrap=True)
+
+        yield report
+
+
+def _show(out: Path, record: Mapping[str, Any], outcome: Outcome) -> None:
+    for table in record["tables"]:
+        console.show_table(table["title"], printed(table))
+    console.out.print(f"wrote {out / RESULTS} and {out / PAGE}; {outcome.computed} cells computed, {outcome.reused} were there", soft_wrap=True)
+    if outcome.failed:
+        console.show_table("Failed cells", ({"cell": row["cell"], "reason": row["reason"]} for row in record["failed"]))
+        console.err.print(f"{len(outcome.failed)} cells failed: more about them in {out / 'failures.log'}; try them again with --resume", soft_wrap=True)
+        raise typer.Exit(1)

@@ -1,0 +1,115 @@
+"""Before anything is computed: how large, where, on what, how long; and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from symmerge.checkpoint import read_json
+from symmerge.errors import CheckpointError, DataError, MismatchError
+from symmerge.experiments.cells import Cell, with_needs
+from symmerge.experiments.runner import missing
+from symmerge.experiments.store import Store, write_whole
+from symmerge.experiments.tables import SIZES, Experiment, Size, Table, cells_of
+
+CPU_TIMES = 40
+"""How much longer a CPU takes for what is made for a GPU."""
+IDENTITY = "experiment.json"
+UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}
+
+
+def sized(name: str, *, seeds: int | None = None, device: str | None = None, data: Path | None = None) -> Size:
+    """One of the sizes, with other seeds or another device where they are given."""
+    if name not in SIZES:
+        raise MismatchError(f"--size {name}: choose one of {', '.join(SIZES)}")
+    size = SIZES[name]
+    return replace(size, seeds=seeds or size.seeds, device=device or size.device, data=data.absolute() if data else None)
+
+
+def check_data(name: str, experiment: Experiment, size: Size) -> None:
+    """That data which does not come with the installation is there."""
+    if size.name != "published":
+        return
+    for wanted in experiment.data_sets:
+        if size.data is None or not any(size.data.glob(f"{wanted}*")):
+            where = size.data or "a folder DIR"
+            remedy = f"put the file or folder {wanted} into {where}" + ("" if size.data else " and add --data DIR")
+            raise DataError(f"{name} at its published size needs the data set {wanted}: {remedy}, or use --size small")
+
+
+def check_device(tables: tuple[Table, ...], size: Size, store: Store) -> None:
+    """That there is the GPU a size is made for, or else how long it would take without."""
+    if size.device == "cpu" or torch.cuda.is_available():
+        return
+    long = duration(CPU_TIMES * sum((cell.cost.seconds for cell in missing(cells_of(tables), store)), 0.0))
+    raise MismatchError(
+        f"size {size.name} is made for a GPU, and PyTorch sees none here: on one core it would take about {long};"
+        " use --size small, or --device cpu if that is what you want"
+    )
+
+
+def check_folder(folder: Path, name: str, size: Size, *, resume: bool) -> None:
+    """That a folder is new, or belongs to the same experiment and is to be continued."""
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file: choose another --out")
+    if _is_new(folder):
+        return
+    if not (folder / IDENTITY).is_file():
+        raise CheckpointError(f"{folder} exists and holds no experiment: choose another --out")
+    holds = read_json(folder / IDENTITY)
+    if holds != _identity(name, size):
+        raise MismatchError(f"{folder} holds {holds.get('name')} at size {holds.get('size')}, not {name} at size {size.name}: choose another --out")
+    if not resume and any((folder / "cells").glob("[!.]*")):
+        raise MismatchError(f"{folder} exists: add --resume to go on there (what is finished is kept), or choose another --out")
+
+
+def claim(folder: Path, name: str, size: Size) -> None:
+    """Say in the folder whose it is."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / IDENTITY, _identity(name, size))
+    except OSError as error:
+        raise CheckpointError(f"cannot write to {folder}: {error.strerror}; choose another --out") from error
+
+
+def _is_new(folder: Path) -> bool:
+    return not folder.exists() or all(file.name.startswith(".") for file in folder.iterdir())  # hidden: what a killed run left
+
+
+def _identity(name: str, size: Size) -> dict[str, Any]:
+    return {"name": name, "size": size.name}
+
+
+def listed(tables: tuple[Table, ...], size: Size, store: Store) -> Iterator[dict[str, Any]]:
+    """Every cell in the order of computation: is it done, and what it is expected to take. The last row has the totals of what is left."""
+    cells = with_needs(cells_of(tables))
+    left = missing(cells_of(tables), store)
+    states = {cell.key: "to do" for cell in left}
+    for cell in cells:
+        state = "done" if store.done(cell) else states.get(cell.key, "not needed")
+        yield {"cell": cell.label or cell.key, "step": cell.step.partition(":")[2], "state": state, **_cost([cell], size)}
+    yield {"cell": f"total: {len(cells)} cells", "step": "", "state": f"{len(left)} to do", **_cost(left, size)}
+
+
+def _cost(cells: Iterable[Cell], size: Size) -> dict[str, str]:
+    cells = list(cells)
+    times = CPU_TIMES if (SIZES[size.name].device, size.device) == ("cuda", "cpu") else 1
+    return {
+        "time": duration(times * sum((cell.cost.seconds for cell in cells), 0.0)),
+        "memory": f"{max((cell.cost.gigabytes for cell in cells), default=0.0):.1f} GB",
+    }
+
+
+def duration(seconds: float) -> str:
+    """About how long, in words.
+
+    >>> duration(90.0), duration(5400.0), duration(3e5)
+    ('90 s', '90 min', '3.5 days')
+    """
+    unit, length = next(((unit, length) for unit, length in UNITS.items() if seconds >= 2 * length), ("s", 1))
+    amount = seconds / length
+    return f"{amount:.1f} {unit}" if amount < 10 and unit != "s" else f"{amount:.0f} {unit}"

@@ -1,0 +1,85 @@
+"""What an experiment found, as one JSON file, its page, and in words."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
+from symmerge.experiments.cells import Result, with_needs
+from symmerge.experiments.runner import Outcome
+from symmerge.experiments.store import write_whole
+from symmerge.experiments.tables import Entry, Experiment, Size, Table, cells_of, value_of
+from symmerge.report.results import EXPERIMENT
+
+RESULTS, PAGE = "results.json", "page.html"
+
+
+def finish(folder: Path, name: str, experiment: Experiment, size: Size, tables: tuple[Table, ...], outcome: Outcome) -> dict[str, Any]:
+    """Write `results.json` and its page. No times and no places are in them: the same cells give the same bytes."""
+    record = {
+        "schema": EXPERIMENT,
+        "name": name,
+        "about": experiment.about,
+        "paper": experiment.paper,
+        "size": {"name": size.name, "seeds": size.seeds, "points": size.points, "device": size.device},
+        "tables": [_table(table, outcome) for table in tables],
+        "failed": [
+            {"cell": cell.label, "key": cell.key, "reason": outcome.failed[cell.key]} for cell in with_needs(cells_of(tables)) if cell.key in outcome.failed
+        ],
+    }
+    write_whole(folder / RESULTS, record)
+    drawing.report(folder, folder / PAGE)
+    return record
+
+
+def _table(table: Table, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "title": table.title,
+        "about": table.about,
+        "differs": table.differs,
+        "rows": list(dict.fromkeys(entry.row for entry in table.entries)),
+        "columns": list(dict.fromkeys(entry.column for entry in table.entries)),
+        "entries": [_entry(entry, outcome) for entry in table.entries],
+    }
+
+
+def _entry(entry: Entry, outcome: Outcome) -> dict[str, Any]:
+    values = [value if math.isfinite(value) else None for value in value_of(entry, outcome.results)]
+    finite = [] if None in values else values
+    return {
+        "row": entry.row,
+        "column": entry.column,
+        "quantity": entry.quantity,
+        "cells": [cell.key for cell in entry.cells],
+        "values": values,
+        "mean": statistics.fmean(finite) if finite else None,
+        "standard_error": statistics.stdev(finite) / len(finite) ** 0.5 if len(finite) > 1 else None,
+        "published": entry.published,
+        "curves": [result["losses"] for cell in entry.cells if _is_line(result := outcome.results.get(cell.key, {}))],
+    }
+
+
+def _is_line(result: Result) -> bool:
+    return {"losses", "barrier_linear"} <= result.keys()
+
+
+def printed(table: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """The rows of a table as people read them: mean ± standard error, and what is published."""
+    at = {(entry["row"], entry["column"]): entry for entry in table["entries"]}
+    for row in table["rows"]:
+        yield {"": row, **{column: _words(at.get((row, column))) for column in table["columns"]}}
+
+
+def _words(entry: Mapping[str, Any] | None) -> str:
+    if entry is None:
+        return ""
+    found, asked = len(entry["values"]), len(entry["cells"])
+    mean = f"{entry['mean']:.3f}" if entry["mean"] is not None else "not finite" if found else "failed"
+    error = "" if entry["standard_error"] is None else f" ± {entry['standard_error']:.3f}"
+    some = f", {found} of {asked}" if 0 < found < asked else ""
+    published = "" if entry["published"] is None else f" (published {entry['published']:g})"
+    return f"{mean}{error}{some}{published}"
