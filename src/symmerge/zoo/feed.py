@@ -1,82 +1,128 @@
-"""What a model in training sees: random batches of embedded data, and the tokenizer or image processor that goes with them."""
+"""What a model in training sees: the samples of a recipe's data, and the tokenizer or image processor that goes with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from symmerge.checkpoint import write_json
-from symmerge.tasks import Batch
-from symmerge.tasks.embedded import digits, python_docs
-from symmerge.zoo.recipes import TrainingRecipe
+from symmerge.errors import MismatchError
+from symmerge.tasks.embedded import digits
+from symmerge.tasks.files import read_rows
+from symmerge.zoo.base import TrainingRecipe
+from symmerge.zoo.lessons import CIFAR_MEAN, CIFAR_STD, Fixed, Gaps, Lessons, Photographs, Sentences, Text, mapped
+from symmerge.zoo.once import once
+from symmerge.zoo.sources import INSTALLED, folder_of, pictures, rows, texts
+from symmerge.zoo.tokens import kept_tokens, make_tokenizer, tokens_of
 
-END = "<|endoftext|>"
 MEAN, STD = 0.5, 0.5
+HELD_BACK = 10  # one in so many training samples is looked at instead of learned, where looks are had
 
 
-class Feed(Protocol):
-    """Batches without end, and what is saved beside the weights."""
+@dataclass(frozen=True)
+class Feed:
+    """What is learned, what is looked at while learning and afterwards, and what is saved beside the weights."""
 
-    def batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]: ...
-    def save(self, folder: Path) -> None: ...
+    train: Lessons
+    valid: Lessons | None
+    test: Lessons
+    save: Callable[[Path], Any]
 
 
-class Pictures:
+def feed_of(recipe: TrainingRecipe, data: Path | None = None, begin: Path | None = None) -> Feed:
+    """Everything for a recipe. A model to begin from brings its own tokenizer."""
+    return FEEDS[recipe.task](recipe, data, begin)
+
+
+def _images(recipe: TrainingRecipe, data: Path | None, _: Path | None) -> Feed:
+    if recipe.data in INSTALLED:
+        (train, test), mean, std = (_digits(part) for part in ("train", "test")), [MEAN], [STD]
+    else:
+        folder = folder_of(data, recipe.data)
+        (train, test), mean, std = (_photographs(pictures(folder, part)) for part in ("train", "test")), list(CIFAR_MEAN), list(CIFAR_STD)
+    cut = len(train.targets) - (len(train.targets) // HELD_BACK if recipe.schedule.look else 0)
+    size = {"height": recipe.config["image_size"], "width": recipe.config["image_size"]}
+    processor = {"image_processor_type": "ViTImageProcessor", "size": size, "image_mean": mean, "image_std": std}
+    valid = mapped(train, lambda tensor: tensor[cut:]) if recipe.schedule.look else None
+    return Feed(mapped(train, lambda tensor: tensor[:cut]), valid, test, lambda folder: write_json(folder / "preprocessor_config.json", processor))
+
+
+def _digits(split: str) -> Fixed:
     """The digits as they are. Moved about by a pixel they are harder, and two seeds then learn features that no symmetry relates."""
-
-    def __init__(self, recipe: TrainingRecipe) -> None:
-        images, labels = digits("train")
-        self.side = recipe.config["image_size"]
-        # In 256 steps, as the image processor sees them.
-        self.images = torch.from_numpy((np.rint(images * 255).astype(np.float32) / 255 - MEAN) / STD)[:, None]
-        self.labels = torch.from_numpy(labels)
-
-    def batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
-        while True:
-            for chosen in torch.randperm(len(self.labels), generator=generator).split(size)[: len(self.labels) // size]:
-                yield {"pixel_values": self.images[chosen], "labels": self.labels[chosen]}
-
-    def save(self, folder: Path) -> None:
-        size = {"height": self.side, "width": self.side}
-        write_json(folder / "preprocessor_config.json", {"image_processor_type": "ViTImageProcessor", "size": size, "image_mean": [MEAN], "image_std": [STD]})
+    images, labels = digits(split)
+    # In 256 steps, as the image processor sees them.
+    shown = torch.from_numpy((np.rint(images * 255).astype(np.float32) / 255 - MEAN) / STD)[:, None]
+    return Fixed({"pixel_values": shown}, torch.from_numpy(labels))
 
 
-class Text:
-    """Python's documentation in blocks that begin anywhere, as the tokens of a vocabulary made of that very text."""
-
-    def __init__(self, recipe: TrainingRecipe) -> None:
-        text = python_docs("train")
-        config = recipe.config
-        self.length = config.get("n_positions") or config["max_position_embeddings"]
-        self.tokenizer = make_tokenizer(text, config["vocab_size"])
-        self.tokens = torch.tensor(self.tokenizer(text, verbose=False)["input_ids"])
-
-    def batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
-        while True:
-            starts = torch.randint(0, len(self.tokens) - self.length + 1, (size, 1), generator=generator)
-            tokens: Tensor = self.tokens[starts + torch.arange(self.length)]
-            yield {"input_ids": tokens, "labels": tokens}
-
-    def save(self, folder: Path) -> None:
-        self.tokenizer.save_pretrained(folder)
+def _photographs(file: Path) -> Photographs:
+    with np.load(file) as found:
+        return Photographs(torch.from_numpy(found["images"]), torch.from_numpy(found["labels"]))
 
 
-def make_tokenizer(text: str, vocabulary: int) -> Any:
-    """Byte-level pairs, the same for the same text: every seed's model speaks the same language."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+def _language(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> Feed:
+    parts, masked = texts(recipe, data), recipe.task == "mlm"
+    tokenizer = _tokenizer(recipe, parts["train"], data, begin)
+    if len(tokenizer) > recipe.config["vocab_size"]:
+        raise MismatchError(f"the tokenizer has {len(tokenizer)} tokens, {recipe.architecture} {recipe.config['vocab_size']}: change vocab_size")
+    place = None if recipe.data in INSTALLED else folder_of(data, recipe.data).prepared
 
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator([text], trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=[END], initial_alphabet=alphabet, show_progress=False))
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=END, eos_token=END)
+    def lessons(part: str) -> Text | Gaps:
+        found = tokens_of(tokenizer, parts[part]) if place is None else kept_tokens(tokenizer, parts[part], place, f"{recipe.data}-{part}")
+        tokens = torch.from_numpy(found.astype(np.int64))
+        return Gaps(tokens, recipe.block, tokenizer.mask_token_id, recipe.config["vocab_size"]) if masked else Text(tokens, recipe.block)
+
+    def judged(part: str) -> Lessons:
+        found = lessons(part)
+        return found.fixed() if isinstance(found, Gaps) else found
+
+    return Feed(lessons("train"), judged("valid") if recipe.schedule.look else None, judged("test"), tokenizer.save_pretrained)
 
 
-FEEDS = {"image": Pictures, "clm": Text}
+def _tokenizer(recipe: TrainingRecipe, text: str, data: Path | None, begin: Path | None) -> Any:
+    from transformers import AutoTokenizer
+
+    if begin is not None and (begin / "tokenizer.json").exists():
+        return AutoTokenizer.from_pretrained(begin, local_files_only=True)
+    vocabulary, masked = recipe.config["vocab_size"], recipe.task == "mlm"
+    if recipe.data in INSTALLED:
+        return make_tokenizer(text, vocabulary, masked=masked)
+    folder = folder_of(data, recipe.data)
+    if recipe.tokenizer:
+        return AutoTokenizer.from_pretrained(folder.there(recipe.tokenizer, "its tokenizer"), local_files_only=True)
+    target = folder.prepared / f"{recipe.data}-tokenizer-{vocabulary}{'-masked' if masked else ''}"
+    made = once(target, lambda new: make_tokenizer(text, vocabulary, masked=masked).save_pretrained(new))
+    return AutoTokenizer.from_pretrained(made, local_files_only=True)
+
+
+def _rows(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> Feed:
+    """Texts with labels, as the tokens of the model that is begun from."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    if begin is None:
+        raise MismatchError(f"{recipe.data}: classifiers begin from a pretrained model; give its folder with --begin, one that books-bert or bert-docs gave")
+    tokenizer: Any = AutoTokenizer.from_pretrained(begin, local_files_only=True)
+    most = AutoConfig.from_pretrained(begin, local_files_only=True).max_position_embeddings
+    train, test = (_encoded(tokenizer, str(rows(recipe, data, held_out=held)), most) for held in (False, True))
+    mixed = torch.randperm(len(train.targets), generator=torch.Generator().manual_seed(0))  # the same rows are held back whatever the seed
+    cut = len(mixed) - (len(mixed) // HELD_BACK if recipe.schedule.look else 0)
+    valid = mapped(train, lambda tensor: tensor[mixed[cut:]]) if recipe.schedule.look else None
+    return Feed(mapped(train, lambda tensor: tensor[mixed[:cut]]), valid, test, tokenizer.save_pretrained)
+
+
+def _encoded(tokenizer: Any, data: str, most: int) -> Sentences:
+    found = read_rows(data)
+    assert found.labels is not None
+    columns = [list(column) for column in zip(*found.texts, strict=True)]
+    encoded = tokenizer(*columns, padding=True, truncation=True, max_length=most, return_tensors="pt")
+    inputs: dict[str, Tensor] = {name: encoded[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded}
+    return Sentences(inputs, inputs["attention_mask"].sum(1), torch.tensor([int(label) for label in found.labels]))
+
+
+FEEDS = {"image": _images, "clm": _language, "mlm": _language, "text": _rows}

@@ -1,106 +1,150 @@
-"""Train small stock models: initial weights and the order of the batches follow the seed, and nothing else does."""
+"""Train stock models: initial weights and the order of the batches follow the seed, and nothing else does."""
 
 from __future__ import annotations
 
 import math
-import platform
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.utils import clip_grad_norm_
 
-from symmerge.card import versions
-from symmerge.checkpoint import new_folder, read_json, write_json, write_weights
+from symmerge.checkpoint import new_folder, read_json, refuse, write_json, write_weights
+from symmerge.errors import SymmergeError, UnsupportedModel
 from symmerge.groups.linalg import one_thread
-from symmerge.model import Progress, load
-from symmerge.tasks import Batch
-from symmerge.zoo.feed import FEEDS
-from symmerge.zoo.recipes import Schedule, TrainingRecipe
+from symmerge.model import Progress, device_of, load
+from symmerge.zoo.base import TrainingRecipe
+from symmerge.zoo.feed import Feed, feed_of
+from symmerge.zoo.lessons import mapped, order
+from symmerge.zoo.levels import LEVELS, at_some_level
+from symmerge.zoo.origin import Origin
+from symmerge.zoo.pupil import Pupil, no_packed_sequences
+from symmerge.zoo.state import keep, kept, partial_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SCHEMA, METRICS = "symmerge.training/1", "metrics.json"
-BETAS = (0.9, 0.98)  # a shorter memory than usual: these runs are short
+METRICS = "metrics.json"
+KEEP_SECONDS = 60.0  # from one state that is kept to the next
 
 
-def train(recipe: TrainingRecipe, seed: int, out: Path, progress: Progress | None = None, *, overwrite: bool = False) -> Path:
+def train(
+    recipe: TrainingRecipe,
+    seed: int,
+    out: Path,
+    progress: Progress | None = None,
+    *,
+    overwrite: bool = False,
+    data: Path | None = None,
+    device: str = "cpu",
+    begin: Path | None = None,
+    fresh: str | None = None,
+    only_fresh: bool = False,
+    head_seed: int = 0,
+    resume: bool = False,
+    level: str | None = None,
+) -> Path:
     """Train a model and write it as a stock checkpoint: `train(training_recipe("vit-digits"), 0, Path("seed-0"))`.
 
-    `progress` is called after every step. The folder appears whole at the end or not at all; metrics.json in it has the loss of every step.
+    `progress` is called for every step. The folder appears whole at the end or not at all; metrics.json in it has the loss of every step, every look at
+    held-back data, and the result on held-out data. `data` is the folder of data sets that do not come with the installation. `begin`, `fresh`, `only_fresh`
+    and `head_seed`: see `Origin`. Every minute the state goes to OUT.partial, and `resume` goes on from there: on a CPU to the very same weights. On a GPU the
+    fastest way that works is found in processes of their own, unless `level` is given.
     """
-    with one_thread(), new_folder(out, overwrite=overwrite) as folder:  # before the work: a place that cannot be written is refused now
-        began = time.perf_counter()
-        feed = FEEDS[recipe.task](recipe)
-        model = _fresh(recipe, seed)
-        losses = _fit(model, feed.batches(recipe.schedule.batch, torch.Generator().manual_seed(seed)), recipe.schedule, progress)
-        _write(model, folder)
-        feed.save(folder)
-        write_json(folder / METRICS, {**_origin(recipe, seed), "losses": losses, "seconds": time.perf_counter() - began})
+    assert level in (None, *LEVELS), level
+    origin, inputs = Origin(recipe, seed, begin, fresh, only_fresh, head_seed), (begin,) if begin else ()
+    refuse(out.absolute(), overwrite, inputs)  # before the work: a place that cannot be written is refused now
+    if not resume:
+        partial_file(out).unlink(missing_ok=True)
+    place = device_of(device)
+    if place.type == "cuda" and level is None:
+        at_some_level(origin, out, progress, overwrite=overwrite, data=data, device=device)
+        return out
+    with one_thread() if place.type == "cpu" else no_packed_sequences(), new_folder(out, overwrite=overwrite, inputs=inputs) as folder, torch.random.fork_rng():
+        feed = feed_of(recipe, data, begin)
+        _Training(origin, feed, out, place, level or "eager").run(folder, progress)
+    partial_file(out).unlink(missing_ok=True)
     return out
 
 
-def trained(recipe: TrainingRecipe, seed: int, folder: Path) -> bool:
-    """Whether a folder holds what `train` would write there: the same recipe, seed and versions."""
+def trained(recipe: TrainingRecipe, seed: int, folder: Path, **begun: Any) -> bool:
+    """Whether a folder holds what `train` would write there: the same recipe, seed and versions, and `begun` from the same (begin, fresh, ...)."""
     if not (folder / METRICS).exists():
         return False
     found = read_json(folder / METRICS)
-    return all(found.get(name) == value for name, value in _origin(recipe, seed).items())
+    return all(found.get(name) == value for name, value in Origin(recipe, seed, **begun).record().items())
+
+
+class _Training:
+    """One model, from its beginning or where it was interrupted, to its end."""
+
+    def __init__(self, origin: Origin, feed: Feed, out: Path, device: torch.device, level: str) -> None:
+        self.origin, self.record, self.file, self.level = origin, origin.record(), partial_file(out), level
+        self.schedule = origin.recipe.schedule
+        train, valid, test = (mapped(part, lambda tensor: tensor.to(device)) if part else None for part in (feed.train, feed.valid, feed.test))
+        assert train and test
+        self.feed, self.valid, self.test = feed, valid, test
+        rows = order(feed.train, self.schedule.steps, self.schedule.batch, origin.seed, anywhere=origin.recipe.blocks == "anywhere")
+        self.pupil = Pupil(origin.model(), train, rows, self.schedule, device)
+        self.curve: list[dict[str, float]] = []
+        self.best: dict[str, Any] = {"loss": math.inf, "step": 0, "weights": {}}
+        self.seconds = 0.0
+
+    def run(self, folder: Path, progress: Progress | None) -> None:
+        state, began = self._begin(), time.perf_counter()
+        done, saved, spent = state["at"], time.perf_counter(), self.seconds
+        while done < self.schedule.steps and not self._enough(done):
+            before, done = done, self.pupil.advance()
+            loss = self.pupil.losses[before:done].mean().item()
+            if not math.isfinite(loss):
+                raise SymmergeError(f"the loss became {loss} within {done} steps: lower the rate, or lengthen the warm-up (--change rate=..., warmup=...)")
+            if self.schedule.look and done % self.schedule.look == 0:
+                self._look(done, loss)
+            self.seconds = spent + time.perf_counter() - began
+            if time.perf_counter() - saved > KEEP_SECONDS:
+                keep(self.file, self.record, {**self.pupil.state(), "curve": self.curve, "best": self.best, "seconds": self.seconds})
+                saved = time.perf_counter()
+            for _ in range(done - before) if progress else ():
+                progress(f"loss {loss:.3f}")  # pyright: ignore[reportOptionalCall]
+        self._finish(folder, done)
+
+    def _begin(self) -> dict[str, Any]:
+        torch.manual_seed(self.origin.seed)  # dropout, augmentation and gaps
+        state = kept(self.file, self.record)
+        if state:
+            self.curve, self.best, self.seconds = state["curve"], state["best"], state["seconds"]
+        else:
+            state = self.pupil.state()
+        self.pupil.prepare(self.level, state["at"])
+        self.pupil.restore(state)
+        return state
+
+    def _look(self, step: int, training: float) -> None:
+        assert self.valid is not None
+        self.curve.append({"step": step, "training": training, **self.pupil.judge(self.valid)})
+        if self.curve[-1]["loss"] < self.best["loss"]:
+            self.best = {"loss": self.curve[-1]["loss"], "step": step, "weights": self.pupil.state()["weights"]}
+
+    def _enough(self, step: int) -> bool:
+        return bool(self.schedule.patience and self.curve) and step - self.best["step"] >= self.schedule.patience * self.schedule.look
+
+    def _finish(self, folder: Path, done: int) -> None:
+        if self.best["weights"]:
+            self.pupil.model.load_state_dict(self.best["weights"])
+        held_out = self.pupil.judge(self.test)
+        _write(self.pupil.model.cpu().eval(), folder)
+        self.feed.save(folder)
+        how = {"device": self.pupil.order.device.type, "level": self.level, "seconds": self.seconds, "begun_from": str(self.origin.begin or "")}
+        results = {"losses": self.pupil.losses[:done].tolist(), "curve": self.curve, "kept_step": self.best["step"] or done, "held_out": held_out}
+        write_json(folder / METRICS, {**self.record, **how, **results})
 
 
 def _write(model: PreTrainedModel, folder: Path) -> None:
-    """As transformers does, without its progress bars among ours."""
-    stock = load(model)
+    """As transformers does, without its progress bars among ours; and as it does, where an architecture has no table here."""
+    try:
+        stock = load(model)
+    except UnsupportedModel:
+        model.save_pretrained(folder)
+        return
     write_json(folder / "config.json", stock.config)
     write_weights(folder, stock.weights, stored_as=stock.stored_as)
-
-
-def _origin(recipe: TrainingRecipe, seed: int) -> dict[str, Any]:
-    """All that the weights depend on. Python's version is part of it: its documentation is the data."""
-    return {"schema": SCHEMA, "recipe": asdict(recipe), "seed": seed, "versions": {**versions(), "python": platform.python_version()}}
-
-
-def _fresh(recipe: TrainingRecipe, seed: int) -> PreTrainedModel:
-    import transformers
-
-    kind = getattr(transformers, recipe.architecture)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return kind(kind.config_class(**recipe.config))
-
-
-def _fit(model: PreTrainedModel, batches: Iterator[Batch], schedule: Schedule, progress: Progress | None) -> list[float]:
-    optimizer, losses = _optimizer(model, schedule), []
-    model.train()
-    for step in range(schedule.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = _rate(schedule, step)
-        loss = model(**next(batches)).loss
-        optimizer.zero_grad()
-        loss.backward()
-        clip_grad_norm_(model.parameters(), schedule.clip)
-        optimizer.step()
-        losses.append(loss.item())
-        if progress:
-            progress(f"loss {losses[-1]:.3f}")
-    model.eval()
-    return losses
-
-
-def _optimizer(model: PreTrainedModel, schedule: Schedule) -> torch.optim.AdamW:
-    """Matrices decay; gains and biases do not."""
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": schedule.decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=schedule.rate, betas=BETAS)
-
-
-def _rate(schedule: Schedule, step: int) -> float:
-    if step < schedule.warmup:
-        return schedule.rate * (step + 1) / schedule.warmup
-    done = (step - schedule.warmup) / max(1, schedule.steps - schedule.warmup)
-    return schedule.rate * (1 + math.cos(math.pi * done)) / 2
