@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from symmerge.zoo.sources import INSTALLED, folder_of, pictures, rows, texts
 from symmerge.zoo.tokens import kept_tokens, make_tokenizer, tokens_of
 
 MEAN, STD = 0.5, 0.5
+made_tokenizer = lru_cache(maxsize=4)(make_tokenizer)  # every seed has the same
 HELD_BACK = 10  # one in so many training samples is looked at instead of learned, where looks are had
 
 
@@ -92,7 +94,7 @@ def _tokenizer(recipe: TrainingRecipe, text: str, data: Path | None, begin: Path
         return AutoTokenizer.from_pretrained(begin, local_files_only=True)
     vocabulary, masked = recipe.config["vocab_size"], recipe.task == "mlm"
     if recipe.data in INSTALLED:
-        return make_tokenizer(text, vocabulary, masked=masked)
+        return made_tokenizer(text, vocabulary, masked=masked)
     folder = folder_of(data, recipe.data)
     if recipe.tokenizer:
         return AutoTokenizer.from_pretrained(folder.there(recipe.tokenizer, "its tokenizer"), local_files_only=True)
