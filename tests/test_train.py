@@ -1,5 +1,6 @@
 """Training: the seed decides the weights, the folder is a stock checkpoint, and nothing is left of a run that did not end."""
 
+import inspect
 import json
 import os
 import signal
@@ -20,13 +21,16 @@ from symmerge.groups.linalg import one_thread
 from symmerge.mixture import Mixture
 from symmerge.tasks import make_task
 from symmerge.tasks.embedded import digits, python_docs
+from symmerge.zoo import lessons as lessons_module
 from symmerge.zoo import train as module
 from symmerge.zoo.embedded import EMBEDDED
 from symmerge.zoo.feed import feed_of
-from symmerge.zoo.lessons import Gaps, mapped, order
-from symmerge.zoo.pupil import Pupil, working_copy
+from symmerge.zoo.lessons import Gaps, Photographs, Text, mapped, order
+from symmerge.zoo.origin import Origin
+from symmerge.zoo.pupil import Pupil, batch_loss, no_packed_sequences, working_copy
 from symmerge.zoo.recipes import TRAINING, Schedule, changed, training_recipe
 from symmerge.zoo.reinit import opened
+from symmerge.zoo.small import small_model
 from symmerge.zoo.state import partial_file
 from symmerge.zoo.train import train, trained
 
@@ -252,8 +256,16 @@ def test_every_recipe_makes_a_stock_model():
         assert all(getattr(config, key) == value for key, value in recipe.config.items() if not isinstance(value, dict)), name
 
 
+def numbers():
+    return torch.randint(5, 300, (1000,), generator=torch.Generator().manual_seed(0))
+
+
+def photographs():
+    return Photographs(numbers()[:960, None].expand(-1, 64).reshape(20, 32, 32, 3).byte(), torch.arange(20) % 10)
+
+
 def test_half_precision_copies_share_what_is_not_a_matrix():
-    model = opened_small()
+    model = small_model("gpt2")
     net = working_copy(model)
     shared = {name for (name, mine), theirs in zip(model.named_parameters(), net.parameters(), strict=True) if mine is theirs}
     halves = {name for name, parameter in net.named_parameters() if parameter.dtype == torch.bfloat16}
@@ -261,8 +273,26 @@ def test_half_precision_copies_share_what_is_not_a_matrix():
     assert "transformer.wte.weight" in shared and "transformer.h.0.ln_1.weight" in shared and "transformer.h.0.attn.c_attn.weight" in halves
 
 
-def opened_small():
-    return sm.zoo.small.small_model("gpt2")
+COMPILED = {  # what a compiler must take whole, one of every kind of lesson
+    "cifar10-vit": ({"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1}, photographs),
+    "books-gpt2-small": ({"n_embd": 16, "n_head": 2, "n_layer": 1, "n_inner": 16, "n_positions": 16, "vocab_size": 300}, lambda: Text(numbers(), 16)),
+    "books-bert": ({"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 300}, lambda: Gaps(numbers(), 16, 4, 300)),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_step_is_one_graph(name, monkeypatch):
+    """Without breaks: only then it can be captured on a GPU. `fullgraph` raises where there is one."""
+    monkeypatch.setattr(lessons_module, "augmented", inspect.unwrap(lessons_module.augmented))  # without the checks of shapes that tests have
+    sizes, make = COMPILED[name]
+    recipe, lessons = changed(TRAINING[name], config=sizes, schedule={"steps": 2, "batch": 4}), make()
+    model = Origin(recipe, 0).model()
+    rows, chances = order(lessons, 2, 4, 0, anywhere=False), torch.rand(4, lessons.chances)
+    torch._dynamo.reset()
+    with no_packed_sequences():
+        compiled = torch.compile(batch_loss, dynamic=False, backend="eager", fullgraph=True)
+        found = [loss(model.eval(), lessons, rows, chances, torch.tensor([at])).item() for at in (0, 1) for loss in (compiled, batch_loss)]
+    assert found[0] == found[1] != found[2] == found[3]
 
 
 # resuming
@@ -331,6 +361,7 @@ def test_a_killed_run_goes_on(tmp_path, uninterrupted):
     code = """
 import os, pickle, signal, sys
 from pathlib import Path
+from symmerge.zoo import lessons as lessons_module
 from symmerge.zoo import train as module
 recipe, out = pickle.load(sys.stdin.buffer)
 module.KEEP_SECONDS, done = 0.0, []

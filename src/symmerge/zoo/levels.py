@@ -68,12 +68,16 @@ def _main() -> None:
     origin: Origin = job["origin"]
     begun = {"begin": origin.begin, "fresh": origin.fresh, "only_fresh": origin.only_fresh, "head_seed": origin.head_seed}
     try:
-        train(
-            origin.recipe, origin.seed, job["out"], lambda item: print(json.dumps({"step": item})), resume=True, level=job["level"], **begun, **job["options"]
-        )
+        train(origin.recipe, origin.seed, job["out"], _tell, resume=True, level=job["level"], **begun, **job["options"])
     except SymmergeError as error:
         print(json.dumps({"refused": type(error).__name__, "why": str(error)}), flush=True)
         raise SystemExit(REFUSED) from error
+    except KeyboardInterrupt as error:  # the parent was interrupted, too, and says so
+        raise SystemExit(130) from error
+
+
+def _tell(item: str) -> None:
+    print(json.dumps({"step": item}), flush=True)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,8 @@ def train(
     if place.type == "cuda" and level is None:
         at_some_level(origin, out, progress, overwrite=overwrite, data=data, device=device)
         return out
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
     with one_thread() if place.type == "cpu" else no_packed_sequences(), new_folder(out, overwrite=overwrite, inputs=inputs) as folder, torch.random.fork_rng():
         feed = feed_of(recipe, data, begin)
         _Training(origin, feed, out, place, level or "eager").run(folder, progress)
@@ -85,7 +87,10 @@ class _Training:
         assert train and test
         self.feed, self.valid, self.test = feed, valid, test
         rows = order(feed.train, self.schedule.steps, self.schedule.batch, origin.seed, anywhere=origin.recipe.blocks == "anywhere")
-        self.pupil = Pupil(origin.model(), train, rows, self.schedule, device)
+        model = origin.model()
+        if origin.recipe.task in ("image", "text"):
+            model.config.problem_type = "single_label_classification"  # what stock classes note down when they compute a loss
+        self.pupil = Pupil(model, train, rows, self.schedule, device)
         self.curve: list[dict[str, float]] = []
         self.best: dict[str, Any] = {"loss": math.inf, "step": 0, "weights": {}}
         self.seconds = 0.0
