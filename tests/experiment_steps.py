@@ -71,7 +71,8 @@ def meets(settings, needs, folder, say):
         time.sleep(0.02)
     import torch
 
-    return {"threads": torch.get_num_threads(), "omp": os.environ["OMP_NUM_THREADS"]}
+    held = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return {"threads": torch.get_num_threads(), "omp": os.environ["OMP_NUM_THREADS"], "interrupts held back": held}
 
 
 def cell(step, name, *needs, beside=None, **settings):

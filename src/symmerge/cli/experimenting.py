@@ -16,7 +16,8 @@ from symmerge import console
 from symmerge.cli.options import Config, choice
 from symmerge.errors import MismatchError
 from symmerge.experiments.cells import Cell
-from symmerge.experiments.engines import Engine, LocalEngine, RayEngine
+from symmerge.experiments.cluster import RayEngine
+from symmerge.experiments.engines import Engine, LocalEngine
 from symmerge.experiments.plan import check_data, check_device, check_folder, claim, listed, sized
 from symmerge.experiments.results import PAGE, RESULTS, finish, printed
 from symmerge.experiments.runner import Outcome, Report, State, missing, run

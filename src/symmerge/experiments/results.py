@@ -48,8 +48,8 @@ def _table(table: Table, outcome: Outcome) -> dict[str, Any]:
 
 
 def _entry(entry: Entry, outcome: Outcome) -> dict[str, Any]:
-    values = [value if math.isfinite(value) else None for value in value_of(entry, outcome.results)]
-    finite = [] if None in values else values
+    values = [value if value is not None and math.isfinite(value) else None for value in value_of(entry, outcome.results)]
+    finite = [] if None in values else [value for value in values if value is not None]  # one that overflowed has no place in a mean
     return {
         "row": entry.row,
         "column": entry.column,
