@@ -77,7 +77,7 @@ def test_masked_models_load_as_stock(name, folders):
     assert tokenizer.mask_token == "[MASK]" and tokenizer.pad_token_id == model.config.pad_token_id == 0
     pair = tokenizer("The for", "statement")
     assert tokenizer.decode(pair["input_ids"]) == "[CLS]The for[SEP]statement[SEP]" and pair["token_type_ids"][0] == 0 and pair["token_type_ids"][-1] == 1
-    assert model(**tokenizer("The [MASK] statement", return_tensors="pt")).logits.shape[-1] == 1024
+    assert model(**tokenizer("The [MASK] statement", return_tensors="pt")).logits.shape[-1] == TRAINING[name].config["vocab_size"]
 
 
 def test_an_architecture_without_a_table_is_written_by_transformers(folders, tmp_path, monkeypatch):
@@ -227,13 +227,14 @@ def test_every_epoch_sees_every_sample_once():
 
 
 def test_gaps_are_fifteen_in_a_hundred_and_mostly_blank():
-    lessons = Gaps(torch.arange(5, 100_005) % 900 + 5, 100, blank=4, vocabulary=1000)
+    lessons = Gaps(torch.arange(5, 100_005) % 900 + 5, 100, blank=4, special=5, vocabulary=1000)
     found, rows = lessons.tokens.view(-1, 100), lessons.rows()
     inputs, targets = lessons.ask(rows, torch.rand(len(rows), lessons.chances, generator=torch.Generator().manual_seed(0)))
     asked, tokens = targets >= 0, inputs["input_ids"]
     assert abs(asked.float().mean() - 0.15) < 0.005 and torch.equal(targets[asked], found[asked]) and torch.equal(tokens[~asked], found[~asked])
     assert abs((tokens[asked] == 4).float().mean() - 0.8) < 0.02 and abs((tokens[asked] == found[asked]).float().mean() - 0.1) < 0.02
-    assert tokens.min() >= 0 and tokens.max() < 1000 and (tokens[asked] < 4).any()  # other tokens are any of the vocabulary
+    others = tokens[asked & (tokens != 4) & (tokens != found)]
+    assert others.min() >= 5 and others.max() < 1000 and (others > 910).any()  # any word of the vocabulary, also one that the text has not
     fixed = lessons.fixed()
     assert torch.equal(fixed.inputs["input_ids"], lessons.fixed().inputs["input_ids"]) and set(fixed.inputs["input_ids"][fixed.targets >= 0].tolist()) == {4}
 
@@ -276,7 +277,7 @@ def test_half_precision_copies_share_what_is_not_a_matrix():
 COMPILED = {  # what a compiler must take whole, one of every kind of lesson
     "cifar10-vit": ({"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1}, photographs),
     "books-gpt2-small": ({"n_embd": 16, "n_head": 2, "n_layer": 1, "n_inner": 16, "n_positions": 16, "vocab_size": 300}, lambda: Text(numbers(), 16)),
-    "books-bert": ({"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 300}, lambda: Gaps(numbers(), 16, 4, 300)),
+    "books-bert": ({"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 300}, lambda: Gaps(numbers(), 16, 4, 5, 300)),
 }
 
 

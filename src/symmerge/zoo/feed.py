@@ -78,7 +78,11 @@ def _language(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> 
     def lessons(part: str) -> Text | Gaps:
         found = tokens_of(tokenizer, parts[part]) if place is None else kept_tokens(tokenizer, parts[part], place, f"{recipe.data}-{part}")
         tokens = torch.from_numpy(found.astype(np.int64))
-        return Gaps(tokens, recipe.block, tokenizer.mask_token_id, recipe.config["vocab_size"]) if masked else Text(tokens, recipe.block)
+        return (
+            Gaps(tokens, recipe.block, tokenizer.mask_token_id, len(tokenizer.all_special_ids), recipe.config["vocab_size"])
+            if masked
+            else Text(tokens, recipe.block)
+        )
 
     def judged(part: str) -> Lessons:
         found = lessons(part)
@@ -108,7 +112,7 @@ def _rows(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> Feed
     from transformers import AutoConfig, AutoTokenizer
 
     if begin is None:
-        raise MismatchError(f"{recipe.data}: classifiers begin from a pretrained model; give its folder with --begin, one that books-bert or bert-docs gave")
+        raise MismatchError(f"{recipe.data}: classifiers begin from a pretrained model; give its folder with --begin, one that books-bert gave")
     tokenizer: Any = AutoTokenizer.from_pretrained(begin, local_files_only=True)
     most = AutoConfig.from_pretrained(begin, local_files_only=True).max_position_embeddings
     train, test = (_encoded(tokenizer, str(rows(recipe, data, held_out=held)), most) for held in (False, True))

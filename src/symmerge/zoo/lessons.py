@@ -99,6 +99,7 @@ class Gaps:
     tokens: Tensor
     length: int
     blank: int
+    special: int  # so many tokens, the first ones, never stand for a word
     vocabulary: int
 
     @property
@@ -111,7 +112,8 @@ class Gaps:
     def ask(self, rows: Tensor, chances: Tensor | None) -> Asked:
         assert chances is not None
         found, (which, what) = blocks(self.tokens, rows, self.length), chances.chunk(2, 1)
-        others = ((what - MASKED) / (REPLACED - MASKED) * self.vocabulary).long().clamp(0, self.vocabulary - 1)
+        words = self.vocabulary - self.special
+        others = self.special + ((what - MASKED) / (REPLACED - MASKED) * words).long().clamp(0, words - 1)
         # masked_fill: a number in torch.where would be copied to the device, which a graph forbids
         hidden = torch.where(what < REPLACED, others, found).masked_fill(what < MASKED, self.blank)
         return {"input_ids": torch.where(which < MASKING, hidden, found)}, found.masked_fill(which >= MASKING, IGNORED)
