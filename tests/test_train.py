@@ -185,6 +185,7 @@ def test_the_best_look_is_kept_and_patience_ends_it(tmp_path, monkeypatch):
     found = json.loads((out / "metrics.json").read_text())
     assert found["kept_step"] == 4 and [look["step"] for look in found["curve"]] == [2, 4, 6, 8] and len(found["losses"]) == 8
     assert same(seen[4], weights(out)) and not same(seen[8], weights(out))
+    assert all(abs(look["training"] - sum(found["losses"][int(look["step"]) - 2 : int(look["step"])]) / 2) < 1e-5 for look in found["curve"])
 
 
 @pytest.mark.parametrize("name", ["vit-digits", "gpt2-docs", "bert-docs"])

@@ -104,7 +104,7 @@ class _Training:
             if not math.isfinite(loss):
                 raise SymmergeError(f"the loss became {loss} within {done} steps: lower the rate, or lengthen the warm-up (--change rate=..., warmup=...)")
             if self.schedule.look and done % self.schedule.look == 0:
-                self._look(done, loss)
+                self._look(done)
             self.seconds = spent + time.perf_counter() - began
             if time.perf_counter() - saved > KEEP_SECONDS:
                 keep(self.file, self.record, {**self.pupil.state(), "curve": self.curve, "best": self.best, "seconds": self.seconds})
@@ -124,8 +124,9 @@ class _Training:
         self.pupil.restore(state)
         return state
 
-    def _look(self, step: int, training: float) -> None:
+    def _look(self, step: int) -> None:
         assert self.valid is not None
+        training = self.pupil.losses[step - self.schedule.look : step].mean().item()
         self.curve.append({"step": step, "training": training, **self.pupil.judge(self.valid)})
         if self.curve[-1]["loss"] < self.best["loss"]:
             self.best = {"loss": self.curve[-1]["loss"], "step": step, "weights": self.pupil.state()["weights"]}
