@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Entry:
     row: str
     column: str
     cells: tuple[Cell, ...]
-    quantity: str = "barrier_linear"  # a name in the cells' results
+    quantity: str = "barrier_linear"  # a name in the cells' results, or several with / between them
     published: float | None = None
 
 
@@ -66,4 +67,8 @@ def cells_of(tables: tuple[Table, ...]) -> tuple[Cell, ...]:
 
 def value_of(entry: Entry, results: Mapping[str, Mapping[str, Any]]) -> list[float]:
     """The quantity of every cell that was computed."""
-    return [results[cell.key][entry.quantity] for cell in entry.cells if cell.key in results]
+    return [float(_at(results[cell.key], entry.quantity)) for cell in entry.cells if cell.key in results]
+
+
+def _at(result: Any, path: str) -> Any:
+    return reduce(lambda found, name: found[name], path.split("/"), result)

@@ -1,0 +1,96 @@
+"""V: merging text Transformers from different initialisations by the correlation of activations. Heads, the stream, components, amount of data, features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from symmerge.experiments.parts import line, models, pairs, row
+from symmerge.experiments.tables import Experiment, Size, Table
+
+# row -> recipe, what the paper has
+HEADS = {
+    "heads stay as they are": ("correlation-ff", 4.31),
+    "heads stay in order": ("correlation-monotonic", 4.13),
+    "heads torn apart (no symmetry)": ("correlation-ignore-heads", 3.97),
+    "heads permuted": ("correlation", 3.71),
+}
+STREAM = {
+    "identity": ("none", 4.95),
+    "first place": ("residual-first", 7.58),
+    "last place": ("residual-last", 7.41),
+    "all places": ("residual-all", 7.34),
+    "anew after every block (no symmetry)": ("residual-separate", 9.38),
+}
+COMPONENTS = {
+    "plain average": "none",
+    "feed-forward": "correlation-ff",
+    "attention": "correlation-attention",
+    "feed-forward and attention": "correlation",
+    "these and the stream": "correlation-all",
+}
+OURS = {"ours, no data": "symmerge", "ours, with data": "activations"}
+AMOUNTS = {"smoke": (8, 16), "small": (12, 48, 192), "published": (12, 48, 192, 1000)}
+LAYERS = {"smoke": 2, "small": 2, "published": 6}
+COLUMN = "masked text"
+ABOUT = "Highest pseudo-loss over the mean of the ends (their definition), masked text that was held out."
+DIFFERS = {
+    "small": "Two layers, 64 wide, Python's documentation; the paper merges BERT-base (MultiBERTs), so its numbers belong to other models.",
+    "published": "Smaller BERTs trained here on novels; the paper merges BERT-base (MultiBERTs). `symmerge barrier` does the same for checkpoints by name.",
+}
+
+
+def recipe(size: Size) -> str:
+    return "books-bert" if size.name == "published" else "bert-docs"
+
+
+def differs(size: Size) -> str:
+    return DIFFERS.get(size.name, DIFFERS["small"])
+
+
+def _table(size: Size, title: str, rows: Mapping[str, tuple[str, float | None]]) -> tuple[Table, ...]:
+    found = pairs(models(size, recipe(size)))
+    entries = [row(name, COLUMN, [line(size, pair, method) for pair in found], "barrier_mean", published) for name, (method, published) in rows.items()]
+    return (Table(title, tuple(entries), ABOUT, differs(size)),)
+
+
+def heads(size: Size) -> tuple[Table, ...]:
+    return _table(size, "Feed-forward and attention, by what heads may do (Table 1)", {**HEADS, **{name: (method, None) for name, method in OURS.items()}})
+
+
+def stream(size: Size) -> tuple[Table, ...]:
+    ours = {"all places, decoder untied": ("residual-all-untied", None)}
+    return _table(size, "The stream alone (Table 2)", {**STREAM, **ours})
+
+
+def components(size: Size) -> tuple[Table, ...]:
+    return _table(size, "Curves by component", {name: (method, None) for name, method in {**COMPONENTS, **OURS}.items()})
+
+
+def amount(size: Size) -> tuple[Table, ...]:
+    found = pairs(models(size, recipe(size)))
+    entries = [
+        row(name, f"{count} samples", [line(size, pair, method, inputs=count) for pair in found], "barrier_mean")
+        for count in AMOUNTS[size.name]
+        for name, method in (("correlation", "correlation"), ("ours, with data", "activations"))
+    ]
+    return (Table("Barrier against amount of data", tuple(entries), ABOUT, differs(size)),)
+
+
+def features(size: Size) -> tuple[Table, ...]:
+    cells = [line(size, pair, "correlation") for pair in pairs(models(size, recipe(size)))]
+    entries = [
+        row(f"layer {layer}, {kind}", when, cells, f"alike/{kind} {layer} {when}")
+        for layer in range(LAYERS[size.name])
+        for kind in ("vo", "ff")
+        for when in ("before", "after")
+    ]
+    return (Table("Correlation of matched features", tuple(entries), "Mean over the features of a layer, before and after they are matched.", differs(size)),)
+
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "v-heads": Experiment("what heads may do when features are matched by correlation", "V, Table 1", heads, ("books",)),
+    "v-stream": Experiment("the residual stream alone, matched at one place or at all", "V, Table 2", stream, ("books",)),
+    "v-components": Experiment("loss curves by component", "V, figures", components, ("books",)),
+    "v-amount": Experiment("barrier against amount of data", "V, figure", amount, ("books",)),
+    "v-features": Experiment("how alike features are, layer by layer, before and after", "V, figure", features, ("books",)),
+}

@@ -1,0 +1,101 @@
+"""F: functional equivalence of attention under position encodings. Parts re-initialised and retrained, orders of heads, metrics, symmetry groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from symmerge.experiments.cells import Cell
+from symmerge.experiments.parts import freedom, line, model, orders, pairs, row, trained_on
+from symmerge.experiments.tables import Entry, Experiment, Size, Table
+
+PARTS = {"(i) first attention": "first-attention", "(ii) all attention": "attention", "(iii) first layer": "first-layer", "(iv) everything": "everything"}
+METHODS = {"naive": "none", "two-stage": "two-stage", "ours": "symmerge"}
+METRICS = ("frobenius", "cosine", "spectrum", "best")
+# size -> column -> training recipe: absolute positions against rotary ones
+MODELS = {
+    "small": {"absolute: GPT-2": "gpt2-docs", "rotary: Llama": "llama-docs"},
+    "published": {"absolute: GPT-2": "books-gpt2-small", "rotary: Llama": "books-llama", "rotary: GPT-NeoX": "books-neox"},
+}
+MASKED = {
+    "small": {"absolute: BERT": "bert-docs", "rotary: RoFormer": "roformer-docs"},
+    "published": {"absolute: BERT": "books-bert", "rotary: RoFormer": "books-roformer"},
+}
+RETRAINED = {"steps": 200}  # of a small model: it has most of what it knew
+_BODY: Mapping[str, Any] = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 1000}
+GROUPS = {
+    "BERT-base, absolute": ("BertForMaskedLM", _BODY),
+    "RoFormer-base, rotary": ("RoFormerForMaskedLM", _BODY),
+    "GPT-2 small, absolute": ("GPT2LMHeadModel", {"vocab_size": 1000}),
+    "GPT-NeoX 160M, rotary on a quarter": (
+        "GPTNeoXForCausalLM",
+        {**_BODY, "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25, "rope_type": "default"}},
+    ),
+    "Llama, 12 heads, rotary": ("LlamaForCausalLM", _BODY),
+    "Llama, 12 heads in 4 groups, rotary": ("LlamaForCausalLM", {**_BODY, "num_key_value_heads": 4}),
+    "ViT-base, absolute": ("ViTForImageClassification", {name: value for name, value in _BODY.items() if name != "vocab_size"}),
+}
+QUANTITIES = {"continuous degrees of freedom": "continuous", "of these inside attention": "attention", "discrete, as a power of ten": "discrete"}
+ABOUT = "A trained model, a part of it re-initialised and the whole retrained, three times; loss barriers of the three pairs."
+DIFFERS = "The paper shows these as figures, without numbers, on other data and sizes; the comparison is naive against matched, absolute against rotary."
+
+
+def columns(size: Size, models: Mapping[str, Mapping[str, str]] = MODELS) -> Mapping[str, str]:
+    return models["published" if size.name == "published" else "small"]
+
+
+def retrained(size: Size, recipe: str, part: str) -> list[Cell]:
+    """Models that share all but what was re-initialised. (iv) shares nothing: fresh models."""
+    if part == "everything":
+        return [model(size, recipe, seed) for seed in range(1, size.seeds + 1)]
+    base = model(size, recipe, 0)
+    return [trained_on(size, base, part, seed, RETRAINED if size.name == "small" else None) for seed in range(1, size.seeds + 1)]
+
+
+def retrain(size: Size) -> tuple[Table, ...]:
+    return _retrain(size, columns(size))
+
+
+def retrain_masked(size: Size) -> tuple[Table, ...]:
+    return _retrain(size, columns(size, MASKED))
+
+
+def _retrain(size: Size, recipes: Mapping[str, str]) -> tuple[Table, ...]:
+    entries: list[Entry] = []
+    for column, recipe in recipes.items():
+        for name, part in PARTS.items():
+            found = pairs(retrained(size, recipe, part))
+            entries += [row(f"{name}, {method}", column, [line(size, pair, chosen) for pair in found]) for method, chosen in METHODS.items()]
+    return (Table("Re-initialised and retrained", tuple(entries), ABOUT, DIFFERS),)
+
+
+def head_orders(size: Size) -> tuple[Table, ...]:
+    entries: list[Entry] = []
+    for column, recipe in list(columns(size).items())[:2]:
+        cells = [orders(size, pair) for pair in pairs(retrained(size, recipe, "first-attention"))[: 1 if size.name == "smoke" else None]]
+        entries += [row(name, column, cells, name) for name in ("ours", "best", "middle", "worst")]
+        entries.append(row("place of ours among all orders", column, cells, "place"))
+    return (Table("Every order of the heads, with the best bases inside", tuple(entries), "Barriers; the first attention layer was re-initialised.", DIFFERS),)
+
+
+def metrics(size: Size) -> tuple[Table, ...]:
+    entries = [
+        row(metric, column, [line(size, pair, "two-stage", metric=metric) for pair in pairs(retrained(size, recipe, "attention"))])
+        for column, recipe in list(columns(size).items())[:2]
+        for metric in METRICS
+    ]
+    return (Table("How pairs of heads are scored", tuple(entries), "Barriers; all attention was re-initialised.", DIFFERS),)
+
+
+def groups(size: Size) -> tuple[Table, ...]:
+    entries = [row(name, column, [freedom(size, *of)], quantity) for name, of in GROUPS.items() for column, quantity in QUANTITIES.items()]
+    return (Table("Symmetry groups", tuple(entries), "Of canonical models, all layers together.", ""),)
+
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "f-retrain": Experiment("parts re-initialised and retrained, absolute against rotary positions", "F, protocol", retrain, ("books",)),
+    "f-retrain-masked": Experiment("the same with models of masked text", "F, protocol", retrain_masked, ("books",)),
+    "f-orders": Experiment("every order of the heads, ours marked", "F, ablation", head_orders, ("books",)),
+    "f-metrics": Experiment("metrics by which heads are matched", "F, ablation", metrics, ("books",)),
+    "f-groups": Experiment("degrees of freedom per family and position encoding", "F, theory", groups),
+}

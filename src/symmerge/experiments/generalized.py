@@ -1,0 +1,161 @@
+"""T: generalized linear mode connectivity for Transformers. Methods, samplers, iterations, soft permutations, widths, many models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from symmerge.experiments.parts import line, model, models, pairs, row, together
+from symmerge.experiments.tables import Entry, Experiment, Size, Table
+
+METHODS = {
+    "vanilla": ("none", {}),
+    "activation matching": ("activations", {}),
+    "weight matching": ("symmerge", {}),
+    "learned, permutations only": ("learned-permutations", {}),
+    "learned": ("learned", {}),
+}
+# row -> what the paper's Table 1 has, by data set
+TABLE_1 = {
+    "vanilla": {"cifar10": 1.69, "shakespeare": 2.02, "books": 4.34},
+    "activation matching": {"cifar10": 1.27, "shakespeare": 1.43, "books": 4.05},
+    "weight matching": {"cifar10": 0.36, "shakespeare": 0.34, "books": 1.56},
+    "learned, permutations only": {"cifar10": 0.45, "shakespeare": 0.63, "books": 1.60},
+    "learned": {"cifar10": 0.00, "shakespeare": 0.02, "books": 0.42},
+}
+# size -> column -> training recipe, what learned methods are told
+MODELS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "small": {"digits": ("vit-digits", {}), "documentation": ("gpt2-docs", {})},
+    "published": {
+        "cifar10": ("cifar10-vit", {"steps": 1500, "inputs": 20_000, "start": "weights"}),
+        "shakespeare": ("shakespeare-gpt2", {"steps": 300, "batch": 16, "start": "weights"}),
+        "books": ("books-gpt2", {"steps": 1500, "inputs": 8000, "start": "weights"}),
+    },
+}
+WIDER = {
+    "vit-digits": {"hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 384},
+    "gpt2-docs": {"n_embd": 96, "n_head": 6, "n_inner": 384},
+    "cifar10-vit": {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 768},
+    "shakespeare-gpt2": {"n_embd": 384, "n_head": 6, "n_inner": 1536},
+}
+SAMPLERS = {"U(0.4, 0.6)": "narrow", "0.5": "fixed", "U(0, 1)": "wide", "N(0.5, 0.1)": "normal", "Beta(2, 2)": "beta:2,2"}
+SWEEPS = (1, 2, 5, 10)
+SMALL_DIFFERS = "Small models and embedded data (digits, Python's documentation), so the numbers are no reproduction; the published size is."
+
+
+def chosen(size: Size) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+    return MODELS["published" if size.name == "published" else "small"]
+
+
+def first(size: Size) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """The first two data sets: a picture and a text."""
+    return dict(list(chosen(size).items())[:2])
+
+
+def told(size: Size, method: str, learning: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a method of this size: only learned ones are told how much to learn."""
+    if not method.startswith("learned"):
+        return {}
+    return dict(learning if method == "learned" else {name: value for name, value in learning.items() if name != "start"})
+
+
+def differs(size: Size) -> str:
+    return SMALL_DIFFERS if size.name != "published" else "Merged models are stock checkpoints of the original size; the paper's have heads inflated by one."
+
+
+def methods(size: Size) -> tuple[Table, ...]:
+    entries: list[Entry] = []
+    for column, (recipe, learning) in chosen(size).items():
+        found = pairs(models(size, recipe))
+        for name, (method, options) in METHODS.items():
+            cells = [line(size, pair, method, **options, **told(size, method, learning)) for pair in found]
+            entries.append(row(name, column, cells, published=TABLE_1[name].get(column)))
+            if name == "learned":
+                entries.append(row("learned: middle below the better parent", column, cells, "gain"))
+    return (Table("Barriers by method (Table 1)", tuple(entries), "Highest loss over the straight line between the ends, held-out data.", differs(size)),)
+
+
+def samplers(size: Size) -> tuple[Table, ...]:
+    entries = [
+        row(name, column, [line(size, pair, "learned", **{**told(size, "learned", learning), "sampler": sampler}) for pair in pairs(models(size, recipe))])
+        for column, (recipe, learning) in first(size).items()
+        for name, sampler in SAMPLERS.items()
+    ]
+    return (Table("Where on the line is learned", tuple(entries), "Sampler of the interpolation weight; barrier of learned matching.", differs(size)),)
+
+
+def iterations(size: Size) -> tuple[Table, ...]:
+    entries = [
+        row(f"{name}, {sweeps} sweeps", column, [line(size, pair, method, max_sweeps=sweeps) for pair in pairs(models(size, recipe))])
+        for column, (recipe, _) in first(size).items()
+        for name, method in (("permutations", "permutations"), ("orthogonal", "orthogonal"))
+        for sweeps in SWEEPS
+    ]
+    return (Table("Sweeps of weight matching, permutation against orthogonal", tuple(entries), "", differs(size)),)
+
+
+def soft(size: Size) -> tuple[Table, ...]:
+    learning = {"steps": 1000, "inputs": 8000} if size.name == "published" else {}
+    rows = {"permutations": ("permutations", {}), "soft": ("soft", learning), "soft, hardened": ("soft-hardened", learning)}
+    entries = [
+        row(name, column, [line(size, pair, method, **options) for pair in pairs(models(size, recipe))])
+        for column, (recipe, _) in first(size).items()
+        for name, (method, options) in rows.items()
+    ]
+    return (Table("Soft permutations", tuple(entries), "A soft permutation is no symmetry: its barrier is taken over the parents.", differs(size)),)
+
+
+def spaces(size: Size) -> tuple[Table, ...]:
+    parts = (("residual",), ("heads",), ("ff",), ("residual", "heads"), ("residual", "heads", "ff"))
+    entries = [
+        row(
+            " + ".join(some),
+            column,
+            [line(size, pair, "learned", **{**told(size, "learned", learning), "spaces": list(some)}) for pair in pairs(models(size, recipe))],
+        )
+        for column, (recipe, learning) in first(size).items()
+        for some in parts
+    ]
+    return (Table("Which symmetries are learned", tuple(entries), "All start from the same weight matching.", differs(size)),)
+
+
+def widths(size: Size) -> tuple[Table, ...]:
+    entries: list[Entry] = []
+    for column, (recipe, learning) in first(size).items():
+        found = [(model(size, recipe, seed + 100, config=WIDER[recipe]), model(size, recipe, seed)) for seed in range(size.seeds)]
+        rows = {"padded average": ("none", {}), "weight matching": ("symmerge", {})}
+        rows |= {f"learned, {name}": ("learned", {**told(size, "learned", learning), "sampler": name}) for name in ("narrow", "wide")}
+        entries += [row(name, column, [line(size, pair, method, **options) for pair in found], "middle") for name, (method, options) in rows.items()]
+    return (
+        Table(
+            "A narrow model in a wide one", tuple(entries), "Loss of the middle over the mean of the ends; the wide model is half as wide again.", differs(size)
+        ),
+    )
+
+
+def many(size: Size) -> tuple[Table, ...]:
+    entries: list[Entry] = []
+    for column, (recipe, learning) in first(size).items():
+        found = [model(size, recipe, seed) for seed in range(3)]
+        for name, (method, options) in {
+            "vanilla": ("none", {}),
+            "weight matching": ("symmerge", {}),
+            "learned": ("learned", told(size, "learned", learning)),
+        }.items():
+            cell = together(size, found, method, **options)
+            entries += [row(f"{name}: three merged", column, [cell], "all"), row(f"{name}: mean of the pairs", column, [cell], "pairs")]
+    return (
+        Table("Three models in one", tuple(entries), "Loss of the mean of three over the mean of their own losses, and the pairs' barriers.", differs(size)),
+    )
+
+
+DATA = ("cifar10", "tinyshakespeare")
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "t-methods": Experiment("every method on every data set, with standard errors", "T, Table 1", methods, (*DATA, "books")),
+    "t-samplers": Experiment("where between the models learning looks", "T, ablation", samplers, DATA),
+    "t-iterations": Experiment("sweeps of weight matching, permutations against rotations", "T, ablation", iterations, DATA),
+    "t-soft": Experiment("soft permutations, and what remains of them when hardened", "T", soft, DATA),
+    "t-spaces": Experiment("what each symmetry buys when it is learned", "ours", spaces, DATA),
+    "t-widths": Experiment("a narrow model merged into a wide one", "T, widths", widths, DATA),
+    "t-many": Experiment("three models merged into one", "T, many models", many, DATA),
+}

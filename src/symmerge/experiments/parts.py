@@ -1,0 +1,110 @@
+"""What experiments are put together from: models, pairs of them, and lines between the pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import combinations
+from typing import Any
+
+from symmerge.experiments.cells import Cell, Cost
+from symmerge.experiments.tables import Entry, Size
+from symmerge.zoo.recipes import training_recipe
+
+STEPS = "symmerge.experiments.steps"
+SMOKE = {"steps": 12, "warmup": 2}  # of a training that only has to work
+SAMPLES = {"smoke": 24}  # of what is measured on; otherwise as the task has it
+# what a cell of each size is expected to take: seconds on one core, or on a GPU at the published size
+SECONDS = {
+    "train": {"smoke": 3, "small": 25, "published": 200},
+    "again": {"smoke": 3, "small": 12, "published": 200},
+    "line": {"smoke": 1, "small": 4, "published": 30},
+    "learned": {"smoke": 2, "small": 15, "published": 60},
+    "together": {"smoke": 3, "small": 30, "published": 150},
+    "orders": {"smoke": 10, "small": 40, "published": 300},
+    "freedom": {"smoke": 1, "small": 1, "published": 1},
+}
+GIGABYTES = {"smoke": 1.0, "small": 1.0, "published": 6.0}
+LEARNING = {"smoke": {"steps": 2, "inputs": 48}, "small": {"steps": 60, "inputs": 1000}}
+"""How much is learned, where an experiment does not say it itself."""
+STARTS = {"smoke": {"start": "identity"}, "small": {"start": "weights-only"}}
+QUICK = {"smoke": {"tries": 1, "max_sweeps": 2}}
+"""How long is searched, by methods that try several ways."""
+
+
+def model(size: Size, recipe: str, seed: int, *, config: Mapping[str, Any] | None = None, schedule: Mapping[str, Any] | None = None) -> Cell:
+    """A model trained from a seed."""
+    schedule = {**(schedule or {}), **(SMOKE if size.name == "smoke" else {})}
+    settings = {"recipe": recipe, "seed": seed, "config": dict(config or {}), "schedule": schedule, "device": size.device}
+    settings["content"] = asdict(training_recipe(recipe))  # another recipe under the same name is another cell
+    return _cell(size, "train", settings, (), f"{recipe}{'*' if config else ''}, seed {seed}", "train")
+
+
+def models(size: Size, recipe: str, **changes: Any) -> list[Cell]:
+    """As many as the size has seeds."""
+    return [model(size, recipe, seed, **changes) for seed in range(size.seeds)]
+
+
+def trained_on(size: Size, base: Cell, fresh: str, seed: int, schedule: Mapping[str, Any] | None = None) -> Cell:
+    """A model with a part of it fresh, trained again."""
+    settings = {
+        **base.settings,
+        "seed": seed,
+        "fresh": fresh,
+        "schedule": {**base.settings["schedule"], **(schedule or {}), **(SMOKE if size.name == "smoke" else {})},
+    }
+    return _cell(size, "train", settings, (base,), f"{base.label}, {fresh} fresh by seed {seed}", "again")
+
+
+def pairs(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """Every two."""
+    return list(combinations(cells, 2))
+
+
+def line(size: Size, pair: tuple[Cell, Cell], method: str, **options: Any) -> Cell:
+    """The line between two models by a method; what the learned ones are not told they get by the size."""
+    settings = _measured(size, pair[0], method, {**by_size(size, method), **options})
+    told = "".join(f", {name} {value}" for name, value in options.items())
+    takes = "learned" if method.startswith(("learned", "soft")) else "line"
+    return _cell(size, "line", settings, pair, f"{method}{told}: {pair[0].label} / {pair[1].label}", takes)
+
+
+def together(size: Size, cells: Sequence[Cell], method: str, **options: Any) -> Cell:
+    """Many models merged into one."""
+    start = {"start": "weights-only"} if method == "learned" and size.name == "smoke" else {}  # many do not start from the identity
+    settings = _measured(size, cells[0], method, {**by_size(size, method), **start, **options})
+    return _cell(size, "together", settings, tuple(cells), f"{method}: {len(cells)} x {cells[0].label}", "together")
+
+
+def by_size(size: Size, method: str) -> dict[str, Any]:
+    """What a method is told at a size, where an experiment does not say it."""
+    if method == "learned":
+        return {**LEARNING.get(size.name, {}), **STARTS.get(size.name, {})}
+    if method.startswith(("learned", "soft")):
+        return dict(LEARNING.get(size.name, {}))
+    return dict(QUICK.get(size.name, {})) if method in ("symmerge", "activations") else {}
+
+
+def orders(size: Size, pair: tuple[Cell, Cell]) -> Cell:
+    """Every order of the heads of a layer."""
+    return _cell(size, "orders", _measured(size, pair[0], "two-stage", {}), pair, f"orders of heads: {pair[0].label} / {pair[1].label}", "orders")
+
+
+def freedom(size: Size, architecture: str, config: Mapping[str, Any]) -> Cell:
+    """The symmetries of an architecture."""
+    return _cell(size, "freedom", {"architecture": architecture, "config": dict(config)}, (), f"symmetries of {architecture}", "freedom")
+
+
+def _measured(size: Size, of: Cell, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """On the data that the model learned its task from, the part held out."""
+    settings = {"method": method, "options": dict(options), "recipe": of.settings["recipe"], "points": size.points, "device": size.device}
+    return settings | ({"samples": SAMPLES[size.name]} if size.name in SAMPLES else {})
+
+
+def _cell(size: Size, step: str, settings: Mapping[str, Any], needs: tuple[Cell, ...], label: str, takes: str) -> Cell:
+    beside = {"data": str(size.data)} if size.data else {}
+    return Cell(f"{STEPS}:{step}", settings, needs, beside, label, Cost(float(SECONDS[takes][size.name]), GIGABYTES[size.name]))
+
+
+def row(name: str, column: str, cells: Sequence[Cell], quantity: str = "barrier_linear", published: float | None = None) -> Entry:
+    return Entry(name, column, tuple(cells), quantity, published)

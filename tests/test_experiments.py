@@ -1,0 +1,91 @@
+"""Every experiment of the catalog at its smoke size, through the engine: all cells computed, functions kept, tables full, pages written."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from symmerge.errors import MismatchError
+from symmerge.experiments.catalog import EXPERIMENTS, experiment
+from symmerge.experiments.cells import with_needs
+from symmerge.experiments.engines import LocalEngine
+from symmerge.experiments.results import finish
+from symmerge.experiments.runner import run
+from symmerge.experiments.store import Store
+from symmerge.experiments.tables import SIZES, cells_of, value_of
+
+SMOKE = SIZES["smoke"]
+LOOSE = ("soft", "correlation-ignore-heads", "residual-separate")  # no symmetries
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return {name: found.tables(SMOKE) for name, found in EXPERIMENTS.items()}
+
+
+@pytest.fixture(scope="module")
+def outcome(tables, tmp_path_factory):
+    """All experiments in one store: what they share is computed once."""
+    cells = [cell for shown in tables.values() for cell in cells_of(shown)]
+    found = run(cells, Store(tmp_path_factory.mktemp("experiments")), LocalEngine(2), attempts=2)
+    assert found.failed == {}
+    return found
+
+
+def test_every_table_is_full(tables, outcome):
+    for name, shown in tables.items():
+        for entry in (entry for table in shown for entry in table.entries):
+            values = value_of(entry, outcome.results)
+            assert len(values) == len(entry.cells) and all(map(math.isfinite, values)), (name, entry.row, entry.column)
+
+
+def test_methods_keep_both_ends(tables, outcome):
+    """The lines of a pair by all methods begin and end alike, whatever lies between: proof that no method changed a function."""
+    ends, middles = {}, {}
+    for cell in {cell for shown in tables.values() for cell in cells_of(shown) if cell.step.endswith(":line")}:
+        losses = outcome.results[cell.key]["losses"]
+        if cell.settings["method"] not in LOOSE:
+            ends.setdefault(cell.needs, []).append((losses[0], losses[-1]))
+            middles.setdefault(cell.needs, set()).add(round(losses[1], 4))
+            assert outcome.results[cell.key].get("changed", 0.0) < 1e-4, cell.label
+    for pair, found in ends.items():
+        assert all(math.isclose(one, first, rel_tol=1e-4) for many in found for one, first in zip(many, found[0], strict=True)), [need.label for need in pair]
+    assert max(map(len, middles.values())) > 5  # methods do differ between the ends
+
+
+def test_what_experiments_share_is_one_cell(tables):
+    every = [cell for shown in tables.values() for cell in with_needs(cells_of(shown))]
+    assert len(set(every)) < 0.8 * len(every)
+
+
+def test_pages_have_the_numbers(tables, outcome, tmp_path):
+    for name in ("t-methods", "f-groups"):
+        folder = tmp_path / name
+        folder.mkdir()
+        record = finish(folder, name, EXPERIMENTS[name], SMOKE, tables[name], outcome)
+        assert json.loads((folder / "results.json").read_text()) == record and not record["failed"]
+        assert tables[name][0].title in (folder / "page.html").read_text("utf-8")
+        curves = record["tables"][0]["entries"][0].get("curves")
+        assert len(curves[0]) == SMOKE.points if name == "t-methods" else not curves
+
+
+def test_rotary_positions_leave_less_freedom(tables, outcome):
+    freedom = {(entry.row, entry.column): value_of(entry, outcome.results)[0] for entry in tables["f-groups"][0].entries}
+    inside = "of these inside attention"
+    # 12 layers of 12 heads of size 64: two general linear groups, or one and 32 complex numbers
+    assert freedom["BERT-base, absolute", inside] == 12 * 12 * 2 * 64 * 64
+    assert freedom["RoFormer-base, rotary", inside] == freedom["Llama, 12 heads, rotary", inside] == 12 * 12 * (64 * 64 + 64)
+    assert freedom["Llama, 12 heads in 4 groups, rotary", inside] == 12 * 4 * (64 * 64 + 64)
+
+
+def test_sizes_are_other_cells_and_data_is_no_part_of_them(tmp_path):
+    cells = {size.name: set(with_needs(cells_of(EXPERIMENTS["t-methods"].tables(size)))) for size in SIZES.values()}
+    assert not cells["smoke"] & cells["small"] and not cells["small"] & cells["published"]
+    elsewhere = set(with_needs(cells_of(EXPERIMENTS["t-methods"].tables(replace(SIZES["published"], data=tmp_path)))))
+    assert elsewhere == cells["published"]
+
+
+def test_an_unknown_experiment_lists_those_there_are():
+    with pytest.raises(MismatchError, match=r"t-methods.*T, Table 1"):
+        experiment("t-nothing")
