@@ -18,7 +18,8 @@ from made import MEAN, STD, checkpoint
 from symmerge.model import load
 from symmerge.probe import own_text
 from symmerge.tasks import make_task
-from symmerge.tasks.embedded import digits, python_docs
+from symmerge.tasks.embedded import PIECE, TOPICS, digits, python_docs, python_topics
+from symmerge.tasks.files import read_rows, read_text
 from symmerge.tasks.metrics import accuracy, f1, matthews, spearman
 from symmerge.verify import full_module
 
@@ -327,6 +328,15 @@ def test_text_of_their_own(model, name, task):
 
 
 # Hugging Face data sets
+
+
+def test_topics_of_the_documentation_are_rows_with_labels():
+    train, test = (python_topics(split) for split in ("train", "test"))
+    assert 3 < len(train) / len(test) < 5 and {label for label, _ in train} == {label for label, _ in test} == set(range(TOPICS))
+    assert max(len(text.encode()) for _, text in train + test) <= PIECE
+    rows = read_rows("python-topics:train")
+    assert rows.labels == tuple(label for label, _ in train) and rows.texts[0] == (train[0][1],) != read_rows("python-topics").texts[0]
+    assert read_rows("python-topics", labelled=False).labels is None and test[0][1] in read_text("python-topics")
 
 
 def test_much_text_is_written_in_parts(model, monkeypatch):

@@ -33,7 +33,9 @@ def barrier(
     task: Annotated[str, typer.Option(help="What to measure: mlm, clm, image or text.", show_default=False)],
     data: Annotated[
         str,
-        typer.Option(help="self, digits, python-docs, a file (text, .xz, TSV, CSV, JSONL, .npz), a folder of pictures, or hf:NAME.", show_default=False),
+        typer.Option(
+            help="self, digits, python-docs, python-topics, a file (text, .xz, TSV, CSV, JSONL, .npz), a folder of pictures, or hf:NAME.", show_default=False
+        ),
     ],
     models: Models = None,
     method: Annotated[

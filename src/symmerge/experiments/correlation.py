@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from symmerge.experiments.parts import line, models, pairs, row
+from symmerge.experiments.parts import line, models, pairs, row, tuned
 from symmerge.experiments.tables import Experiment, Size, Table
 
 # row -> recipe, what the paper has
@@ -27,6 +27,18 @@ COMPONENTS = {
     "attention": "correlation-attention",
     "feed-forward and attention": "correlation",
     "these and the stream": "correlation-all",
+}
+# size -> data set -> what is pretrained, what is fine-tuned
+TASKS = {
+    "small": {"python-topics": ("bert-docs-long", "topics-bert")},
+    "published": {name: ("books-bert", f"{name}-bert") for name in ("sst2", "cola", "mrpc", "rte")},
+}
+# row -> recipe, what the paper has for each data set
+TUNED: Mapping[str, tuple[str, Mapping[str, float]]] = {
+    "plain average": ("none", {"sst2": 0.42, "cola": 1.31, "mrpc": 2.74, "rte": 0.53}),
+    "correlation": ("correlation", {"sst2": 0.36, "cola": 1.11, "mrpc": 1.93, "rte": 0.41}),
+    "correlation, classifier too": ("correlation-classifier", {}),
+    "ours, with data": ("activations", {}),
 }
 OURS = {"ours, no data": "symmerge", "ours, with data": "activations"}
 AMOUNTS = {"smoke": (8, 16), "small": (12, 48, 192), "published": (12, 48, 192, 1000)}
@@ -87,9 +99,20 @@ def features(size: Size) -> tuple[Table, ...]:
     return (Table("Correlation of matched features", tuple(entries), "Mean over the features of a layer, before and after they are matched.", differs(size)),)
 
 
+def tasks(size: Size) -> tuple[Table, ...]:
+    entries = []
+    for column, (pretrained, fine) in TASKS["published" if size.name == "published" else "small"].items():
+        found = pairs([tuned(size, base, fine, seed) for seed, base in enumerate(models(size, pretrained))])
+        for name, (method, published) in TUNED.items():
+            entries.append(row(name, column, [line(size, pair, method) for pair in found], "barrier_mean", published.get(column)))
+    about = "Classifiers fine-tuned from models of different seeds, with the same head to begin with; highest loss over the mean of the ends."
+    return (Table("Fine-tuned classifiers (Table 3)", tuple(entries), about, differs(size)),)
+
+
 EXPERIMENTS: Mapping[str, Experiment] = {
     "v-heads": Experiment("what heads may do when features are matched by correlation", "V, Table 1", heads, ("books",)),
     "v-stream": Experiment("the residual stream alone, matched at one place or at all", "V, Table 2", stream, ("books",)),
+    "v-tasks": Experiment("classifiers fine-tuned from models of different seeds", "V, Table 3", tasks, ("books", "sst2", "cola", "mrpc", "rte")),
     "v-components": Experiment("loss curves by component", "V, figures", components, ("books",)),
     "v-amount": Experiment("barrier against amount of data", "V, figure", amount, ("books",)),
     "v-features": Experiment("how alike features are, layer by layer, before and after", "V, figure", features, ("books",)),

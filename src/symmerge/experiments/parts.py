@@ -32,12 +32,13 @@ QUICK = {"smoke": {"tries": 1, "max_sweeps": 2}}
 """How long is searched, by methods that try several ways."""
 
 
-def model(size: Size, recipe: str, seed: int, *, config: Mapping[str, Any] | None = None, schedule: Mapping[str, Any] | None = None) -> Cell:
-    """A model trained from a seed."""
-    schedule = {**(schedule or {}), **(SMOKE if size.name == "smoke" else {})}
+def model(size: Size, recipe: str, seed: int, *, config: Mapping[str, Any] | None = None, base: Cell | None = None) -> Cell:
+    """A model trained from a seed, or from a `base`."""
+    schedule = SMOKE if size.name == "smoke" else {}
     settings = {"recipe": recipe, "seed": seed, "config": dict(config or {}), "schedule": schedule, "device": size.device}
     settings["content"] = asdict(training_recipe(recipe))  # another recipe under the same name is another cell
-    return _cell(size, "train", settings, (), f"{recipe}{'*' if config else ''}, seed {seed}", "train")
+    label = f"{recipe}{'*' if config else ''}, seed {seed}"
+    return _cell(size, "train", settings, (base,), label, "again") if base else _cell(size, "train", settings, (), label, "train")
 
 
 def models(size: Size, recipe: str, **changes: Any) -> list[Cell]:
@@ -54,6 +55,11 @@ def trained_on(size: Size, base: Cell, fresh: str, seed: int, schedule: Mapping[
         "schedule": {**base.settings["schedule"], **(schedule or {}), **(SMOKE if size.name == "smoke" else {})},
     }
     return _cell(size, "train", settings, (base,), f"{base.label}, {fresh} fresh by seed {seed}", "again")
+
+
+def tuned(size: Size, base: Cell, recipe: str, seed: int) -> Cell:
+    """A classifier made of a pretrained model; its head begins alike for every seed."""
+    return model(size, recipe, seed, base=base)
 
 
 def pairs(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:

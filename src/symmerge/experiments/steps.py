@@ -126,7 +126,12 @@ def _pair(needs: list[Path]) -> tuple[Model, Model]:
 
 def _task(settings: Settings, models: list[Model]) -> Task:
     by = training_recipe(settings["recipe"])
-    return make_task(by.task, held_out(by, _root(settings)), models[:1], samples=settings.get("samples"))
+    return make_task(by.task, held_out(by, _root(settings), _reader(by, models)), models[:1], samples=settings.get("samples"))
+
+
+def _reader(by: TrainingRecipe, models: list[Model]) -> Path | None:
+    """A classifier of texts: rows that are too long for it are left out."""
+    return models[0].path if by.task == "text" else None
 
 
 def _solver(settings: Settings, models: list[Model]) -> Recipe:
@@ -134,7 +139,7 @@ def _solver(settings: Settings, models: list[Model]) -> Recipe:
     chosen, options = recipe(settings["method"]), dict(settings.get("options", {}))
     if chosen.needs_data:
         by = training_recipe(settings["recipe"])
-        source = options.pop("data", None) or learned_from(by, _root(settings))
+        source = options.pop("data", None) or learned_from(by, _root(settings), _reader(by, models))
         task = make_task(by.task, source, models, most=options.pop("inputs", None), seed=1, device=settings["device"])
         options["data"] = some(task, FIRST_SAMPLES[task.name]) if chosen.method == "activations" and "inputs" not in settings.get("options", {}) else task
     if "spaces" in options:

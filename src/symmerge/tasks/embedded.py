@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 SPLITS = ("train", "test")
+TOPICS, PIECE = 4, 46  # the longest ones, and letters of a piece of text: a model with 48 positions takes it, whatever its tokens
 
 
 def digits(split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -36,3 +37,30 @@ def python_docs(split: str) -> str:
     text = "\n\n".join(topics[name] for name in sorted(topics))
     cut = len(text) * 9 // 10
     return text[:cut] if split == "train" else text[cut:]
+
+
+def python_topics(split: str) -> list[tuple[int, str]]:
+    """Pieces of the longest topics of Python's `help()`, and which topic each is from; every fifth is to test. Depends on Python's version.
+
+    >>> rows = python_topics("test")
+    >>> sorted({topic for topic, _ in rows}), max(len(text) for _, text in rows) <= PIECE
+    ([0, 1, 2, 3], True)
+    """
+    assert split in SPLITS, split
+    from pydoc_data.topics import topics
+
+    longest = sorted(topics, key=lambda name: (-len(topics[name]), name))[:TOPICS]
+    pieces = [(number, piece) for number, name in enumerate(sorted(longest)) for piece in _pieces(topics[name])]
+    return [piece for at, piece in enumerate(pieces) if (at % 5 == 0) == (split == "test")]
+
+
+def _pieces(text: str) -> list[str]:
+    """A text cut between words, each piece as long as it may be; longer words are left out, and so is what has no bytes of its own."""
+    pieces = [""]
+    for word in text.encode("ascii", "ignore").decode().split():
+        longer = f"{pieces[-1]} {word}".strip()
+        if len(longer) <= PIECE:
+            pieces[-1] = longer
+        elif len(word) <= PIECE:
+            pieces.append(word)
+    return pieces

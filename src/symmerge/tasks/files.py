@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from symmerge.errors import DataError
-from symmerge.tasks.embedded import python_docs
+from symmerge.tasks.embedded import python_docs, python_topics
 from symmerge.tasks.hub import is_hub, read_hub
 
 TABLES = (".tsv", ".csv", ".jsonl")
+PYTHON_TOPICS = {"python-topics": "test", "python-topics:train": "train"}
 PYTHON_DOCS = {"python-docs": "test", "python-docs:train": "train"}  # the part to measure on, and what models were trained on: to calibrate with
 LABELS = ("label", "labels")
 # The columns of one sample's text: the first that are all there.
@@ -43,13 +44,16 @@ def read_text(data: str) -> str:
     """Running text: a file, the rows of a table one after the other, or the embedded text."""
     if data in PYTHON_DOCS:
         return python_docs(PYTHON_DOCS[data])
-    if is_hub(data) or _suffix(data) in TABLES:
+    if is_hub(data) or data in PYTHON_TOPICS or _suffix(data) in TABLES:
         return "\n".join(" ".join(texts) for texts in read_rows(data, labelled=False).texts)
     return _content(data)
 
 
 def read_rows(data: str, *, labelled: bool = True) -> Rows:
-    """Rows of a TSV, CSV or JSONL file, or of a Hugging Face data set."""
+    """Rows of a TSV, CSV or JSONL file, of a Hugging Face data set, or the embedded ones."""
+    if data in PYTHON_TOPICS:
+        labels, texts = zip(*python_topics(PYTHON_TOPICS[data]), strict=True)
+        return Rows(tuple((text,) for text in texts), labels if labelled else None)
     if is_hub(data):
         found = read_hub(data)
         return _rows(data, list(found.column_names), found, labelled)
@@ -71,7 +75,7 @@ def _content(data: str) -> str:
         with lzma.open(data, "rt", encoding="utf-8-sig") if data.endswith(".xz") else open(data, encoding="utf-8-sig") as file:
             return file.read()
     except FileNotFoundError as error:
-        raise DataError(f"{data} is not there: give self, digits, python-docs, hf:NAME, or a file or folder that exists") from error
+        raise DataError(f"{data} is not there: give self, digits, python-docs, python-topics, hf:NAME, or a file or folder that exists") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{data} is not text in UTF-8 ({error.reason} at byte {error.start}): convert it first") from error
     except (OSError, EOFError, lzma.LZMAError) as error:

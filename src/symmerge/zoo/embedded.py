@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from symmerge.tasks.embedded import TOPICS
 from symmerge.zoo.base import Schedule, TrainingRecipe
 
 VOCABULARY, LENGTH = 1024, 128
@@ -22,8 +23,11 @@ _NEOX = {**_TEXT, "intermediate_size": 256, "rope_parameters": ROTARY, **_ENDS}
 # Short blocks, few words and large batches: else learned positions tell a model this small nothing for thousands of steps, and it learns word counts alone.
 _MASKED = {**_TEXT, "vocab_size": 512, "max_position_embeddings": 16, "intermediate_size": 256, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
+# Room for a piece of python-topics between its two special tokens.
+_ROOMY = {**_MASKED, "max_position_embeddings": 48}
 _WRITES = Schedule(steps=600, batch=8, rate=3e-3, warmup=50, decay=0.1)
 _FILLS = Schedule(steps=1200, batch=128, rate=3e-3, warmup=100, decay=0.01)
+_SORTS_FIRST = Schedule(steps=600, batch=32, rate=3e-3, warmup=60, decay=0.01)
 
 
 def _docs(about: str, architecture: str, config: Mapping[str, Any], task: Any, schedule: Schedule, **others: Any) -> TrainingRecipe:
@@ -53,6 +57,18 @@ EMBEDDED: Mapping[str, TrainingRecipe] = MappingProxyType(
             "mlm",
             _FILLS,
             takes="40 s on one core",
+        ),
+        "bert-docs-long": _docs(
+            "the same with longer blocks: for topics-bert to begin from", "BertForMaskedLM", _ROOMY, "mlm", _SORTS_FIRST, takes="30 s on one core"
+        ),
+        "topics-bert": TrainingRecipe(
+            "a BERT (--begin) that says which topic of Python's documentation a line is from",
+            "BertForSequenceClassification",
+            {"num_labels": TOPICS},
+            "text",
+            "python-topics",
+            Schedule(steps=400, batch=32, rate=1e-3, warmup=40, decay=0.01, curve="linear"),
+            takes="10 s on one core",
         ),
     }
 )

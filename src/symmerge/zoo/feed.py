@@ -112,10 +112,10 @@ def _rows(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> Feed
     from transformers import AutoConfig, AutoTokenizer
 
     if begin is None:
-        raise MismatchError(f"{recipe.data}: classifiers begin from a pretrained model; give its folder with --begin, one that books-bert gave")
+        raise MismatchError(f"{recipe.data}: classifiers begin from a pretrained model; give its folder with --begin, one that bert-docs or books-bert gave")
     tokenizer: Any = AutoTokenizer.from_pretrained(begin, local_files_only=True)
     most = AutoConfig.from_pretrained(begin, local_files_only=True).max_position_embeddings
-    train, test = (_encoded(tokenizer, str(rows(recipe, data, held_out=held)), most) for held in (False, True))
+    train, test = (_encoded(tokenizer, rows(recipe, data, held_out=held), most) for held in (False, True))
     mixed = torch.randperm(len(train.targets), generator=torch.Generator().manual_seed(0))  # the same rows are held back whatever the seed
     cut = len(mixed) - (len(mixed) // HELD_BACK if recipe.schedule.look else 0)
     valid = mapped(train, lambda tensor: tensor[mixed[cut:]]) if recipe.schedule.look else None

@@ -19,7 +19,7 @@ from symmerge.zoo.base import TrainingRecipe
 from symmerge.zoo.cifar import read_cifar
 from symmerge.zoo.once import once
 
-INSTALLED = {"digits": ("digits:train", "digits"), "python-docs": ("python-docs:train", "python-docs")}  # what to learn from, what to measure on
+INSTALLED = {name: (f"{name}:train", name) for name in ("digits", "python-docs", "python-topics")}  # what to learn from, what to measure on
 # name -> the file to learn from, and the one to measure on: the same, where it is divided here
 FILES = {
     "cifar10": ("cifar10.npz", "cifar10.npz"),
@@ -96,9 +96,9 @@ def pictures(folder: Folder, part: str) -> Path:
     return once(folder.prepared / f"cifar10-{part}.npz", make)
 
 
-def rows(recipe: TrainingRecipe, root: Path | None, *, held_out: bool) -> Path:
+def rows(recipe: TrainingRecipe, root: Path | None, *, held_out: bool) -> str:
     """A table of texts with labels."""
-    return folder_of(root, recipe.data).file(recipe.data, held_out)
+    return INSTALLED[recipe.data][held_out] if recipe.data in INSTALLED else str(folder_of(root, recipe.data).file(recipe.data, held_out))
 
 
 def held_out(recipe: TrainingRecipe, data_root: Path | None = None, begin: Path | None = None) -> str:
@@ -119,7 +119,7 @@ def _for_tasks(recipe: TrainingRecipe, root: Path | None, begin: Path | None, *,
         return str(pictures(folder, "test" if held else "augmented" if recipe.augment else "train"))
     if recipe.task == "text":
         table = rows(recipe, root, held_out=held)
-        return str(table if begin is None else _fitting(table, begin, folder.prepared))
+        return table if begin is None else str(_fitting(Path(table), begin, folder.prepared))
     if held and FILES[recipe.data][0] != FILES[recipe.data][1]:
         return str(folder.file(recipe.data, held_out=True))
     part = "test" if held else "train"
