@@ -456,6 +456,7 @@ def experiment(**changes):
             "published": 0.0625,
             "curves": [[1, 1.5, 1]],
         },
+        {"row": "the same again", "column": "text", "quantity": "gain", "cells": ["c", "d"], "values": [0.5], "published": None, "curves": [[1, 1.5, 1]]},
         {"row": "gone", "column": "text", "quantity": "barrier_linear", "cells": ["e"], "values": [], "published": None},
     ]
     table = {"title": "Table 1", "about": "Barriers.", "differs": "Smaller models.", "rows": [], "columns": [], "entries": entries}
@@ -470,6 +471,7 @@ def test_an_experiment_beside_what_is_published(tmp_path):
     for said in ("Smaller models.", "1 of 2 lie at or below the published ones", "it fell over", "2.00 ± 0.50", "-0.2500", "0.06250", "1 of 2"):
         assert said in text, said
     assert text.count("<svg") == 1 and "vanilla: 1.500 at the first model, 3.50 ± 0.50 in the middle" in text
+    assert "learned: 1.000 at the first model" in text and "the same again: " not in text  # one line for the same cells
     without = report(write(tmp_path / "fine", results=experiment(failed=[])), tmp_path / "fine.html").read_text("utf-8")
     assert "What failed" in text and "What failed" not in without
 

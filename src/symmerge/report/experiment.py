@@ -54,7 +54,7 @@ def _ours(entry: Entry) -> Estimate:
 
 def _table(title: str, entries: Sequence[Entry]) -> Table:
     published = any(entry["published"] is not None for entry in entries)
-    head = ["", "on", "ours", *(["published", "difference"] if published else []), "measured on"]
+    head = ["row", "on", "ours", *(["published", "difference"] if published else []), "measured on"]
     rows = []
     for entry in entries:
         ours, theirs = _ours(entry), entry["published"]
@@ -65,8 +65,11 @@ def _table(title: str, entries: Sequence[Entry]) -> Table:
 
 def _curves(name: str, column: str, entries: Sequence[Entry]) -> Figure | None:
     """The mean loss along the line, a line for each row that has one."""
+    drawn = {tuple(entry["cells"]): entry for entry in reversed(entries) if entry.get("curves")}  # rows of the same cells have one line, the first one's
     known = {
-        entry["row"]: [Estimate.of([number(value) for value in point]) for point in zip(*entry["curves"], strict=True)] for entry in entries if entry["curves"]
+        entry["row"]: [Estimate.of([number(value) for value in point]) for point in zip(*entry["curves"], strict=True)]
+        for entry in entries
+        if drawn.get(tuple(entry["cells"])) is entry
     }
     if not known:
         return None
