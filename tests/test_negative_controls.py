@@ -14,7 +14,7 @@ import torch
 import symmerge as sm
 from symmerge.alignment import Alignment
 from symmerge.errors import SymmetryError
-from symmerge.groups import GeneralLinear, Orthogonal, Permutation, RotaryPairs, ScaledPermutation, SignedPermutation
+from symmerge.groups import GeneralLinear, Orthogonal, OrthogonalFixingOnes, Permutation, RotaryPairs, ScaledPermutation, SignedPermutation
 from symmerge.model import Model
 from symmerge.notation import parse
 from symmerge.spec import Space, text
@@ -140,6 +140,29 @@ TIED_DECODER = {
     "tied decoder's transform moved alone": Control(moving("residual"), partial(apart, space="transform")),
 }
 
+
+def shown_permuted(model):
+    return move(regroup(model, "residual", Permutation), "residual")
+
+
+def all_of_the_stream(model):
+    """The table of a stream of which nothing is shown."""
+    tensors = {name: parse(re.sub(r"\(label(\W?) \+ residual\W?\)", r"residual\1", text(axes))) for name, axes in model.spec.tensors.items()}
+    width = model.spec.sizes["label"] + model.spec.sizes["residual"]
+    spaces = {name: space for name, space in model.spec.spaces.items() if name != "label"} | {"residual": Space("residual", OrthogonalFixingOnes(width))}
+    return replace(model, spec=replace(model.spec, spaces=spaces, tensors=tensors))
+
+
+def scores_not_fixed(model):
+    """All of the stream rotates; the last gain does not follow."""
+    free = all_of_the_stream(model)
+    gain, shift = model.weights["norm.weight"], model.weights["norm.bias"]
+    plain = DerivedWeights(model.weights, {"norm.weight": lambda: torch.ones_like(gain), "norm.bias": lambda: torch.zeros_like(shift)})
+    moved = move(replace(free, weights=plain), "residual")
+    kept = DerivedWeights(moved.weights, {"norm.weight": lambda: gain, "norm.bias": lambda: shift})
+    return replace(moved, spec=model.spec, weights=kept)
+
+
 # Permutations only: a post-LayerNorm stream, a GELU.
 STREAM_SIGNS = {"signs on the stream": wrong_group("residual", SignedPermutation)}
 GELU = {"signs on GELU": wrong_group("ff", SignedPermutation), "scales on GELU": wrong_group("ff", ScaledPermutation)}
@@ -205,6 +228,20 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
     "gpt2-untied": {"negative scales on ReLU": wrong_group("ff", AnySign), "final shift left behind": left_behind("transformer.ln_f.bias")},
     "vit": {**LAYER_NORM, **GELU, **HEADS, "class token left behind": left_behind("vit.embeddings.cls_token")},
     "vit-tanh": {"scales on tanh": wrong_group("ff", ScaledPermutation)},
+    "dinov3": {**GELU, **ROTARY, "interleaved pairs": INTERLEAVED, **HEADS, "permutation of what is shown": Control(moving("ff"), shown_permuted)},
+    "dinov3-classifier": {
+        **LAYER_NORM,
+        **ROTARY,
+        "interleaved pairs": INTERLEAVED,
+        **HEADS,
+        "scaled gate": SCALED_GATE,
+        "scores change places": Control(moving("residual"), lambda model: move(regroup(model, "label", Permutation), "label")),
+        "rotation that mixes scores with the rest": Control(moving("residual"), scores_not_fixed),
+        "class token left behind": left_behind("embeddings.cls_token"),
+        "registers left behind": left_behind("embeddings.register_tokens"),
+        "patches left behind": left_behind("embeddings.patch_embeddings.weight"),
+        "shift before keys without a bias left behind": left_behind("model.layer.0.norm1.bias"),
+    },
     "llama": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
     "mistral": LLAMA,
     "qwen2": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
@@ -230,15 +267,20 @@ def test_the_allowed_element_passes_and_the_forbidden_one_shows(name, case):
 
 
 def test_every_family_has_three_controls():
-    families = ("bert", "bert-untied", "roberta", "roformer", "modernbert", "gpt2", "vit", "llama", "mistral", "qwen2", "neox")
+    families = ("bert", "bert-untied", "roberta", "roformer", "modernbert", "gpt2", "vit", "dinov3", "dinov3-classifier", "llama", "mistral", "qwen2", "neox")
     assert all(len(FORBIDDEN_ELEMENTS[name]) >= 3 for name in families)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2-untied", "vit", "llama", "mistral", "qwen2", "neox", "modernbert-classifier"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-untied", "vit", "llama", "mistral", "qwen2", "neox", "modernbert-classifier", "dinov3-classifier"])
 def test_gains_that_are_not_folded_refuse_to_rotate(name):
     with pytest.raises(SymmetryError, match=r"(ln_|norm).*\.weight.*pointwise.*canonicalize"):
         difference(loaded(name), move(loaded(name), "residual"))
     assert difference(loaded(name), move(folded(name), "residual")) <= ALLOWED
+
+
+def test_a_gain_of_scores_refuses_to_rotate():
+    with pytest.raises(SymmetryError, match=r"norm\.weight.*pointwise"):
+        difference(folded("dinov3-classifier"), move(all_of_the_stream(folded("dinov3-classifier")), "residual"))
 
 
 @pytest.mark.parametrize("group", [Orthogonal, GeneralLinear])

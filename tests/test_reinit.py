@@ -22,6 +22,7 @@ CLASSES = {
     "bert-classifier": ({"BertSelfAttention", "BertSelfOutput"}, "BertLayer"),
     "roberta": ({"RobertaSelfAttention", "RobertaSelfOutput"}, "RobertaLayer"),
     "vit": ({"ViTAttention"}, "ViTLayer"),
+    "dinov3-classifier": ({"DINOv3ViTAttention"}, "DINOv3ViTLayer"),
     "roformer": ({"RoFormerSelfAttention", "RoFormerSelfOutput"}, "RoFormerLayer"),
 }
 SINUSOIDS = "roformer.encoder.embed_positions.weight"  # the same in every model

@@ -72,6 +72,8 @@ def test_the_activation_decides_the_hidden_group(name, setting, activation):
 
 
 RESIDUAL = {
+    "dinov3": Trivial(48),  # all it pools is shown
+    "dinov3-classifier": OrthogonalFixingOnes(43),  # the first five coordinates are scores
     "bert": Permutation(48),
     "roberta": Permutation(48),
     "gpt2": OrthogonalFixingOnes(48),
@@ -90,6 +92,8 @@ QUERY_KEY = {
     "roformer-classifier": RotaryPairs(12, 12, "interleaved"),
     "modernbert": RotaryPairs(12, 12),
     "modernbert-classifier": RotaryPairs(12, 12),
+    "dinov3": RotaryPairs(12, 12),
+    "dinov3-classifier": RotaryPairs(12, 12),
     "neox": RotaryPairs(12, 6),
     "neox-sequential": RotaryPairs(12, 3 + 1),  # a quarter of 12 by default, and pairs are whole
 }
@@ -100,13 +104,13 @@ VALUES = {"mistral": GeneralLinear(16), "roformer-classifier": RotaryPairs(12, 1
 def test_groups_follow_from_the_config(name):
     found = spec(name)
     groups = {space: found.spaces[space].group for space in found.spaces}
-    assert groups["residual"] == RESIDUAL[found.family]
+    assert groups["residual"] == RESIDUAL.get(name, RESIDUAL.get(found.family))
     assert groups["qk.1"] == QUERY_KEY.get(name, GeneralLinear(12))
     assert groups["vo.1"] == VALUES.get(name, GeneralLinear(12))
     assert found.spaces["qk.1"].per == found.spaces["vo.1"].per == "head.1"
-    if found.family in ("llama", "modernbert"):
+    if found.family in ("llama", "modernbert") or name == "dinov3-classifier":
         assert groups["ff.1"] == ScaledPermutation(96, positive=False)  # gated
-    assert {"vocabulary", "position", "label"} & groups.keys()
+    assert {"vocabulary", "position", "label", "channel"} & groups.keys()
     assert all(isinstance(groups[space], Trivial) for space in ("vocabulary", "position", "angle", "type", "label", "channel", "one") if space in groups)
 
 
@@ -175,12 +179,14 @@ def test_every_norm_is_in_the_table(name):
     found = spec(name)
     assert {norm.stream for norm in found.norms} == set(filter(found.rotates, found.hidden))  # gains must be folded exactly where a stream rotates
     for norm in found.norms:
-        assert text(found.tensors[norm.gain]) == f"{norm.stream}~"
+        assert text(found.tensors[norm.gain]) in (f"{norm.stream}~", f"(label~ + {norm.stream}~)")
+        assert norm.readers or found.pooled
         for reader in norm.readers:
             weight = f"{reader}.weight"
             found.axis_of(found.ties.get(weight, weight), norm.stream, Role.WRITES if weight in found.ties else Role.READS)
-    norms = {norm.gain for norm in found.norms}
-    assert all(tensor in norms for tensor, axes in found.tensors.items() if any(text(axes) == f"{norm.stream}~" for norm in found.norms) and not found.joined)
+    gains = {gain.gain for gain in (*found.norms, *found.scales)}
+    riding = {tensor for tensor, axes in found.tensors.items() if any(text(axes).endswith((f"{norm.stream}~", f"{norm.stream}~)")) for norm in found.norms)}
+    assert found.joined or {tensor for tensor in riding if len(found.tensors[tensor]) == 1} <= gains
 
 
 # what happens to the shapes of a checkpoint -> what the refusal says

@@ -39,8 +39,11 @@ def short(name, steps=3, batch=4, **schedule):
     return changed(TRAINING[name], schedule={"steps": steps, "batch": batch, "warmup": 1, **schedule})
 
 
+CONSTANT = ("embed_positions.weight", "mask_token", "register_tokens")  # sinusoids; zeros, where nothing is masked; and of no size
+
+
 def weights(folder):
-    return {name: tensor for name, tensor in opened(folder).state_dict().items() if "embed_positions" not in name}
+    return {name: tensor for name, tensor in opened(folder).state_dict().items() if not name.endswith(CONSTANT)}
 
 
 def same(first, second):

@@ -21,7 +21,7 @@ from symmerge.alignment import lay
 from symmerge.errors import SymmetryError
 from symmerge.groups import GeneralLinear, Group, OrthogonalFixingOnes, RotaryPairs, ScaledPermutation, linalg
 from symmerge.model import Model, rebind
-from symmerge.notation import Piece, Role, atoms
+from symmerge.notation import Piece, Role
 from symmerge.spec import Norm, Occurrence, Spec
 from symmerge.weights import DerivedWeights, Weights
 
@@ -57,12 +57,16 @@ def fold(model: Model) -> Model:
     """Fold every gain on a rotating stream into its readers, so that the norm commutes with rotations."""
     if any(model.spec.rotates(space) for space in model.spec.joined):
         model = _own_copies(model, list(model.spec.ties), "what it reads comes out of an activation, and cannot rotate with the embedding")
-    norms = [norm for norm in model.spec.norms if model.spec.rotates(norm.stream) and not _commutes(norm, model.weights)]
+    norms = [norm for norm in model.spec.norms if model.spec.rotates(norm.stream) and not _commutes(norm, model)]
     model = _untie(model, norms)
-    computed: Computed = {}
+    computed, scales = _fold_scales(model)
     shifts = 0
     for norm in norms:
         weights = model.weights
+        if not norm.readers:
+            unread = {name: value for name, value in ((norm.gain, 1.0), (norm.shift, 0.0)) if name}
+            computed |= {name: partial(_filled, weights, model.spec.part(name, norm.stream), value) for name, value in unread.items()}
+            continue
         if norm.writer:
             computed |= absorb(model.spec, weights, norm)
             continue
@@ -81,13 +85,26 @@ def fold(model: Model) -> Model:
         else:
             _refuse_lost_shift(norm, model)
             computed[norm.shift] = partial(_divided, weights, norm)
-    return _derive(model, computed, "fold", f"{len(norms)} gains and {shifts} shifts folded into the maps that read them")
+    what = f"{len(norms)} gains and {shifts} shifts folded into the maps that read them" + (f", {scales} scales into those they follow" if scales else "")
+    return _derive(model, computed, "fold", what)
 
 
-def _commutes(norm: Norm, weights: Weights) -> bool:
+def _fold_scales(model: Model) -> tuple[Computed, int]:
+    """Gains that follow a map go into it; how many there were."""
+    computed: Computed = {}
+    scales = [scale for scale in model.spec.scales if model.spec.rotates(scale.stream) and not (model.weights[scale.gain] == 1).all()]
+    for scale in scales:
+        for name in {f"{scale.writer}.weight", f"{scale.writer}.bias"} & model.spec.tensors.keys():
+            computed[name] = partial(_scaled, model.weights, name, scale.gain, model.spec.axis_of(name, scale.stream, Role.WRITES))
+        computed[scale.gain] = partial(_ones, model.weights, scale.gain)
+    return computed, len(scales)
+
+
+def _commutes(norm: Norm, model: Model) -> bool:
     """A constant gain without a shift commutes with rotations as it is; a tied head need not be untied for it."""
-    gain = weights[norm.gain]
-    return bool((gain == gain[0]).all()) and (norm.shift is None or not weights[norm.shift].any())
+    views = [model.weights[name] if norm.readers else model.spec.part(name, norm.stream).view(model.weights[name]) for name in (norm.gain, norm.shift) if name]
+    gain, *shift = views
+    return bool((gain == gain[0]).all()) and not any(part.any() for part in shift)
 
 
 def _untie(model: Model, norms: list[Norm]) -> Model:
@@ -138,6 +155,12 @@ def _ones(weights: Weights, name: str) -> Tensor:
 
 def _zeros(weights: Weights, name: str) -> Tensor:
     return torch.zeros_like(weights[name])
+
+
+def _filled(weights: Weights, piece: Piece, value: float) -> Tensor:
+    tensor = weights[piece.tensor].clone()
+    piece.view(tensor).fill_(value)
+    return tensor
 
 
 def _refuse_lost_shift(norm: Norm, model: Model) -> None:
@@ -196,8 +219,7 @@ def move_value_biases(model: Model) -> Model:
             target = output.piece.tensor.removesuffix("weight") + "bias"
             if target not in model.spec.tensors or not any(_read(bias, model.weights).any() for bias in biases):
                 continue
-            stream = next(atoms(model.spec.tensors[target])).space
-            computed[target] = partial(_with_values, model.weights, target, stream, output, tuple(biases))
+            computed[target] = partial(_with_values, model, target, name, tuple(biases))
             computed |= {bias.piece.tensor: partial(_zeroed, model.weights, bias, 0) for bias in biases}
     return _derive(model, computed, "values", f"value biases moved into the output bias of {len(computed) // 2} layers")
 
@@ -232,12 +254,16 @@ def _zeroed(weights: Weights, met: Occurrence, start: int) -> Tensor:
     return tensor
 
 
-def _with_values(weights: Weights, target: str, stream: str, output: Occurrence, biases: tuple[Occurrence, ...]) -> Tensor:
-    bias = weights[target].clone()
-    letters = dict(zip((atom.space for atom in output.piece.atoms), string.ascii_lowercase, strict=False))
-    for value in biases:
-        inputs = ["".join(letters[atom.space] for atom in met.piece.atoms) for met in (output, value)]
-        bias += torch.einsum(f"{inputs[0]},{inputs[1]}->{letters[stream]}", _read(output, weights), _read(value, weights))
+def _with_values(model: Model, target: str, space: str, biases: tuple[Occurrence, ...]) -> Tensor:
+    bias = model.weights[target].clone()
+    outputs = [met for met in model.spec.occurrences(space) if met.role is Role.READS and met.piece.tensor.removesuffix("weight") + "bias" == target]
+    for output in outputs:  # one, unless something lies beside the stream
+        letters = dict(zip((atom.space for atom in output.piece.atoms), string.ascii_lowercase, strict=False))
+        into = next(piece for piece in model.spec.pieces[target] if piece.atoms[0].space in letters)
+        for value in biases:
+            inputs = ["".join(letters[atom.space] for atom in met.piece.atoms) for met in (output, value)]
+            moved = torch.einsum(f"{inputs[0]},{inputs[1]}->{letters[into.atoms[0].space]}", _read(output, model.weights), _read(value, model.weights))
+            into.view(bias).add_(moved)
     return bias
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from symmerge.errors import MismatchError
 from symmerge.groups import Group, Orthogonal, OrthogonalFixingOnes, Trivial
-from symmerge.notation import Axes, Piece, Product, Role, Sum, atoms, pieces, size
+from symmerge.notation import Atom, Axes, Piece, Product, Role, Sum, pieces, size
 
 Shape = tuple[int, ...]
 
@@ -35,7 +35,8 @@ class Space:
 class Norm:
     """A normalisation of a stream, and the linear maps that read what it gives.
 
-    One with a `writer` sits on the stream itself, between an embedding and everyone; its `readers` are those that no other norm precedes.
+    One with a `writer` sits on the stream itself, between an embedding and everyone; its `readers` are those that no other norm precedes. One without
+    readers is the last: the outside reads what it shows of the stream, and nobody the rest.
     """
 
     gain: str
@@ -44,6 +45,15 @@ class Norm:
     readers: tuple[str, ...]
     writer: str | None = None
     epsilon: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A gain on what a linear map writes to a stream."""
+
+    gain: str
+    stream: str
+    writer: str
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,8 @@ class Spec:
     """An architecture bound to its sizes.
 
     `ties` maps a tensor that is not stored to the one it shares (a tied head to its embedding); `joined` are spaces that a tie makes
-    one with the output of an activation: they rotate only untied. `architecture` is the transformers class, `task` what it is for.
+    one with the output of an activation: they rotate only untied. `architecture` is the transformers class, `task` what it is for. `pooled` is how
+    many of the coordinates it pools are the answer of a class without a head.
     """
 
     family: str
@@ -71,6 +82,8 @@ class Spec:
     norms: tuple[Norm, ...] = ()
     ties: Mapping[str, str] = ()  # type: ignore[assignment]
     joined: tuple[str, ...] = ()
+    scales: tuple[Scale, ...] = ()
+    pooled: int | None = None
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -88,7 +101,7 @@ class Spec:
 
     @cached_property
     def stream(self) -> str:
-        """The residual stream: the space that most tensors meet."""
+        """The residual stream: the space that most tensors meet; the first one, where another lies beside it."""
         return max(self.spaces, key=lambda name: len({met.piece.tensor for met in self.occurrences(name)}))
 
     @cached_property
@@ -124,11 +137,16 @@ class Spec:
         return isinstance(self.spaces[space].group, Orthogonal | OrthogonalFixingOnes)
 
     def axis_of(self, tensor: str, space: str, role: Role) -> int:
-        """Which axis of a tensor meets a space in a role; the axis must be nothing else."""
+        """Which axis of a tensor meets a space in a role; the axis must be nothing else, but for what lies beside it."""
         for position, axis in enumerate(self.tensors[tensor]):
-            if [(atom.space, atom.role) for atom in atoms((axis,))] == [(space, role)]:
+            factor = axis.factors[0]
+            if Product((Atom(space, role),)) in (axis, *(factor.terms if isinstance(factor, Sum) and len(axis.factors) == 1 else ())):
                 return position
         raise MismatchError(f"{tensor} has no axis '{space}{role.value}': the table of {self.family} declares it as a reader of that space")
+
+    def part(self, tensor: str, space: str) -> Piece:
+        """The piece of a tensor that meets a space."""
+        return next(piece for piece in self.pieces[tensor] if space in [atom.space for atom in piece.atoms])
 
     def check(self, shapes: Mapping[str, Shape]) -> None:
         """Refuse a checkpoint whose tensors are not the table's: names what is missing, unexpected or misshapen."""

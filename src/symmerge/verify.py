@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from symmerge.answers import answering
 from symmerge.errors import FunctionChanged, MismatchError
 from symmerge.model import Model, Progress
 from symmerge.spec import listing
@@ -100,7 +101,7 @@ def example_inputs(model: Model, seed: int) -> dict[str, Tensor]:
     """The same random inputs for the same seed: tokens, or pixels."""
     generator = torch.Generator().manual_seed(seed)
     sizes = model.spec.sizes
-    if model.spec.task == "image-classification":
+    if "channel" in sizes:
         side = model.config.get("image_size", 224)
         height, width = (side, side) if isinstance(side, int) else side
         return {"pixel_values": torch.randn(IMAGES, sizes["channel"], height, width, generator=generator)}
@@ -112,9 +113,9 @@ def example_inputs(model: Model, seed: int) -> dict[str, Tensor]:
 
 
 def _visible(model: Model, logits: Tensor) -> Tensor:
-    """Logits less what a softmax ignores; regression and multi-label heads are compared as they are."""
+    """Logits less what a softmax ignores; features, regression and multi-label heads are compared as they are."""
     kind = model.config.get("problem_type")
-    if logits.shape[-1] == 1 or kind in ("regression", "multi_label_classification"):
+    if logits.shape[-1] == 1 or model.spec.task == "image-features" or kind in ("regression", "multi_label_classification"):
         return logits
     return logits - logits.mean(-1, keepdim=True)
 
@@ -156,7 +157,7 @@ def empty_module(model: Model, dtype: torch.dtype) -> nn.Module:
         if not model.stock and hasattr(owner, "scaling"):
             for size in HEAD_SIZES & vars(owner).keys():
                 vars(owner)[size] *= 2
-    return module
+    return answering(module, model.spec.pooled)
 
 
 def full_module(model: Model, dtype: torch.dtype) -> nn.Module:

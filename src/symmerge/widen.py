@@ -188,6 +188,10 @@ def _refuse_unlike(narrow: Model, wide: Model) -> None:
     for model in (narrow, wide):
         if not model.stock:
             raise MismatchError(f"{pair}: the heads of {model.where} have twice the size; give what was merged, or merge with --attention svd")
+        if model.spec.pooled is not None:
+            raise MismatchError(
+                f"{pair}: {model.spec.family} shows coordinates of its stream, and a wider stream has none that lie as these do; widths must agree"
+            )
         if not model.spec.rotates(model.spec.stream):
             raise MismatchError(
                 f"{pair}: the norms of {model.spec.family} sit on the stream itself, with gains that cannot be folded away, and take mean and variance over"

@@ -21,8 +21,13 @@ MASKED = {
     "small": {"absolute: BERT": "bert-docs", "rotary: RoFormer": "roformer-docs"},
     "published": {"absolute: BERT": "books-bert", "rotary: RoFormer": "books-roformer"},
 }
+IMAGES = {
+    "small": {"absolute: ViT": "vit-digits", "rotary: DINOv3": "dinov3-digits"},
+    "published": {"absolute: ViT": "cifar10-vit", "rotary: DINOv3": "cifar10-dinov3"},
+}
 RETRAINED = {"steps": 200}  # of a small model: it has most of what it knew
 _BODY: Mapping[str, Any] = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 1000}
+_PICTURES: Mapping[str, Any] = {name: value for name, value in _BODY.items() if name != "vocab_size"}
 GROUPS = {
     "BERT-base, absolute": ("BertForMaskedLM", _BODY),
     "RoFormer-base, rotary": ("RoFormerForMaskedLM", _BODY),
@@ -33,7 +38,8 @@ GROUPS = {
     ),
     "Llama, 12 heads, rotary": ("LlamaForCausalLM", _BODY),
     "Llama, 12 heads in 4 groups, rotary": ("LlamaForCausalLM", {**_BODY, "num_key_value_heads": 4}),
-    "ViT-base, absolute": ("ViTForImageClassification", {name: value for name, value in _BODY.items() if name != "vocab_size"}),
+    "ViT-base, absolute": ("ViTForImageClassification", _PICTURES),
+    "DINOv3 ViT-base, rotary": ("DINOv3ViTModel", {**_PICTURES, "problem_type": "single_label_classification"}),
 }
 QUANTITIES = {"continuous degrees of freedom": "continuous", "of these inside attention": "attention", "discrete, as a power of ten": "discrete"}
 ABOUT = "A trained model, a part of it re-initialised and the whole retrained, three times; loss barriers of the three pairs."
@@ -58,6 +64,10 @@ def retrain(size: Size) -> tuple[Table, ...]:
 
 def retrain_masked(size: Size) -> tuple[Table, ...]:
     return _retrain(size, columns(size, MASKED))
+
+
+def retrain_images(size: Size) -> tuple[Table, ...]:
+    return _retrain(size, columns(size, IMAGES))
 
 
 def _retrain(size: Size, recipes: Mapping[str, str]) -> tuple[Table, ...]:
@@ -95,6 +105,7 @@ def groups(size: Size) -> tuple[Table, ...]:
 EXPERIMENTS: Mapping[str, Experiment] = {
     "f-retrain": Experiment("parts re-initialised and retrained, absolute against rotary positions", "F, protocol", retrain, ("books",)),
     "f-retrain-masked": Experiment("the same with models of masked text", "F, protocol", retrain_masked, ("books",)),
+    "f-retrain-images": Experiment("the same with classifiers of images", "F, protocol", retrain_images, ("cifar10",)),
     "f-orders": Experiment("every order of the heads, ours marked", "F, ablation", head_orders, ("books",)),
     "f-metrics": Experiment("metrics by which heads are matched", "F, ablation", metrics, ("books",)),
     "f-groups": Experiment("degrees of freedom per family and position encoding", "F, theory", groups),

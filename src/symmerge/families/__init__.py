@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from symmerge.errors import UnsupportedModel
-from symmerge.families import bert, gpt2, llama, modernbert, neox, roformer, vit
+from symmerge.families import bert, dinov3, gpt2, llama, modernbert, neox, roformer, vit
 from symmerge.families.base import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -13,6 +13,7 @@ FAMILIES: tuple[Family, ...] = (
     modernbert.FAMILY,
     gpt2.FAMILY,
     vit.FAMILY,
+    dinov3.FAMILY,
     llama.FAMILY,
     neox.FAMILY,
 )

@@ -9,15 +9,16 @@ from typing import Any
 
 from symmerge.errors import UnsupportedModel
 from symmerge.groups import GeneralLinear, Group, Permutation, ScaledPermutation, SignedPermutation, Trivial
-from symmerge.notation import atoms, parse
-from symmerge.spec import Norm, Space, Spec
+from symmerge.notation import Axes, atoms, parse
+from symmerge.spec import Norm, Scale, Space, Spec
 
 
 @dataclass(frozen=True)
 class Reading:
     """What a config says: how many layers, which spaces with which groups, and which optional lines of the table hold.
 
-    A space whose name contains ``{i}`` exists once per layer. `same`: a space -> the one it is under this config. `epsilon`: that of the norms.
+    A space whose name contains ``{i}`` exists once per layer. `same`: a space -> the one it is under this config, or several side by side (``a + b``).
+    `epsilon`: that of the norms. `pooled` and `task` are for classes without a head: how many coordinates of what they pool count, and for what.
     """
 
     layers: int
@@ -25,6 +26,8 @@ class Reading:
     flags: Mapping[str, bool]
     same: Mapping[str, str] = field(default_factory=dict)
     epsilon: float = 0.0
+    pooled: int | None = None
+    task: str | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Family:
 
     `table`: a line per tensor, ``name  axes  [if flag]``; ``{i}`` stands for every layer, ``{i+1}`` for every layer but the first.
     `norms`: a line per normalisation, ``norm -> reader reader``; ``norm <- writer -> reader`` for one that sits on the stream itself.
+    `scales`: a line per gain that follows a map, ``gain <- map``.
     `architectures`: transformers class -> (task, a tensor only that class has, for configs that do not name their class).
     `ties`: stored nowhere when tied -> the tensor it shares. `tied_spaces`: a space -> the one it becomes while tied.
     `renames`: old names to today's. `buffers`: not weights, dropped.
@@ -44,6 +48,7 @@ class Family:
     table: str
     norms: str
     read: Callable[[Any, Collection[str]], Reading]
+    scales: str = ""
     ties: Mapping[str, str] = field(default_factory=dict)
     tied_spaces: Mapping[str, str] = field(default_factory=dict)
     renames: tuple[tuple[str, str], ...] = ()
@@ -87,21 +92,27 @@ class Family:
         return Spec(
             family=self.name,
             architecture=architecture,
-            task=self.architectures[architecture][0],
+            task=reading.task or self.architectures[architecture][0],
             spaces={name: space for name, space in spaces.items() if name in used},
             tensors=tensors,
             norms=tuple(self._norms(reading, tensors)),
+            scales=tuple(self._scales(reading, tensors)),
             ties={alias: target for alias, target in self.ties.items() if alias not in tensors and target in tensors and reading.flags.get("mlm", True)},
             joined=tuple(sorted({_replace(merged[space], reading.same) for space in tied})),
+            pooled=reading.pooled,
         )
 
     def _norms(self, reading: Reading, tensors: Mapping[str, Any]) -> Iterator[Norm]:
         for norm, rest in expand(self.norms, reading):
             gain, shift = f"{norm}.weight", f"{norm}.bias"
-            stream = next(atoms(tensors[gain])).space
+            stream = _stream(tensors[gain])
             writer, _, readers = rest.rpartition("->")
             writer = writer.removeprefix("<-").strip() or None
             yield Norm(gain, shift if shift in tensors else None, stream, tuple(readers.split()), writer, reading.epsilon)
+
+    def _scales(self, reading: Reading, tensors: Mapping[str, Any]) -> Iterator[Scale]:
+        for gain, writer in expand(self.scales, reading):
+            yield Scale(gain, _stream(tensors[gain]), writer.removeprefix("<-").strip())
 
 
 def expand(table: str, reading: Reading) -> Iterator[tuple[str, str]]:
@@ -118,7 +129,17 @@ def expand(table: str, reading: Reading) -> Iterator[tuple[str, str]]:
 
 
 def _replace(axes: str, spaces: Mapping[str, str]) -> str:
-    return re.sub(r"[A-Za-z_][\w.]*", lambda match: spaces.get(match[0], match[0]), axes)
+    def named(match: re.Match[str]) -> str:
+        parts = [f"{part}{match[2]}" for part in spaces.get(match[1], match[1]).split(" + ")]
+        return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
+
+    return re.sub(r"([A-Za-z_][\w.]*)([*~]?)", named, axes)
+
+
+def _stream(axes: Axes) -> str:
+    """The space of a gain; what is shown of a stream comes first."""
+    *_, last = atoms(axes)
+    return last.space
 
 
 def _per_layer(space: Space, layers: int) -> Iterator[Space]:
@@ -128,6 +149,11 @@ def _per_layer(space: Space, layers: int) -> Iterator[Space]:
     for i in range(layers):
         per = space.per and space.per.replace("{i}", str(i))
         yield Space(space.name.replace("{i}", str(i)), space.group, per, space.translation)
+
+
+def pair(size: Any) -> tuple[int, int]:
+    """Height and width."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def visible(**sizes: int) -> tuple[Space, ...]:

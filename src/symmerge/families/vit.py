@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Family, Reading, attention, feed_forward, visible
+from symmerge.families.base import Family, Reading, attention, feed_forward, pair, visible
 from symmerge.groups import GeneralLinear, OrthogonalFixingOnes
 from symmerge.spec import Space
 
@@ -43,13 +43,9 @@ vit.layernorm                      -> classifier
 """
 
 
-def _pair(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
 def read(config: Any, names: Collection[str]) -> Reading:
     head_size = config.hidden_size // config.num_attention_heads
-    (height, width), (patch_height, patch_width) = _pair(config.image_size), _pair(config.patch_size)
+    (height, width), (patch_height, patch_width) = pair(config.image_size), pair(config.patch_size)
     patches = (height // patch_height) * (width // patch_width)
     return Reading(
         layers=config.num_hidden_layers,

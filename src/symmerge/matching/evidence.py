@@ -125,7 +125,8 @@ class Evidence:
         """Below this much of an entry a matrix is dead: weight decay may leave layers that are zero but for noise, which must not count as much as others."""
         if not self.weighting.norm:
             return 0.0
-        sizes = [self._size(name) / math.prod(self.table.shapes[name]) for name in self.table.tensors if len(self.table.shapes[name]) > 1]
+        counts = {name: math.prod(shape) for name, shape in self.table.shapes.items() if len(shape) > 1}
+        sizes = [self._size(name) / count for name, count in counts.items() if count]
         return FAINT * max(sizes, default=0.0)
 
     def _size(self, name: str) -> float:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from symmerge.errors import MismatchError
 from symmerge.groups import Permutation, RotaryPairs
 from symmerge.model import Model
-from symmerge.notation import Atom, Axes, Product, Sum
+from symmerge.notation import Atom, Axes, Product, Sum, atoms
 from symmerge.spec import Space, Spec, layer_of
 
 
@@ -49,7 +49,7 @@ def separate_streams(model: Model) -> Model:
     stream = spec.spaces[spec.stream]
     streams = {f"{spec.stream}.{at}": replace(stream, name=f"{spec.stream}.{at}") for at in range(place + 1)}
     kept = {name: space for name, space in spec.spaces.items() if name != spec.stream}
-    return replace(model, spec=replace(spec, spaces={**kept, **streams}, tensors=tensors, norms=()))
+    return replace(model, spec=replace(spec, spaces={**kept, **streams}, tensors=tensors, norms=(), scales=()))
 
 
 def _forward(spec: Spec) -> list[str]:
@@ -62,19 +62,17 @@ def _forward(spec: Spec) -> list[str]:
 
 def _writes_back(spec: Spec, axes: Axes) -> bool:
     """Whether a matrix reads a hidden space inside a block and writes to the stream."""
-    spaces = [{atom.space for atom in _atoms(axis)} for axis in axes]
+    spaces = [{atom.space for atom in atoms((axis,))} for axis in axes]
     inner = spec.hidden.keys() - {spec.stream}
     return any(spec.stream in one and other & inner for one, other in (spaces, spaces[::-1])) and any(
-        atom.space == spec.stream and not atom.role.value for axis in axes for atom in _atoms(axis)
+        atom.space == spec.stream and not atom.role.value for atom in atoms(axes)
     )
 
 
-def _atoms(axis: Product) -> list[Atom]:
-    return [factor for factor in axis.factors if isinstance(factor, Atom)]
-
-
 def _at(factor: Atom | Sum, stream: str, place: int) -> Atom | Sum:
-    return Atom(f"{stream}.{place}", factor.role) if isinstance(factor, Atom) and factor.space == stream else factor
+    if isinstance(factor, Sum):
+        return Sum(tuple(Product(tuple(_at(inner, stream, place) for inner in term.factors)) for term in factor.terms))
+    return Atom(f"{stream}.{place}", factor.role) if factor.space == stream else factor
 
 
 LOOSE: Mapping[str, Callable[[Model], Model]] = {"ignore-heads": ignore_heads, "separate-streams": separate_streams}

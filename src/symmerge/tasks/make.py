@@ -43,4 +43,10 @@ def make_task(
 
 def task_of(model: Model) -> str:
     """The name of the task that a model is for."""
-    return next(name for name, (purpose, _) in TASKS.items() if purpose == model.spec.task)
+    found = next((name for name, (purpose, _) in TASKS.items() if purpose == model.spec.task), None)
+    if found is None:
+        raise MismatchError(
+            f"{model.where} is a {model.spec.architecture}, for {model.spec.task}, which no task measures; if what it pools begins with class scores,"
+            ' say so in its config.json ("problem_type": "single_label_classification", and their number as "num_labels")'
+        )
+    return found

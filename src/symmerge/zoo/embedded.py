@@ -14,6 +14,8 @@ _BODY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 _ENDS = {"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}
 _TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, **_BODY}
 _VIT = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 10, **_BODY, "intermediate_size": 256}
+# A norm's shift goes into the biases that follow it, so keys have one; positions are not shaken while it learns.
+_ROTARY_VIT = {**_VIT, "key_bias": True, "pos_embed_rescale": None}
 _GPT2 = {"vocab_size": VOCABULARY, "n_positions": LENGTH, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 256}
 _NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 _LLAMA = {**_TEXT, "num_key_value_heads": 2, "intermediate_size": 192, **_ENDS}
@@ -69,6 +71,14 @@ EMBEDDED: Mapping[str, TrainingRecipe] = MappingProxyType(
             "python-topics",
             Schedule(steps=400, batch=32, rate=1e-3, warmup=40, decay=0.01, curve="linear"),
             takes="10 s on one core",
+        ),
+        "dinov3-digits": TrainingRecipe(
+            "a small DINOv3 ViT (rotary positions), of vit-digits' size: absolute against rotary",
+            "DINOv3ViTModel",
+            _ROTARY_VIT,
+            "image",
+            "digits",
+            Schedule(steps=600, batch=64, rate=2e-3, warmup=50, decay=1.0),
         ),
     }
 )

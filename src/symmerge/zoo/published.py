@@ -61,6 +61,13 @@ PUBLISHED: Mapping[str, TrainingRecipe] = MappingProxyType(
             about="the same, the best epoch by 5,000 training images that are held back",
             schedule=replace(_PICTURES, steps=150 * 351, look=351),
         ),
+        "cifar10-dinov3": replace(
+            _CIFAR10,
+            about="DINOv3 ViT of the same size: rotary positions",
+            architecture="DINOv3ViTModel",
+            config={**_VIT, "key_bias": True, "pos_embed_rescale": None},
+            takes="3 minutes on an H200 (estimated)",
+        ),
         "shakespeare-gpt2": TrainingRecipe(
             "GPT-2 on Tiny Shakespeare, the best by its validation part",
             "GPT2LMHeadModel",

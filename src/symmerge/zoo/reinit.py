@@ -28,6 +28,7 @@ MODULES = {
     "roberta": _ENCODER,
     "roformer": _ENCODER,
     "vit": (_STACK, r"attention\."),
+    "dinov3_vit": (r"layer\.(\d+)\.", r"attention\."),
 }
 
 

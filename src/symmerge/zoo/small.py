@@ -14,6 +14,7 @@ _TEXT: dict[str, Any] = {**_BODY, "vocab_size": 101, "max_position_embeddings": 
 _GPT2: dict[str, Any] = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 96, "vocab_size": 101, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0}
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 _MODERN: dict[str, Any] = {**_TEXT, "local_attention": 16, **dict.fromkeys(_TOKENS, 0)}
+_ROTARY_VIT: dict[str, Any] = {**_BODY, "image_size": 16, "patch_size": 4, "layerscale_value": 0.5}
 _MODERN_BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 
 # name -> (transformers class, config): every family, and every variant that changes its table or its groups
@@ -32,6 +33,11 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-untied": ("GPT2LMHeadModel", {**_GPT2, "tie_word_embeddings": False, "activation_function": "relu"}),
     "vit": ("ViTForImageClassification", {**_BODY, "image_size": 16, "patch_size": 4, "num_labels": 5}),
     "vit-tanh": ("ViTForImageClassification", {**_BODY, "image_size": 16, "patch_size": 4, "num_labels": 5, "qkv_bias": False, "hidden_act": "tanh"}),
+    "dinov3": ("DINOv3ViTModel", {**_ROTARY_VIT, "key_bias": True}),
+    "dinov3-classifier": (
+        "DINOv3ViTModel",
+        {**_ROTARY_VIT, "num_labels": 5, "problem_type": "single_label_classification", "num_register_tokens": 4, "use_gated_mlp": True},
+    ),
     "llama": ("LlamaForCausalLM", {**_TEXT, "num_key_value_heads": 2}),
     "llama-mqa": ("LlamaForCausalLM", {**_TEXT, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "mistral": ("MistralForCausalLM", {**_TEXT, "num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8}),

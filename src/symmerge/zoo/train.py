@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from symmerge.answers import answering
 from symmerge.checkpoint import new_folder, read_json, refuse, write_json, write_weights
 from symmerge.errors import SymmergeError, UnsupportedModel
 from symmerge.groups.linalg import one_thread
@@ -90,7 +91,7 @@ class _Training:
         model = origin.model()
         if origin.recipe.task in ("image", "text"):
             model.config.problem_type = "single_label_classification"  # what stock classes note down when they compute a loss
-        self.pupil = Pupil(model, train, rows, self.schedule, device)
+        self.pupil = Pupil(answering(model, _pooled(model)), train, rows, self.schedule, device)
         self.curve: list[dict[str, float]] = []
         self.best: dict[str, Any] = {"loss": math.inf, "step": 0, "weights": {}}
         self.seconds = 0.0
@@ -143,6 +144,13 @@ class _Training:
         how = {"device": self.pupil.order.device.type, "level": self.level, "seconds": self.seconds, "begun_from": str(self.origin.begin or "")}
         results = {"losses": self.pupil.losses[:done].tolist(), "curve": self.curve, "kept_step": self.best["step"] or done, "held_out": held_out}
         write_json(folder / METRICS, {**self.record, **how, **results})
+
+
+def _pooled(model: PreTrainedModel) -> int | None:
+    try:
+        return load(model).spec.pooled
+    except UnsupportedModel:
+        return None
 
 
 def _write(model: PreTrainedModel, folder: Path) -> None:
