@@ -78,8 +78,12 @@ def _words(entry: Mapping[str, Any] | None) -> str:
     if entry is None:
         return ""
     found, asked = len(entry["values"]), len(entry["cells"])
-    mean = f"{entry['mean']:.3f}" if entry["mean"] is not None else "not finite" if found else "failed"
-    error = "" if entry["standard_error"] is None else f" ± {entry['standard_error']:.3f}"
+    mean = _number(entry["mean"]) if entry["mean"] is not None else "not finite" if found else "failed"
+    error = "" if entry["standard_error"] is None else f" ± {_number(entry['standard_error'])}"
     some = f", {found} of {asked}" if 0 < found < asked else ""
     published = "" if entry["published"] is None else f" (published {entry['published']:g})"
     return f"{mean}{error}{some}{published}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"

@@ -33,7 +33,7 @@ from symmerge.zoo.recipes import TrainingRecipe, changed, training_recipe
 from symmerge.zoo.sources import held_out, learned_from
 from symmerge.zoo.train import train as fit
 
-VERSION = 1
+VERSION = 2
 Settings = Mapping[str, Any]
 Say = Callable[[str], None]
 STARTS = {"weights": WeightMatching(), "weights-only": WeightMatching(own_text=False), "identity": "identity"}
@@ -70,10 +70,10 @@ def orders(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Res
         found.append({"order": list(order), "distance": moved.after, **_measured(curve["methods"][0])})
         say(f"order {order}")
     ours = align(a, b, chosen).solution.alignment[heads]["index"].tolist()
-    found.sort(key=lambda row: row["barrier_linear"])
+    found.sort(key=lambda row: row["middle"])
     place = next(at for at, row in enumerate(found, 1) if row["order"] == ours)
-    named = {"best": found[0], "ours": found[place - 1], "middle": found[len(found) // 2], "worst": found[-1]}
-    return {"orders": found, "place": place, **{name: row["barrier_linear"] for name, row in named.items()}}
+    named = {"best": found[0], "ours": found[place - 1], "median": found[len(found) // 2], "worst": found[-1]}
+    return {"orders": found, "place": place, **{name: row["middle"] for name, row in named.items()}}
 
 
 def together(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
