@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from symmerge.experiments.cells import Cell
-from symmerge.experiments.parts import freedom, line, model, orders, pairs, row, trained_on
+from symmerge.experiments.parts import freedom, line, model, models, orders, pairs, row, trained_on
 from symmerge.experiments.tables import Entry, Experiment, Size, Table
 
 PARTS = {"(i) first attention": "first-attention", "(ii) all attention": "attention", "(iii) first layer": "first-layer", "(iv) everything": "everything"}
@@ -46,14 +46,14 @@ ABOUT = "A trained model, a part of it re-initialised and the whole retrained, t
 DIFFERS = "The paper shows these as figures, without numbers, on other data and sizes; the comparison is naive against matched, absolute against rotary."
 
 
-def columns(size: Size, models: Mapping[str, Mapping[str, str]] = MODELS) -> Mapping[str, str]:
-    return models["published" if size.name == "published" else "small"]
+def columns(size: Size, recipes: Mapping[str, Mapping[str, str]] = MODELS) -> Mapping[str, str]:
+    return recipes["published" if size.name == "published" else "small"]
 
 
 def retrained(size: Size, recipe: str, part: str) -> list[Cell]:
     """Models that share all but what was re-initialised. (iv) shares nothing: fresh models."""
     if part == "everything":
-        return [model(size, recipe, seed) for seed in range(1, size.seeds + 1)]
+        return models(size, recipe)
     base = model(size, recipe, 0)
     return [trained_on(size, base, part, seed, RETRAINED if size.name == "small" else None) for seed in range(1, size.seeds + 1)]
 
