@@ -53,6 +53,11 @@ def dies(settings, needs, folder, say):
     return {"value": 2.0}
 
 
+def held_back(settings, needs, folder, say):
+    """Which signals its process does not hear, first of all a process that was just started."""
+    return {"value": 0.0, "held": sorted(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ()))}
+
+
 def patient(settings, needs, folder, say):
     """Waits for ever the first time, after it has said who it is."""
     if note(settings, "begin") == 1:

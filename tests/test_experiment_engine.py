@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -245,3 +246,18 @@ def test_ray_says_what_is_not_there(tmp_path):
     for engine, said in ((RayEngine("127.0.0.1:1"), "no Ray cluster at 127.0.0.1:1"), (RayEngine(gpus=1.0), "no node of the Ray cluster has a GPU")):
         with pytest.raises(MismatchError, match=said):
             run([cell("add", "a", value=1)], Store(tmp_path), engine)
+
+
+def test_no_worker_hears_ctrl_c(tmp_path):
+    """Not the first one either, with which multiprocessing starts a helper that lets signals through. In a process that has not started any yet."""
+    code = (
+        "from pathlib import Path\nfrom experiment_steps import cell\nfrom symmerge.experiments.engines import LocalEngine\n"
+        "from symmerge.experiments.runner import run\nfrom symmerge.experiments.store import Store\n"
+        "if __name__ == '__main__':\n"
+        f"    found = run([cell('held_back', 'a'), cell('held_back', 'b')], Store(Path({str(tmp_path / 'out')!r})), LocalEngine(2))\n"
+        "    print([result['held'] for result in found.results.values()])\n"
+    )
+    (tmp_path / "script.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    said = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, env=environment, timeout=120)
+    assert said.stdout.strip() == str([[signal.SIGINT.value]] * 2), said.stdout + said.stderr

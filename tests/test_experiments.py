@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -56,7 +57,9 @@ def test_methods_keep_both_ends(tables, outcome):
 
 def test_what_experiments_share_is_one_cell(tables):
     every = [cell for shown in tables.values() for cell in with_needs(cells_of(shown))]
-    assert len(set(every)) < 0.8 * len(every)
+    often = Counter(cell.label for cell in every)
+    assert often["gpt2-docs, seed 0"] > 5 and often["bert-docs, seed 0"] > 3
+    assert len({cell for cell in every if cell.label == "gpt2-docs, seed 0"}) == 1
 
 
 def test_pages_have_the_numbers(tables, outcome, tmp_path):

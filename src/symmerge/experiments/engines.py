@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from multiprocessing.resource_tracker import ensure_running
 from typing import Protocol, final, runtime_checkable
 
 import torch
@@ -139,6 +140,7 @@ def _way_of_death(code: int | None) -> str:
 def _as_workers_start() -> Iterator[None]:
     """A new process inherits the environment and which signals are held back: Ctrl-C is for the run, which ends its workers itself."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    ensure_running()  # now: begun together with the first worker, it would let Ctrl-C through again
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.update(ENVIRONMENT)
     try:
