@@ -43,7 +43,7 @@ def _value(text: str) -> Any:
 def found_by(row: str, pair: list[Any], options: argparse.Namespace, earlier: dict[str, Any]) -> Any:
     """The pair aligned as the row says."""
     import symmerge as sm
-    from symmerge.matching.learned import FIRST_SAMPLES, OWN_SAMPLES, SAMPLES
+    from symmerge.matching.learned import FIRST_SAMPLES, most_inputs
     from symmerge.matching.recipes import recipe, with_options
     from symmerge.tasks.base import some
 
@@ -51,7 +51,7 @@ def found_by(row: str, pair: list[Any], options: argparse.Namespace, earlier: di
     chosen = recipe(OURS.get(name, name))
     if chosen.needs_data:
         source = given.pop("data", options.train)
-        usual = (OWN_SAMPLES if source == "self" else SAMPLES)[options.task]
+        usual = most_inputs(options.task, source)
         task = sm.make_task(options.task, source, pair, most=given.pop("samples", options.samples or usual), seed=1, device=options.device)
         given["data"] = some(task, FIRST_SAMPLES[task.name]) if chosen.method == "activations" else task
     if given.get("start") in earlier:

@@ -16,7 +16,7 @@ from symmerge import console
 from symmerge.activations import Score
 from symmerge.errors import MismatchError, SymmergeWarning, SymmetryError
 from symmerge.matching.heads import HeadOptions
-from symmerge.matching.learned import OWN_SAMPLES, PARTS, SAMPLES, LearnedMatching
+from symmerge.matching.learned import PARTS, LearnedMatching, most_inputs
 from symmerge.matching.lessons import Target
 from symmerge.matching.recipes import BY_METHOD, Recipe, read_counts, recipe, with_options
 from symmerge.matching.samplers import HELP as SAMPLERS
@@ -255,8 +255,7 @@ def chosen_recipe(method: str | None = None, name: str | None = None, *, loose: 
 def inputs(models: Sequence[Model], data: str, *, samples: int | None = None, learned: bool = False, seed: int = 0, device: str = "cpu") -> Task:
     """What models of one kind look at: their own task on some data; more of it, where it is learned from."""
     name = task_of(models[0])
-    most = (OWN_SAMPLES if data == "self" else SAMPLES).get(name) if learned else None
-    return make_task(name, data, models, samples=samples, most=most, seed=seed, device=own_device(device))
+    return make_task(name, data, models, samples=samples, most=most_inputs(name, data) if learned else None, seed=seed, device=own_device(device))
 
 
 LEARNING = ("steps", "epochs", "rate", "batch", "accumulate", "sampler", "concentration", "target", "spaces", "start", "patience")

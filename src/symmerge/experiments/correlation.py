@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from symmerge.experiments.parts import line, models, pairs, row, tuned
+from symmerge.experiments.parts import by_scale, lines, model, models, row
 from symmerge.experiments.tables import Experiment, Size, Table
 
+PRETRAINED = {"small": "bert-docs", "published": "books-bert"}
 # row -> recipe, what the paper has
 HEADS = {
     "heads stay as they are": ("correlation-ff", 4.31),
@@ -52,16 +53,16 @@ DIFFERS = {
 
 
 def recipe(size: Size) -> str:
-    return "books-bert" if size.name == "published" else "bert-docs"
+    return by_scale(size, PRETRAINED)
 
 
 def differs(size: Size) -> str:
-    return DIFFERS.get(size.name, DIFFERS["small"])
+    return by_scale(size, DIFFERS)
 
 
 def _table(size: Size, title: str, rows: Mapping[str, tuple[str, float | None]]) -> tuple[Table, ...]:
-    found = pairs(models(size, recipe(size)))
-    entries = [row(name, COLUMN, [line(size, pair, method) for pair in found], "barrier_mean", published) for name, (method, published) in rows.items()]
+    found = models(size, recipe(size))
+    entries = [row(name, COLUMN, lines(size, found, method), "barrier_mean", published) for name, (method, published) in rows.items()]
     return (Table(title, tuple(entries), ABOUT, differs(size)),)
 
 
@@ -79,9 +80,9 @@ def components(size: Size) -> tuple[Table, ...]:
 
 
 def amount(size: Size) -> tuple[Table, ...]:
-    found = pairs(models(size, recipe(size)))
+    found = models(size, recipe(size))
     entries = [
-        row(name, f"{count} samples", [line(size, pair, method, inputs=count) for pair in found], "barrier_mean")
+        row(name, f"{count} samples", lines(size, found, method, inputs=count), "barrier_mean")
         for count in AMOUNTS[size.name]
         for name, method in (("correlation", "correlation"), ("ours, with data", "activations"))
     ]
@@ -89,7 +90,7 @@ def amount(size: Size) -> tuple[Table, ...]:
 
 
 def features(size: Size) -> tuple[Table, ...]:
-    cells = [line(size, pair, "correlation") for pair in pairs(models(size, recipe(size)))]
+    cells = lines(size, models(size, recipe(size)), "correlation")
     entries = [
         row(f"layer {layer}, {kind}", when, cells, f"alike/{kind} {layer} {when}")
         for layer in range(LAYERS[size.name])
@@ -101,10 +102,10 @@ def features(size: Size) -> tuple[Table, ...]:
 
 def tasks(size: Size) -> tuple[Table, ...]:
     entries = []
-    for column, (pretrained, fine) in TASKS["published" if size.name == "published" else "small"].items():
-        found = pairs([tuned(size, base, fine, seed) for seed, base in enumerate(models(size, pretrained))])
+    for column, (pretrained, fine) in by_scale(size, TASKS).items():
+        found = [model(size, fine, seed, base=base) for seed, base in enumerate(models(size, pretrained))]
         for name, (method, published) in TUNED.items():
-            entries.append(row(name, column, [line(size, pair, method) for pair in found], "barrier_mean", published.get(column)))
+            entries.append(row(name, column, lines(size, found, method), "barrier_mean", published.get(column)))
     about = "Classifiers fine-tuned from models of different seeds, with the same head to begin with; highest loss over the mean of the ends."
     return (Table("Fine-tuned classifiers (Table 3)", tuple(entries), about, differs(size)),)
 

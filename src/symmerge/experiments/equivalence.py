@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from symmerge.experiments.cells import Cell
-from symmerge.experiments.parts import freedom, line, model, models, orders, pairs, row, trained_on
+from symmerge.experiments.parts import by_scale, freedom, lines, model, models, orders, pairs, row, trained_on
 from symmerge.experiments.tables import Entry, Experiment, Size, Table
 
 PARTS = {"(i) first attention": "first-attention", "(ii) all attention": "attention", "(iii) first layer": "first-layer", "(iv) everything": "everything"}
@@ -47,7 +47,7 @@ DIFFERS = "The paper shows these as figures, without numbers, on other data and 
 
 
 def columns(size: Size, recipes: Mapping[str, Mapping[str, str]] = MODELS) -> Mapping[str, str]:
-    return recipes["published" if size.name == "published" else "small"]
+    return by_scale(size, recipes)
 
 
 def retrained(size: Size, recipe: str, part: str) -> list[Cell]:
@@ -74,8 +74,8 @@ def _retrain(size: Size, recipes: Mapping[str, str]) -> tuple[Table, ...]:
     entries: list[Entry] = []
     for column, recipe in recipes.items():
         for name, part in PARTS.items():
-            found = pairs(retrained(size, recipe, part))
-            entries += [row(f"{name}, {method}", column, [line(size, pair, chosen) for pair in found]) for method, chosen in METHODS.items()]
+            found = retrained(size, recipe, part)
+            entries += [row(f"{name}, {method}", column, lines(size, found, chosen)) for method, chosen in METHODS.items()]
     return (Table("Re-initialised and retrained", tuple(entries), ABOUT, DIFFERS),)
 
 
@@ -97,7 +97,7 @@ def head_orders(size: Size) -> tuple[Table, ...]:
 
 def metrics(size: Size) -> tuple[Table, ...]:
     entries = [
-        row(metric, column, [line(size, pair, "two-stage", metric=metric) for pair in pairs(retrained(size, recipe, "attention"))], "middle")
+        row(metric, column, lines(size, retrained(size, recipe, "attention"), "two-stage", metric=metric), "middle")
         for column, recipe in list(columns(size).items())[:2]
         for metric in METRICS
     ]

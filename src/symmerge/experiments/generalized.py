@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from symmerge.experiments.parts import line, model, models, pairs, row, together
+from symmerge.experiments.parts import by_scale, line, lines, model, models, row, together
 from symmerge.experiments.tables import Entry, Experiment, Size, Table
 
 METHODS = {
-    "vanilla": ("none", {}),
-    "activation matching": ("activations", {}),
-    "weight matching": ("symmerge", {}),
-    "learned, permutations only": ("learned-permutations", {}),
-    "learned": ("learned", {}),
+    "vanilla": "none",
+    "activation matching": "activations",
+    "weight matching": "symmerge",
+    "learned, permutations only": "learned-permutations",
+    "learned": "learned",
 }
 # row -> what the paper's Table 1 has, by data set
 TABLE_1 = {
@@ -44,7 +44,7 @@ SMALL_DIFFERS = "Small models and embedded data (digits, Python's documentation)
 
 
 def chosen(size: Size) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
-    return MODELS["published" if size.name == "published" else "small"]
+    return by_scale(size, MODELS)
 
 
 def first(size: Size) -> dict[str, tuple[str, Mapping[str, Any]]]:
@@ -52,8 +52,8 @@ def first(size: Size) -> dict[str, tuple[str, Mapping[str, Any]]]:
     return dict(list(chosen(size).items())[:2])
 
 
-def told(size: Size, method: str, learning: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a method of this size: only learned ones are told how much to learn."""
+def told(method: str, learning: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a method: only learned ones are told how much to learn."""
     if not method.startswith("learned"):
         return {}
     return dict(learning if method == "learned" else {name: value for name, value in learning.items() if name != "start"})
@@ -66,9 +66,8 @@ def differs(size: Size) -> str:
 def methods(size: Size) -> tuple[Table, ...]:
     entries: list[Entry] = []
     for column, (recipe, learning) in chosen(size).items():
-        found = pairs(models(size, recipe))
-        for name, (method, options) in METHODS.items():
-            cells = [line(size, pair, method, **options, **told(size, method, learning)) for pair in found]
+        for name, method in METHODS.items():
+            cells = lines(size, models(size, recipe), method, **told(method, learning))
             entries.append(row(name, column, cells, published=TABLE_1[name].get(column)))
             if name == "learned":
                 entries.append(row("learned: middle below the better parent", column, cells, "gain"))
@@ -77,7 +76,7 @@ def methods(size: Size) -> tuple[Table, ...]:
 
 def samplers(size: Size) -> tuple[Table, ...]:
     entries = [
-        row(name, column, [line(size, pair, "learned", **{**told(size, "learned", learning), "sampler": sampler}) for pair in pairs(models(size, recipe))])
+        row(name, column, lines(size, models(size, recipe), "learned", **learning, sampler=sampler))
         for column, (recipe, learning) in first(size).items()
         for name, sampler in SAMPLERS.items()
     ]
@@ -86,9 +85,9 @@ def samplers(size: Size) -> tuple[Table, ...]:
 
 def iterations(size: Size) -> tuple[Table, ...]:
     entries = [
-        row(f"{name}, {sweeps} sweeps", column, [line(size, pair, method, max_sweeps=sweeps) for pair in pairs(models(size, recipe))])
+        row(f"{method}, {sweeps} sweeps", column, lines(size, models(size, recipe), method, max_sweeps=sweeps))
         for column, (recipe, _) in first(size).items()
-        for name, method in (("permutations", "permutations"), ("orthogonal", "orthogonal"))
+        for method in ("permutations", "orthogonal")
         for sweeps in SWEEPS
     ]
     return (Table("Sweeps of weight matching, permutation against orthogonal", tuple(entries), "", differs(size)),)
@@ -98,7 +97,7 @@ def soft(size: Size) -> tuple[Table, ...]:
     learning = {"steps": 1000, "inputs": 8000} if size.name == "published" else {}
     rows = {"permutations": ("permutations", {}), "soft": ("soft", learning), "soft, hardened": ("soft-hardened", learning)}
     entries = [
-        row(name, column, [line(size, pair, method, **options) for pair in pairs(models(size, recipe))])
+        row(name, column, lines(size, models(size, recipe), method, **options))
         for column, (recipe, _) in first(size).items()
         for name, (method, options) in rows.items()
     ]
@@ -108,11 +107,7 @@ def soft(size: Size) -> tuple[Table, ...]:
 def spaces(size: Size) -> tuple[Table, ...]:
     parts = (("residual",), ("heads",), ("ff",), ("residual", "heads"), ("residual", "heads", "ff"))
     entries = [
-        row(
-            " + ".join(some),
-            column,
-            [line(size, pair, "learned", **{**told(size, "learned", learning), "spaces": list(some)}) for pair in pairs(models(size, recipe))],
-        )
+        row(" + ".join(some), column, lines(size, models(size, recipe), "learned", **learning, spaces=list(some)))
         for column, (recipe, learning) in first(size).items()
         for some in parts
     ]
@@ -124,7 +119,7 @@ def widths(size: Size) -> tuple[Table, ...]:
     for column, (recipe, learning) in first(size).items():
         found = [(model(size, recipe, seed + 100, config=WIDER[recipe]), model(size, recipe, seed)) for seed in range(size.seeds)]
         rows = {"padded average": ("none", {}), "weight matching": ("symmerge", {})}
-        rows |= {f"learned, {name}": ("learned", {**told(size, "learned", learning), "sampler": name}) for name in ("narrow", "wide")}
+        rows |= {f"learned, {name}": ("learned", {**learning, "sampler": name}) for name in ("narrow", "wide")}
         entries += [row(name, column, [line(size, pair, method, **options) for pair in found], "middle") for name, (method, options) in rows.items()]
     return (
         Table(
@@ -137,12 +132,8 @@ def many(size: Size) -> tuple[Table, ...]:
     entries: list[Entry] = []
     for column, (recipe, learning) in first(size).items():
         found = [model(size, recipe, seed) for seed in range(3)]
-        for name, (method, options) in {
-            "vanilla": ("none", {}),
-            "weight matching": ("symmerge", {}),
-            "learned": ("learned", told(size, "learned", learning)),
-        }.items():
-            cell = together(size, found, method, **options)
+        for name in ("vanilla", "weight matching", "learned"):
+            cell = together(size, found, METHODS[name], **told(METHODS[name], learning))
             entries += [row(f"{name}: three merged", column, [cell], "all"), row(f"{name}: mean of the pairs", column, [cell], "pairs")]
     return (
         Table("Three models in one", tuple(entries), "Loss of the mean of three over the mean of their own losses, and the pairs' barriers.", differs(size)),

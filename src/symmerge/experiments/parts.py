@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 from symmerge.experiments.cells import Cell, Cost
 from symmerge.experiments.tables import Entry, Size
 from symmerge.zoo.recipes import training_recipe
 
+T = TypeVar("T")
 STEPS = "symmerge.experiments.steps"
 SMOKE = {"steps": 12, "warmup": 2}  # of a training that only has to work
 SAMPLES = {"smoke": 24}  # of what is measured on; otherwise as the task has it
@@ -32,8 +33,13 @@ QUICK = {"smoke": {"tries": 1, "max_sweeps": 2}}
 """How long is searched, by methods that try several ways."""
 
 
+def by_scale(size: Size, table: Mapping[str, T]) -> T:
+    """What a table has for the published size, or for the small ones."""
+    return table["published" if size.name == "published" else "small"]
+
+
 def model(size: Size, recipe: str, seed: int, *, config: Mapping[str, Any] | None = None, base: Cell | None = None) -> Cell:
-    """A model trained from a seed, or from a `base`."""
+    """A model trained from a seed; or, with a `base`, a classifier made of that one, whose head begins alike for every seed."""
     schedule = SMOKE if size.name == "smoke" else {}
     settings = {"recipe": recipe, "seed": seed, "config": dict(config or {}), "schedule": schedule, "device": size.device}
     settings["content"] = asdict(training_recipe(recipe))  # another recipe under the same name is another cell
@@ -57,11 +63,6 @@ def trained_on(size: Size, base: Cell, fresh: str, seed: int, schedule: Mapping[
     return _cell(size, "train", settings, (base,), f"{base.label}, {fresh} fresh by seed {seed}", "again")
 
 
-def tuned(size: Size, base: Cell, recipe: str, seed: int) -> Cell:
-    """A classifier made of a pretrained model; its head begins alike for every seed."""
-    return model(size, recipe, seed, base=base)
-
-
 def pairs(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
     """Every two."""
     return list(combinations(cells, 2))
@@ -73,6 +74,11 @@ def line(size: Size, pair: tuple[Cell, Cell], method: str, **options: Any) -> Ce
     told = "".join(f", {name} {value}" for name, value in options.items())
     takes = "learned" if method.startswith(("learned", "soft")) else "line"
     return _cell(size, "line", settings, pair, f"{method}{told}: {pair[0].label} / {pair[1].label}", takes)
+
+
+def lines(size: Size, cells: Sequence[Cell], method: str, **options: Any) -> list[Cell]:
+    """The line between every two."""
+    return [line(size, pair, method, **options) for pair in pairs(cells)]
 
 
 def together(size: Size, cells: Sequence[Cell], method: str, **options: Any) -> Cell:

@@ -20,7 +20,7 @@ from symmerge.canonical import canonicalize
 from symmerge.experiments.cells import Result
 from symmerge.inspection import summary
 from symmerge.many import align_many
-from symmerge.matching.learned import FIRST_SAMPLES
+from symmerge.matching.learned import FIRST_SAMPLES, most_inputs
 from symmerge.matching.recipes import Recipe, recipe, with_options
 from symmerge.matching.weights import WeightMatching
 from symmerge.model import Model, load
@@ -136,12 +136,13 @@ def _reader(by: TrainingRecipe, models: list[Model]) -> Path | None:
 
 def _solver(settings: Settings, models: list[Model]) -> Recipe:
     """The method with its options, and with something to look at where it needs that: training data, never what is measured on."""
-    chosen, options = recipe(settings["method"]), dict(settings.get("options", {}))
+    chosen, options = recipe(settings["method"]), dict(settings["options"])
     if chosen.needs_data:
         by = training_recipe(settings["recipe"])
-        source = options.pop("data", None) or learned_from(by, _root(settings), _reader(by, models))
-        task = make_task(by.task, source, models, most=options.pop("inputs", None), seed=1, device=settings["device"])
-        options["data"] = some(task, FIRST_SAMPLES[task.name]) if chosen.method == "activations" and "inputs" not in settings.get("options", {}) else task
+        source = learned_from(by, _root(settings), _reader(by, models))
+        asked, learns = options.pop("inputs", None), chosen.method != "activations"
+        task = make_task(by.task, source, models, most=asked or (most_inputs(by.task, source) if learns else None), seed=1, device=settings["device"])
+        options["data"] = task if asked or learns else some(task, FIRST_SAMPLES[task.name])
     if "spaces" in options:
         options["spaces"] = tuple(options["spaces"])
     if "start" in options:

@@ -41,6 +41,11 @@ OWN_SAMPLES = {"clm": 512, "mlm": 1024}  # of text the parents write, where ther
 FIRST_SAMPLES = {"clm": 24, "mlm": 48, "image": 256, "text": 256}  # of them, for the start by activations: more have not helped
 
 
+def most_inputs(kind: str, data: str) -> int | None:
+    """How many inputs of a kind of task are learned from, as far as there are so many, where nobody says."""
+    return (OWN_SAMPLES if data == "self" else SAMPLES).get(kind)
+
+
 @final
 @dataclass(frozen=True)
 class LearnedMatching:
@@ -181,7 +186,7 @@ class LearnedMatching:
         if task is None:
             kind = task_of(models[0])
             report("the parents write what is learned from")
-            task = make_task(kind, "self", models, most=OWN_SAMPLES.get(kind), seed=self.seed, device=str(device))
+            task = make_task(kind, "self", models, most=most_inputs(kind, "self"), seed=self.seed, device=str(device))
         same_tokenizers(models)
         learned, held = shuffled(task, self.batch or batch_size(task), self.seed, self.held_out)
         parents = [full_module(model, torch.float32).to(device) for model in models] if self.target == "parents" else []

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from symmerge.errors import DataError, MismatchError
 from symmerge.model import Model
-from symmerge.probe import mask_token, own_text
+from symmerge.probe import logits_of, mask_token, own_text
 from symmerge.tasks.base import IGNORED, Batch, Task, batched
 from symmerge.tasks.choose import check_tokens, chosen, longest, tokenizer_of
 from symmerge.tasks.files import read_text
@@ -93,7 +93,7 @@ def _own_blanks(models: Sequence[Model], rows: int, length: int, seed: int, devi
         module, mask = full_module(model, torch.float32).to(device), mask_token(model)
         generator = torch.Generator().manual_seed(seed)
         for tokens in own_text(model, module, rows=len(part), length=length, seed=seed).split(rows_per_batch(model, length)):
-            logits = next(value for key, value in module(input_ids=tokens).items() if "logits" in key and value.ndim == 3)
+            logits = logits_of(module(input_ids=tokens))
             blank, answers = tokens == mask, torch.full_like(tokens, IGNORED)
             answers[blank] = torch.multinomial(logits[blank].softmax(-1).cpu(), 1, generator=generator).squeeze(1).to(device)
             hidden.append(tokens.cpu())
