@@ -43,9 +43,10 @@ def check_data(name: str, experiment: Experiment, size: Size) -> None:
 
 def check_device(tables: tuple[Table, ...], size: Size, store: Store) -> None:
     """That there is the GPU a size is made for, or else how long it would take without."""
-    if size.device == "cpu" or torch.cuda.is_available():
+    left = missing(cells_of(tables), store)
+    if size.device == "cpu" or torch.cuda.is_available() or not left:  # what was computed elsewhere is shown anywhere
         return
-    long = duration(CPU_TIMES * sum((cell.cost.seconds for cell in missing(cells_of(tables), store)), 0.0))
+    long = duration(CPU_TIMES * sum((cell.cost.seconds for cell in left), 0.0))
     raise MismatchError(
         f"size {size.name} is made for a GPU, and PyTorch sees none here: on one core it would take about {long};"
         " use --size small, or --device cpu if that is what you want"
