@@ -83,8 +83,8 @@ def lines(size: Size, cells: Sequence[Cell], method: str, **options: Any) -> lis
 
 def together(size: Size, cells: Sequence[Cell], method: str, **options: Any) -> Cell:
     """Many models merged into one."""
-    start = {"start": "weights-only"} if method == "learned" and size.name == "smoke" else {}  # many do not start from the identity
-    settings = _measured(size, cells[0], method, {**by_size(size, method), **start, **options})
+    start = {"start": "weights-only"} if method == "learned" else {}  # the parents' own text would be written anew for every member and round
+    settings = _measured(size, cells[0], method, {**by_size(size, method), **options, **start})
     return _cell(size, "together", settings, tuple(cells), f"{method}: {len(cells)} x {cells[0].label}", "together")
 
 

@@ -26,7 +26,7 @@ _MASKED = {**_TEXT, "max_position_embeddings": MASKED_LENGTH, "intermediate_size
 
 _AS_PUBLISHED: dict[str, Any] = {"clip": 0.0, "betas": DEFAULT_BETAS, "all_decay": True}
 _PICTURES = Schedule(steps=150 * 390, batch=128, rate=3e-4, warmup=0, decay=1e-3, curve="epochs", **_AS_PUBLISHED)
-_QUICK_PICTURES = replace(_PICTURES, steps=30 * 390)
+_QUICK_PICTURES = replace(_PICTURES, steps=24 * 390)
 _PLAYS = Schedule(steps=100 * 36, batch=32, rate=3e-4, warmup=180, decay=0.01, look=50, patience=5, **_AS_PUBLISHED)
 _BOOKS = Schedule(steps=6000, batch=64, rate=2.5e-4, warmup=300, decay=0.01, look=250, patience=5, **_AS_PUBLISHED)
 _NOVELS = Schedule(steps=3500, batch=64, rate=1e-3, warmup=175, decay=0.1)
@@ -62,10 +62,10 @@ PUBLISHED: Mapping[str, TrainingRecipe] = MappingProxyType(
             about="the same, the best epoch by 5,000 training images that are held back",
             schedule=replace(_PICTURES, steps=150 * 351, look=351),
         ),
-        "cifar10-vit-short": replace(_CIFAR10, about="the same, 30 epochs: before it overfits", schedule=_QUICK_PICTURES, takes="a minute on an H200"),
+        "cifar10-vit-short": replace(_CIFAR10, about="the same, 24 epochs: before it overfits", schedule=_QUICK_PICTURES, takes="a minute on an H200"),
         "cifar10-dinov3": replace(
             _CIFAR10,
-            about="DINOv3 ViT of the same size, 30 epochs: rotary positions",
+            about="DINOv3 ViT of the same size, 24 epochs: rotary positions",
             architecture="DINOv3ViTModel",
             config={**_VIT, "key_bias": True, "pos_embed_rescale": None},
             schedule=_QUICK_PICTURES,

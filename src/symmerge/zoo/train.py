@@ -62,7 +62,7 @@ def train(
         at_some_level(origin, out, progress, overwrite=overwrite, data=data, device=device)
         return out
     if place.type == "cuda":
-        torch.cuda.set_device(place)
+        torch.cuda.set_device(place.index or 0)
     with one_thread() if place.type == "cpu" else no_packed_sequences(), new_folder(out, overwrite=overwrite, inputs=inputs) as folder, torch.random.fork_rng():
         feed = feed_of(recipe, data, begin)
         _Training(origin, feed, out, place, level or "eager").run(folder, progress)
