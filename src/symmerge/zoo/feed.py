@@ -17,8 +17,9 @@ from symmerge.errors import MismatchError
 from symmerge.tasks.embedded import digits
 from symmerge.tasks.files import read_rows
 from symmerge.zoo.base import TrainingRecipe
-from symmerge.zoo.lessons import CIFAR_MEAN, CIFAR_STD, Fixed, Gaps, Lessons, Photographs, Sentences, Text, mapped
+from symmerge.zoo.lessons import Fixed, Gaps, Lessons, Photographs, Sentences, Text, mapped
 from symmerge.zoo.once import once
+from symmerge.zoo.pictures import SETS
 from symmerge.zoo.sources import INSTALLED, folder_of, pictures, rows, texts
 from symmerge.zoo.tokens import kept_tokens, make_tokenizer, tokens_of
 
@@ -46,8 +47,8 @@ def _images(recipe: TrainingRecipe, data: Path | None, _: Path | None) -> Feed:
     if recipe.data in INSTALLED:
         (train, test), mean, std = (_digits(part) for part in ("train", "test")), [MEAN], [STD]
     else:
-        folder = folder_of(data, recipe.data)
-        (train, test), mean, std = (_photographs(pictures(folder, part)) for part in ("train", "test")), list(CIFAR_MEAN), list(CIFAR_STD)
+        folder, (mean, std) = folder_of(data, recipe.data), (list(SETS[recipe.data].mean), list(SETS[recipe.data].std))
+        train, test = (_photographs(recipe.data, pictures(folder, recipe.data, part)) for part in ("train", "test"))
     cut = len(train.targets) - (len(train.targets) // HELD_BACK if recipe.schedule.look else 0)
     size = {"height": recipe.config["image_size"], "width": recipe.config["image_size"]}
     processor = {"image_processor_type": "ViTImageProcessor", "size": size, "image_mean": mean, "image_std": std}
@@ -63,9 +64,9 @@ def _digits(split: str) -> Fixed:
     return Fixed({"pixel_values": shown}, torch.from_numpy(labels))
 
 
-def _photographs(file: Path) -> Photographs:
+def _photographs(data: str, file: Path) -> Photographs:
     with np.load(file) as found:
-        return Photographs(torch.from_numpy(found["images"]), torch.from_numpy(found["labels"]))
+        return Photographs(torch.from_numpy(found["images"]), torch.from_numpy(found["labels"]), SETS[data].mean, SETS[data].std)
 
 
 def _language(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> Feed:
@@ -101,7 +102,7 @@ def _tokenizer(recipe: TrainingRecipe, text: str, data: Path | None, begin: Path
         return made_tokenizer(text, vocabulary, masked=masked)
     folder = folder_of(data, recipe.data)
     if recipe.tokenizer:
-        return AutoTokenizer.from_pretrained(folder.there(recipe.tokenizer, "its tokenizer"), local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder.there("its tokenizer", recipe.tokenizer), local_files_only=True)
     target = folder.prepared / f"{recipe.data}-tokenizer-{vocabulary}{'-masked' if masked else ''}"
     made = once(target, lambda new: make_tokenizer(text, vocabulary, masked=masked).save_pretrained(new))
     return AutoTokenizer.from_pretrained(made, local_files_only=True)
