@@ -49,11 +49,9 @@ def _images(recipe: TrainingRecipe, data: Path | None, _: Path | None) -> Feed:
     else:
         folder, (mean, std) = folder_of(data, recipe.data), (list(SETS[recipe.data].mean), list(SETS[recipe.data].std))
         train, test = (_photographs(recipe.data, pictures(folder, recipe.data, part)) for part in ("train", "test"))
-    cut = len(train.targets) - (len(train.targets) // HELD_BACK if recipe.schedule.look else 0)
     size = {"height": recipe.config["image_size"], "width": recipe.config["image_size"]}
     processor = {"image_processor_type": "ViTImageProcessor", "size": size, "image_mean": mean, "image_std": std}
-    valid = mapped(train, lambda tensor: tensor[cut:]) if recipe.schedule.look else None
-    return Feed(mapped(train, lambda tensor: tensor[:cut]), valid, test, lambda folder: write_json(folder / "preprocessor_config.json", processor))
+    return Feed(*_divided(recipe, train), test, lambda folder: write_json(folder / "preprocessor_config.json", processor))
 
 
 def _digits(split: str) -> Fixed:
@@ -118,9 +116,15 @@ def _rows(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> Feed
     most = AutoConfig.from_pretrained(begin, local_files_only=True).max_position_embeddings
     train, test = (_encoded(tokenizer, rows(recipe, data, held_out=held), most) for held in (False, True))
     mixed = torch.randperm(len(train.targets), generator=torch.Generator().manual_seed(0))  # the same rows are held back whatever the seed
-    cut = len(mixed) - (len(mixed) // HELD_BACK if recipe.schedule.look else 0)
-    valid = mapped(train, lambda tensor: tensor[mixed[cut:]]) if recipe.schedule.look else None
-    return Feed(mapped(train, lambda tensor: tensor[mixed[:cut]]), valid, test, tokenizer.save_pretrained)
+    return Feed(*_divided(recipe, mapped(train, lambda tensor: tensor[mixed])), test, tokenizer.save_pretrained)
+
+
+def _divided(recipe: TrainingRecipe, lessons: Fixed | Photographs | Sentences) -> tuple[Lessons, Lessons | None]:
+    """What is learned; and the last of it, where looks are had: that is looked at instead."""
+    if not recipe.schedule.look:
+        return lessons, None
+    cut = len(lessons.targets) - len(lessons.targets) // HELD_BACK
+    return mapped(lessons, lambda tensor: tensor[:cut]), mapped(lessons, lambda tensor: tensor[cut:])
 
 
 def _encoded(tokenizer: Any, data: str, most: int) -> Sentences:
