@@ -195,6 +195,8 @@ def test_several_pairs(record):
     assert found["summary"]["none"]["points"][1]["loss"] == {"mean": 3, "error": pytest.approx(error)}
     assert found["summary"]["canonical"]["barrier_linear"]["error"] == 0
     assert several(pairs[:1])["summary"]["none"]["barrier_mean"] == {"mean": 1, "error": None}
+    pairs[0]["methods"][0]["barrier_mean"] = math.inf  # a pair that overflowed does not take the others with it
+    assert several(pairs)["summary"]["none"]["barrier_mean"] == {"mean": math.inf, "error": pytest.approx(math.nan, nan_ok=True)}
     with pytest.raises(MismatchError, match="same task, methods and points"):
         several([pairs[0], {**pairs[1], "methods": pairs[1]["methods"][:1]}])
 

@@ -97,8 +97,11 @@ REFUSED = {
     "engine": (("sums", "--out", "x", "--engine", "dask"), "--engine dask: choose local or ray"),
     "address": (("sums", "--out", "x", "--address", "auto"), "add --engine ray"),
     "device": (("sums", "--out", "x", "--device", "tpu"), "there are cpu and cuda"),
-    "data": (("sums", "--out", "x", "--size", "published"), "needs the data set numbers: put the file or folder numbers into a folder DIR and add --data DIR"),
-    "no such data": (("sums", "--out", "x", "--size", "published", "--data", "."), "put the file or folder numbers into /"),
+    "data": (("sums", "--out", "x", "--size", "published"), "needs the data of shakespeare-gpt2: shakespeare does not come with the installation: put tiny"),
+    "no such data": (
+        ("sums", "--out", "x", "--size", "published", "--data", "."),
+        "tinyshakespeare.txt is missing, and the data set shakespeare is read from it",
+    ),
     "no GPU": (("shaky", "--out", "x", "--size", "published"), "PyTorch sees none here: on one core it would take about 2.3 h; use --size small"),
 }
 
@@ -107,16 +110,23 @@ REFUSED = {
 def test_what_is_refused(case, tmp_path, monkeypatch):
     words, expected = REFUSED[case]
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SYMMERGE_DATA", raising=False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     said = run("experiment", *words, expect=2)
     assert expected in said.stderr and not files(tmp_path)
     assert ("sums\tsums of sums\tno paper" in said.stdout) == (case == "unknown")
 
 
-def test_published_runs_where_its_data_is(tmp_path):
-    (tmp_path / "numbers.npz").touch()
-    run("experiment", "sums", "--out", tmp_path / "out", "--size", "published", "--data", tmp_path, "--device", "cpu")
+def test_published_runs_where_its_data_is(tmp_path, monkeypatch):
+    monkeypatch.delenv("SYMMERGE_DATA", raising=False)
+    words = ("experiment", "sums", "--out", tmp_path / "out", "--size", "published", "--device", "cpu", "--data", tmp_path)
+    (tmp_path / "tinyshakespeare.txt").touch()
+    assert "gpt2_tokenizer is missing" in run(*words, expect=2).stderr
+    (tmp_path / "gpt2_tokenizer").mkdir()
+    run(*words)
     assert results(tmp_path / "out")["size"] == {"name": "published", "seeds": 3, "points": 21, "device": "cpu"}
+    (tmp_path / "tinyshakespeare.txt").unlink()  # what is finished is shown without its data, and only that
+    assert "0 cells computed" in run(*words, "--resume").stdout and "is missing" in run(*words, "--resume", "--seeds", 4, expect=2).stderr
 
 
 @pytest.fixture

@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 
 from made import run as run_verb
+from symmerge.errors import DataError
 from symmerge.experiments.catalog import EXPERIMENTS
 from symmerge.experiments.cells import with_needs
 from symmerge.experiments.engines import LocalEngine
+from symmerge.experiments.plan import check_data
 from symmerge.experiments.results import finish
 from symmerge.experiments.runner import run
 from symmerge.experiments.store import Store
@@ -94,3 +96,39 @@ def test_sizes_are_other_cells_and_data_is_no_part_of_them(tmp_path):
 def test_an_unknown_experiment_lists_those_there_are():
     said = run_verb("experiment", "t-nothing", expect=2)
     assert re.search(r"t-methods.*T, Table 1", said.stdout) and all(name in said.stdout for name in EXPERIMENTS)
+
+
+def columns(size):
+    (table,) = EXPERIMENTS["t-methods"].tables(size)
+    return list(dict.fromkeys(entry.column for entry in table.entries)), table.differs
+
+
+def test_columns_are_there_with_their_data(tmp_path, monkeypatch):
+    monkeypatch.delenv("SYMMERGE_DATA", raising=False)
+    size, always = replace(SIZES["published"], data=tmp_path), ["cifar10", "shakespeare", "books"]
+    found, differs = columns(size)
+    assert found == always and "Left out: cifar100" in differs and "put tiny-imagenet.npz (or the folder tiny-imagenet-200) into" in differs
+    (tmp_path / "cifar100.npz").touch()
+    found, differs = columns(size)
+    assert found == ["cifar10", "cifar100", "shakespeare", "books"] and "cifar100" not in differs and "Left out: tiny-imagenet" in differs
+    (tmp_path / "tiny-imagenet-200").mkdir()
+    found, differs = columns(size)
+    assert found == ["cifar10", "cifar100", "tiny-imagenet", "shakespeare", "books"] and "Left out" not in differs
+    (table,) = EXPERIMENTS["t-methods"].tables(size)
+    assert {entry.published for entry in table.entries if entry.column == "tiny-imagenet"} == {2.84, 1.86, 0.47, 0.29, 0.0, None}
+    assert columns(replace(SIZES["small"], data=tmp_path))[0] == ["digits", "documentation"]
+    (varied,) = EXPERIMENTS["t-samplers"].tables(size)
+    assert {entry.column for entry in varied.entries} == {"cifar10", "shakespeare"}
+
+
+def test_what_is_needed_follows_from_the_cells(tmp_path, monkeypatch):
+    monkeypatch.delenv("SYMMERGE_DATA", raising=False)
+    size, store = replace(SIZES["published"], data=tmp_path), Store(tmp_path / "out")
+    for name, missing in (("t-methods", "cifar10.npz"), ("v-tasks", "books_train.txt.xz"), ("f-retrain-images", "cifar10.npz")):
+        with pytest.raises(DataError, match=rf"{name} at size published needs the data of [\w-]+: .*{missing} is missing.*, or use --size small"):
+            check_data(name, EXPERIMENTS[name].tables(size), size, store)
+    for name in EXPERIMENTS:
+        check_data(name, EXPERIMENTS[name].tables(SMOKE), SMOKE, store)
+    check_data("f-groups", EXPERIMENTS["f-groups"].tables(size), size, store)
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    check_data("f-retrain-images", EXPERIMENTS["f-retrain-images"].tables(size), size, store)

@@ -13,6 +13,7 @@ ROOT = Path(symmerge.__file__).parent
 # Each may import those before it; a few may import even less.
 ORDER = [
     "errors",
+    "estimates",
     "tensorfile",
     "notation",
     "groups",

@@ -268,7 +268,7 @@ def numbers():
 
 
 def photographs():
-    return Photographs(numbers()[:960, None].expand(-1, 64).reshape(20, 32, 32, 3).byte(), torch.arange(20) % 10)
+    return Photographs(numbers()[:960, None].expand(-1, 64).reshape(20, 32, 32, 3).byte(), torch.arange(20) % 10, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
 
 
 def test_half_precision_copies_share_what_is_not_a_matrix():

@@ -12,7 +12,7 @@ import torch
 import symmerge as sm
 from symmerge.errors import DataError, MismatchError
 from symmerge.tasks import make_task
-from symmerge.zoo import cifar, feed, levels
+from symmerge.zoo import feed, levels, planes
 from symmerge.zoo.augment import CHANCES, augmented
 from symmerge.zoo.origin import Origin
 from symmerge.zoo.recipes import TRAINING, changed
@@ -46,7 +46,9 @@ def words():
 
 @pytest.mark.parametrize("name", [name for name, recipe in TRAINING.items() if recipe.data not in ("digits", "python-docs") and recipe.task != "text"])
 def test_missing_data_is_named(name, root, tmp_path):
-    with pytest.raises(DataError, match=r"data/(cifar10\.npz|tinyshakespeare\.txt|books_train\.txt\.xz) is missing.*put it there, or give another folder"):
+    with pytest.raises(
+        DataError, match=r"data/(\w+\.npz|tiny-imagenet\.npz|tinyshakespeare\.txt|books_train\.txt\.xz) is missing.*put it there.*, or give another folder"
+    ):
         train(TRAINING[name], 0, tmp_path / "out", data=root)
     with pytest.raises(DataError, match=r"does not come with the installation: put .* into a folder and give it with --data"):
         held_out(TRAINING[name])
@@ -96,14 +98,14 @@ def test_stored_planes_are_decoded():
     """Against the definition of the transform, coefficient by coefficient."""
     generator = np.random.default_rng(0)
     smooth = (generator.integers(0, 256, (2, 4, 4, 3)).repeat(8, 1).repeat(8, 2)).astype(np.uint8)
-    basis = cifar._cosines()
+    basis = planes._cosines()
     assert np.allclose(basis @ basis.T, np.eye(8), atol=1e-6)
-    colours = (smooth.astype(np.float32) - 128) @ cifar._COLOURS.T
-    planes = np.einsum("ai,bj,nhiwjc->cabnhw", basis, basis, colours.reshape(2, 4, 8, 4, 8, 3))
+    colours = (smooth.astype(np.float32) - 128) @ planes._COLOURS.T
+    waves = np.einsum("ai,bj,nhiwjc->cabnhw", basis, basis, colours.reshape(2, 4, 8, 4, 8, 3))
     steps = np.array([8.0, 12.0])
-    whole = np.rint(planes / np.array([8, 12, 12]).reshape(3, 1, 1, 1, 1, 1)).astype(np.int8).reshape(192, -1)
-    packed = [lzma.compress(plane.tobytes(), format=lzma.FORMAT_RAW, filters=cifar._FILTERS) for plane in whole]
-    found = cifar._decoded(b"".join(packed), np.cumsum([0, *map(len, packed)]), 2, steps)
+    whole = np.rint(waves / np.array([8, 12, 12]).reshape(3, 1, 1, 1, 1, 1)).astype(np.int8).reshape(192, -1)
+    packed = [lzma.compress(plane.tobytes(), format=lzma.FORMAT_RAW, filters=planes._FILTERS) for plane in whole]
+    found = planes.decoded(b"".join(packed), np.cumsum([0, *map(len, packed)]), 2, steps)
     assert np.abs(found.astype(int) - smooth).max() <= 4 and np.abs(found[::-1].astype(int) - smooth).max() > 50
 
 

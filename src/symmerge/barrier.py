@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import platform
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -14,6 +13,7 @@ from typing import Any
 from symmerge.card import versions
 from symmerge.checkpoint import write_json
 from symmerge.errors import MismatchError
+from symmerge.estimates import mean_and_error
 from symmerge.mixture import Mixture, Numbers, evaluate
 from symmerge.model import Model, Progress
 from symmerge.tasks import Task
@@ -138,9 +138,7 @@ def _summary(pairs: Sequence[Mapping[str, Any]], at: int) -> dict[str, Any]:
 
 
 def _mean(values: Iterable[float]) -> dict[str, float | None]:
-    """One pair has no error."""
-    found = list(values)
-    return {"mean": statistics.fmean(found), "error": statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else None}
+    return dict(zip(("mean", "error"), mean_and_error(list(values)), strict=True))
 
 
 def write(record: Mapping[str, Any], folder: Path) -> None:

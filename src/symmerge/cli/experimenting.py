@@ -65,12 +65,11 @@ def experiment(
         address = address or (os.environ.get("RAY_ADDRESS") if engine == "ray" else None)
         asked, store = sized(size, seeds=seeds, device=device, data=data), Store(out.absolute())
         check_folder(out, name, asked, resume=resume or dry_run)
-        if not dry_run:
-            check_data(name, chosen, asked)
         tables = chosen.tables(asked)
         if dry_run:
             console.show_table(f"{name}, size {size}: {chosen.about}; times on one worker", listed(tables, asked, store))
             return
+        check_data(name, tables, asked, store)
         if not address:  # what a cluster has, its nodes know
             device_of(device) if device else check_device(tables, asked, store)
         cells = cells_of(tables)

@@ -111,10 +111,10 @@ def tasks(size: Size) -> tuple[Table, ...]:
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "v-heads": Experiment("what heads may do when features are matched by correlation", "V, Table 1", heads, ("books",)),
-    "v-stream": Experiment("the residual stream alone, matched at one place or at all", "V, Table 2", stream, ("books",)),
-    "v-tasks": Experiment("classifiers fine-tuned from models of different seeds", "V, Table 3", tasks, ("books", "sst2", "cola", "mrpc", "rte")),
-    "v-components": Experiment("loss curves by component", "V, figures", components, ("books",)),
-    "v-amount": Experiment("barrier against amount of data", "V, figure", amount, ("books",)),
-    "v-features": Experiment("how alike features are, layer by layer, before and after", "V, figure", features, ("books",)),
+    "v-heads": Experiment("what heads may do when features are matched by correlation", "V, Table 1", heads),
+    "v-stream": Experiment("the residual stream alone, matched at one place or at all", "V, Table 2", stream),
+    "v-tasks": Experiment("classifiers fine-tuned from models of different seeds", "V, Table 3", tasks),
+    "v-components": Experiment("loss curves by component", "V, figures", components),
+    "v-amount": Experiment("barrier against amount of data", "V, figure", amount),
+    "v-features": Experiment("how alike features are, layer by layer, before and after", "V, figure", features),
 }

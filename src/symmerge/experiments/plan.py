@@ -14,7 +14,9 @@ from symmerge.errors import CheckpointError, DataError, MismatchError
 from symmerge.experiments.cells import Cell, with_needs
 from symmerge.experiments.runner import missing
 from symmerge.experiments.store import Store, write_whole
-from symmerge.experiments.tables import SIZES, Experiment, Size, Table, cells_of
+from symmerge.experiments.tables import SIZES, Size, Table, cells_of
+from symmerge.zoo import sources
+from symmerge.zoo.recipes import training_recipe
 
 CPU_TIMES = 40
 """How much longer a CPU takes for what is made for a GPU."""
@@ -30,15 +32,13 @@ def sized(name: str, *, seeds: int | None = None, device: str | None = None, dat
     return replace(size, seeds=seeds or size.seeds, device=device or size.device, data=data.absolute() if data else None)
 
 
-def check_data(name: str, experiment: Experiment, size: Size) -> None:
-    """That data which does not come with the installation is there."""
-    if size.name != "published":
-        return
-    for wanted in experiment.data_sets:
-        if size.data is None or not any(size.data.glob(f"{wanted}*")):
-            where = size.data or "a folder DIR"
-            remedy = f"put the file or folder {wanted} into {where}" + ("" if size.data else " and add --data DIR")
-            raise DataError(f"{name} at its published size needs the data set {wanted}: {remedy}, or use --size small")
+def check_data(name: str, tables: tuple[Table, ...], size: Size, store: Store) -> None:
+    """That data which does not come with the installation is there, as far as something is still to be computed from it."""
+    for recipe in dict.fromkeys(cell.settings["recipe"] for cell in missing(cells_of(tables), store) if "recipe" in cell.settings):
+        try:
+            sources.check_data(training_recipe(recipe), size.data)
+        except DataError as error:
+            raise DataError(f"{name} at size {size.name} needs the data of {recipe}: {error}, or use --size small") from error
 
 
 def check_device(tables: tuple[Table, ...], size: Size, store: Store) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
+from symmerge.estimates import mean_and_error
 from symmerge.experiments.cells import Result, with_needs
 from symmerge.experiments.runner import Outcome
 from symmerge.experiments.store import write_whole
@@ -50,14 +50,15 @@ def _table(table: Table, outcome: Outcome) -> dict[str, Any]:
 def _entry(entry: Entry, outcome: Outcome) -> dict[str, Any]:
     values = [value if value is not None and math.isfinite(value) else None for value in value_of(entry, outcome.results)]
     finite = [] if None in values else [value for value in values if value is not None]  # one that overflowed has no place in a mean
+    mean, error = mean_and_error(finite) if finite else (None, None)
     return {
         "row": entry.row,
         "column": entry.column,
         "quantity": entry.quantity,
         "cells": [cell.key for cell in entry.cells],
         "values": values,
-        "mean": statistics.fmean(finite) if finite else None,
-        "standard_error": statistics.stdev(finite) / len(finite) ** 0.5 if len(finite) > 1 else None,
+        "mean": mean,
+        "standard_error": error,
         "published": entry.published,
         "curves": [result["losses"] for cell in entry.cells if _is_line(result := outcome.results.get(cell.key, {}))],
     }

@@ -45,12 +45,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Experiment:
-    """`tables` declares the whole grid of a size; nothing is computed by asking for it. `data_sets`: names of data the published size needs."""
+    """`tables` declares the whole grid of a size; nothing is computed by asking for it."""
 
     about: str
     paper: str
     tables: Callable[[Size], tuple[Table, ...]]
-    data_sets: tuple[str, ...] = ()
 
 
 SIZES: Mapping[str, Size] = {

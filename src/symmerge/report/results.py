@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import nan, sqrt
+from math import nan
 from pathlib import Path
 from typing import Any
 
 from symmerge.errors import SymmergeError
+from symmerge.estimates import mean_and_error
 
 CURVE, CURVES = "symmerge.curve/1", "symmerge.curves/1"
 SIMPLEX, STRUCTURE, CORRELATIONS, AMOUNT = "symmerge.simplex/1", "symmerge.structure/1", "symmerge.correlations/1", "symmerge.amount/1"
@@ -50,10 +51,7 @@ class Estimate:
     @staticmethod
     def of(values: Sequence[float]) -> Estimate:
         """Over pairs; one pair has no error."""
-        count, mean = len(values), sum(values) / len(values)
-        if count == 1:
-            return Estimate(mean)
-        return Estimate(mean, sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count))
+        return Estimate(*mean_and_error(values))
 
 
 @dataclass(frozen=True)

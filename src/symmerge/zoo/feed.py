@@ -17,8 +17,9 @@ from symmerge.errors import MismatchError
 from symmerge.tasks.embedded import digits
 from symmerge.tasks.files import read_rows
 from symmerge.zoo.base import TrainingRecipe
-from symmerge.zoo.lessons import CIFAR_MEAN, CIFAR_STD, Fixed, Gaps, Lessons, Photographs, Sentences, Text, mapped
+from symmerge.zoo.lessons import Fixed, Gaps, Lessons, Photographs, Sentences, Text, mapped
 from symmerge.zoo.once import once
+from symmerge.zoo.pictures import SETS
 from symmerge.zoo.sources import INSTALLED, folder_of, pictures, rows, texts
 from symmerge.zoo.tokens import kept_tokens, make_tokenizer, tokens_of
 
@@ -46,13 +47,11 @@ def _images(recipe: TrainingRecipe, data: Path | None, _: Path | None) -> Feed:
     if recipe.data in INSTALLED:
         (train, test), mean, std = (_digits(part) for part in ("train", "test")), [MEAN], [STD]
     else:
-        folder = folder_of(data, recipe.data)
-        (train, test), mean, std = (_photographs(pictures(folder, part)) for part in ("train", "test")), list(CIFAR_MEAN), list(CIFAR_STD)
-    cut = len(train.targets) - (len(train.targets) // HELD_BACK if recipe.schedule.look else 0)
+        folder, (mean, std) = folder_of(data, recipe.data), (list(SETS[recipe.data].mean), list(SETS[recipe.data].std))
+        train, test = (_photographs(recipe.data, pictures(folder, recipe.data, part)) for part in ("train", "test"))
     size = {"height": recipe.config["image_size"], "width": recipe.config["image_size"]}
     processor = {"image_processor_type": "ViTImageProcessor", "size": size, "image_mean": mean, "image_std": std}
-    valid = mapped(train, lambda tensor: tensor[cut:]) if recipe.schedule.look else None
-    return Feed(mapped(train, lambda tensor: tensor[:cut]), valid, test, lambda folder: write_json(folder / "preprocessor_config.json", processor))
+    return Feed(*_divided(recipe, train), test, lambda folder: write_json(folder / "preprocessor_config.json", processor))
 
 
 def _digits(split: str) -> Fixed:
@@ -63,9 +62,9 @@ def _digits(split: str) -> Fixed:
     return Fixed({"pixel_values": shown}, torch.from_numpy(labels))
 
 
-def _photographs(file: Path) -> Photographs:
+def _photographs(data: str, file: Path) -> Photographs:
     with np.load(file) as found:
-        return Photographs(torch.from_numpy(found["images"]), torch.from_numpy(found["labels"]))
+        return Photographs(torch.from_numpy(found["images"]), torch.from_numpy(found["labels"]), SETS[data].mean, SETS[data].std)
 
 
 def _language(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> Feed:
@@ -101,7 +100,7 @@ def _tokenizer(recipe: TrainingRecipe, text: str, data: Path | None, begin: Path
         return made_tokenizer(text, vocabulary, masked=masked)
     folder = folder_of(data, recipe.data)
     if recipe.tokenizer:
-        return AutoTokenizer.from_pretrained(folder.there(recipe.tokenizer, "its tokenizer"), local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder.there("its tokenizer", recipe.tokenizer), local_files_only=True)
     target = folder.prepared / f"{recipe.data}-tokenizer-{vocabulary}{'-masked' if masked else ''}"
     made = once(target, lambda new: make_tokenizer(text, vocabulary, masked=masked).save_pretrained(new))
     return AutoTokenizer.from_pretrained(made, local_files_only=True)
@@ -117,9 +116,15 @@ def _rows(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> Feed
     most = AutoConfig.from_pretrained(begin, local_files_only=True).max_position_embeddings
     train, test = (_encoded(tokenizer, rows(recipe, data, held_out=held), most) for held in (False, True))
     mixed = torch.randperm(len(train.targets), generator=torch.Generator().manual_seed(0))  # the same rows are held back whatever the seed
-    cut = len(mixed) - (len(mixed) // HELD_BACK if recipe.schedule.look else 0)
-    valid = mapped(train, lambda tensor: tensor[mixed[cut:]]) if recipe.schedule.look else None
-    return Feed(mapped(train, lambda tensor: tensor[mixed[:cut]]), valid, test, tokenizer.save_pretrained)
+    return Feed(*_divided(recipe, mapped(train, lambda tensor: tensor[mixed])), test, tokenizer.save_pretrained)
+
+
+def _divided(recipe: TrainingRecipe, lessons: Fixed | Photographs | Sentences) -> tuple[Lessons, Lessons | None]:
+    """What is learned; and the last of it, where looks are had: that is looked at instead."""
+    if not recipe.schedule.look:
+        return lessons, None
+    cut = len(lessons.targets) - len(lessons.targets) // HELD_BACK
+    return mapped(lessons, lambda tensor: tensor[:cut]), mapped(lessons, lambda tensor: tensor[cut:])
 
 
 def _encoded(tokenizer: Any, data: str, most: int) -> Sentences:

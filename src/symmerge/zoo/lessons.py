@@ -17,7 +17,6 @@ from symmerge.zoo.augment import CHANCES, augmented
 
 Asked = tuple[dict[str, Any], Tensor]
 MASKED, REPLACED = 0.8, 0.9  # of the tokens that are asked for: so many become a blank, the next tenth another token, the rest stay
-CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 @final
@@ -57,10 +56,12 @@ class Sentences:
 @final
 @dataclass(frozen=True)
 class Photographs:
-    """Pictures [n, h, w, 3] in 8 bits, changed by chance in training."""
+    """Pictures [n, h, w, 3] in 8 bits, changed by chance in training, and shown with this mean and deviation of each colour."""
 
     pictures: Tensor
     targets: Tensor
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     chances: ClassVar[int] = CHANCES
 
     def rows(self) -> Tensor:
@@ -70,7 +71,7 @@ class Photographs:
         scaled = self.pictures[rows].float() / 255
         channels = (scaled if chances is None else augmented(scaled, chances)).unbind(-1)
         # Numbers, not tensors: nothing is copied to the device while a graph is captured.
-        normal = [(channel - mean) / std for channel, mean, std in zip(channels, CIFAR_MEAN, CIFAR_STD, strict=True)]
+        normal = [(channel - mean) / std for channel, mean, std in zip(channels, self.mean, self.std, strict=True)]
         return {"pixel_values": torch.stack(normal, 1)}, self.targets[rows]
 
 

@@ -1,14 +1,19 @@
-"""Files that are made once, and appear whole."""
+"""Files that are made once, and appear whole; and how far one is with them."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from symmerge.errors import DataError
+
+T = TypeVar("T")
+EVERY = 5.0  # seconds from one line to the next
 
 
 def once(target: Path, make: Callable[[Path], Any]) -> Path:
@@ -26,3 +31,13 @@ def once(target: Path, make: Callable[[Path], Any]) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
     return target
+
+
+def told(items: Sequence[T], what: str) -> Iterator[T]:
+    """The same items; on a terminal's standard error a line says every few seconds how far one is."""
+    said = time.monotonic()
+    for at, item in enumerate(items):
+        if time.monotonic() - said > EVERY and sys.stderr.isatty():
+            said = time.monotonic()
+            print(f"{what}: {at:,} of {len(items):,}", file=sys.stderr, flush=True)
+        yield item

@@ -3,7 +3,9 @@
 Where Theus et al. are silent or unclear: their public code for Tiny Shakespeare has blocks of 256 tokens, a rate of 3e-4, an output of its own, a look at the
 validation part every 50 steps, five looks of patience, and keeps the best; so do we. The paper calls Trainer's AdamW "Adam", so the ViT has AdamW, too; with
 Adam's own L2 penalty most of layers 2 to 5 becomes zero, and accuracy stays at 75%. What does not fill a batch is left out of an epoch, and no gradients are
-clipped. BookCorpus is not to be had here: 62 novels stand for it, a hundredth of its size, so there are more passes and the best is kept.
+clipped. For Tiny ImageNet they give layers, heads and widths; patches of 4 x 4 and a padding of 4 they state of the ViT as such, so they are here, too; crops are as
+large as the pictures, 64 x 64, and all else is as for CIFAR. BookCorpus is not to be had here: 62 novels stand for it, a hundredth of its size, so there are
+more passes and the best is kept.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ _BODY = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8}
 _ENDS = {"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}
 _TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, **_BODY}
 _VIT = {"image_size": 32, "patch_size": 4, "num_channels": 3, "num_labels": 10, **_BODY, "intermediate_size": 512}
+_TINY_VIT = {**_VIT, "image_size": 64, "num_labels": 200, "hidden_size": 384, "num_hidden_layers": 8, "intermediate_size": 768}
 _GPT2 = {"n_positions": LENGTH, "n_embd": 256, "n_layer": 6, "n_inner": 1024, "tie_word_embeddings": False}
 _MASKED = {**_TEXT, "max_position_embeddings": MASKED_LENGTH, "intermediate_size": 1024}
 
@@ -70,6 +73,15 @@ PUBLISHED: Mapping[str, TrainingRecipe] = MappingProxyType(
             config={**_VIT, "key_bias": True, "pos_embed_rescale": None},
             schedule=_QUICK_PICTURES,
             takes="a minute on an H200 (estimated)",
+        ),
+        "cifar100-vit": replace(_CIFAR10, about="ViT on CIFAR-100, as on CIFAR-10", config={**_VIT, "num_labels": 100}, data="cifar100"),
+        "tiny-imagenet-vit": replace(
+            _CIFAR10,
+            about="ViT on Tiny ImageNet: 8 layers, 384 wide, the last of 150 epochs",
+            config=_TINY_VIT,
+            data="tiny-imagenet",
+            schedule=replace(_PICTURES, steps=150 * 781),
+            takes="about an hour on an H200 (estimated)",
         ),
         "shakespeare-gpt2": TrainingRecipe(
             "GPT-2 on Tiny Shakespeare, the best by its validation part",

@@ -16,13 +16,15 @@ from symmerge.tasks.embedded import python_docs
 from symmerge.tasks.files import read_rows, read_text
 from symmerge.zoo.augment import CHANCES, augmented
 from symmerge.zoo.base import TrainingRecipe
-from symmerge.zoo.cifar import read_cifar
-from symmerge.zoo.once import once
+from symmerge.zoo.once import once, told
+from symmerge.zoo.pictures import read_pictures
 
 INSTALLED = {name: (f"{name}:train", name) for name in ("digits", "python-docs", "python-topics")}  # what to learn from, what to measure on
 # name -> the file to learn from, and the one to measure on: the same, where it is divided here
 FILES = {
     "cifar10": ("cifar10.npz", "cifar10.npz"),
+    "cifar100": ("cifar100.npz", "cifar100.npz"),
+    "tiny-imagenet": ("tiny-imagenet.npz", "tiny-imagenet.npz"),
     "shakespeare": ("tinyshakespeare.txt", "tinyshakespeare.txt"),
     "books": ("books_train.txt.xz", "books_valid.txt.xz"),
     "sst2": ("sst2/train.tsv", "sst2/dev.tsv"),
@@ -31,7 +33,10 @@ FILES = {
     "rte": ("rte/train.tsv", "rte/dev.tsv"),
     "agnews": ("agnews/train.tsv", "agnews/test.tsv"),
 }
+# name -> the folder as it is published, which does as well
+PUBLISHED_AS = {"cifar10": ("cifar-10-batches-py",), "cifar100": ("cifar-100-python",), "tiny-imagenet": ("tiny-imagenet-200",)}
 SHARES = {"python-docs": (90, 100), "shakespeare": (90, 95), "books": (99, 100)}  # percent of the characters where validation begins and ends
+SOME = 1000  # pictures that are changed at a time
 SLICES, SLICE = 8, 1_000_000  # of a long text, evenly: two million tokens to learn an alignment from
 
 
@@ -43,25 +48,52 @@ class Folder:
     prepared: Path
 
     def file(self, data: str, held_out: bool = False) -> Path:
-        """A file of a data set; one that is not there is refused with its place."""
-        return self.there(FILES[data][held_out], f"the data set {data}")
+        """A file of a data set, or the folder it is published as."""
+        return self.there(f"the data set {data}", FILES[data][held_out], *PUBLISHED_AS.get(data, ()))
 
-    def there(self, name: str, what: str) -> Path:
-        if not (self.root / name).exists():
-            raise DataError(f"{self.root / name} is missing, and {what} is read from it: put it there, or give another folder with --data")
-        return self.root / name
+    def there(self, what: str, *names: str) -> Path:
+        """The first of these that is there; where none is, that is refused with its place."""
+        found = next((self.root / name for name in names if (self.root / name).exists()), None)
+        if found is None:
+            instead = "".join(f", or the folder {name} beside it" for name in names[1:])
+            raise DataError(f"{self.root / names[0]} is missing, and {what} is read from it: put it there{instead}, or give another folder with --data")
+        return found
+
+
+def files_of(data: str) -> str:
+    """What a folder must hold for a data set, in words."""
+    return " and ".join(dict.fromkeys(FILES[data])) + "".join(f" (or the folder {name})" for name in PUBLISHED_AS.get(data, ()))
 
 
 def folder_of(root: Path | None, data: str) -> Folder:
     """The folder given, or the one that SYMMERGE_DATA names. Prepared files go beside the data, or to SYMMERGE_CACHE."""
     chosen = root or os.environ.get("SYMMERGE_DATA")
     if not chosen:
-        raise DataError(f"{data} does not come with the installation: put {' and '.join(dict.fromkeys(FILES[data]))} into a folder and give it with --data")
+        raise DataError(f"{data} does not come with the installation: put {files_of(data)} into a folder and give it with --data")
     path = Path(chosen)
     # The mode is asked, too: root may write to folders that are meant to stay as they are.
     open_to_all = path.is_dir() and path.stat().st_mode & 0o222 and os.access(path, os.W_OK)
     elsewhere = Path.home() / ".cache" / "symmerge" / hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     return Folder(path, Path(os.environ.get("SYMMERGE_CACHE") or (path / "prepared" if open_to_all else elsewhere)))
+
+
+def check_data(recipe: TrainingRecipe, root: Path | None) -> None:
+    """That everything a recipe reads is there; it may still turn out to be something else."""
+    if recipe.data not in INSTALLED:
+        folder = folder_of(root, recipe.data)
+        for held in (False, True):
+            folder.file(recipe.data, held)
+        if recipe.tokenizer:
+            folder.there("its tokenizer", recipe.tokenizer)
+
+
+def has_data(recipe: TrainingRecipe, root: Path | None) -> bool:
+    """Whether it is there."""
+    try:
+        check_data(recipe, root)
+    except DataError:
+        return False
+    return True
 
 
 def texts(recipe: TrainingRecipe, root: Path | None) -> dict[str, str]:
@@ -76,24 +108,25 @@ def texts(recipe: TrainingRecipe, root: Path | None) -> dict[str, str]:
     return {"train": text[:begin], "valid": text[begin:end], "test": text[end:] or read_text(str(folder.file(recipe.data, held_out=True)))}
 
 
-def pictures(folder: Folder, part: str) -> Path:
-    """CIFAR-10 as tasks read it, shuffled, as the stored data is sorted by class: `train`, `test`, or `augmented`: the training part, changed once."""
-    file = folder.file("cifar10")
+def pictures(folder: Folder, data: str, part: str) -> Path:
+    """Pictures as tasks read them, shuffled, as data is often sorted by class: `train`, `test`, or `augmented`: the training part, changed once."""
+    source = folder.file(data)
 
     def make(target: Path) -> None:
         generator = torch.Generator().manual_seed(0)
         if part == "augmented":
-            with np.load(pictures(folder, "train")) as found:
+            with np.load(pictures(folder, data, "train")) as found:
                 images, labels = torch.from_numpy(found["images"]), found["labels"]
             chances = torch.rand(len(labels), CHANCES, generator=generator)
-            changed = [augmented(some.float() / 255, by) for some, by in zip(images.split(1000), chances.split(1000), strict=True)]
-            np.savez(target, images=(torch.cat(changed) * 255).round().byte().numpy(), labels=labels)
+            some = list(zip(images.split(SOME), chances.split(SOME), strict=True))
+            changed = [(augmented(batch.float() / 255, by) * 255).round().byte() for batch, by in told(some, f"{data}, changed, in thousands")]
+            np.savez(target, images=torch.cat(changed).numpy(), labels=labels)
             return
-        images, labels = read_cifar(file, part)
+        images, labels = read_pictures(data, source, part)
         order = torch.randperm(len(labels), generator=generator).numpy()
         np.savez(target, images=images[order], labels=labels[order])
 
-    return once(folder.prepared / f"cifar10-{part}.npz", make)
+    return once(folder.prepared / f"{source.name.removesuffix('.npz')}-{part}.npz", make)
 
 
 def rows(recipe: TrainingRecipe, root: Path | None, *, held_out: bool) -> str:
@@ -116,7 +149,7 @@ def _for_tasks(recipe: TrainingRecipe, root: Path | None, begin: Path | None, *,
         return INSTALLED[recipe.data][held]
     folder = folder_of(root, recipe.data)
     if recipe.task == "image":
-        return str(pictures(folder, "test" if held else "augmented" if recipe.augment else "train"))
+        return str(pictures(folder, recipe.data, "test" if held else "augmented" if recipe.augment else "train"))
     if recipe.task == "text":
         table = rows(recipe, root, held_out=held)
         return table if begin is None else str(_fitting(Path(table), begin, folder.prepared))
