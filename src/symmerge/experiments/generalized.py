@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from symmerge.experiments.parts import by_scale, line, lines, model, models, row, together
+from symmerge.experiments.given import Takes
+from symmerge.experiments.parts import columns, line, lines, models, row, together, unequal
+from symmerge.experiments.parts import differs as differs_from
 from symmerge.experiments.tables import Entry, Experiment, Size, Table
 
 METHODS = {
@@ -49,12 +52,12 @@ SMALL_DIFFERS = "Small models and embedded data (digits, Python's documentation)
 
 
 def chosen(size: Size) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
-    return by_scale(size, MODELS)
+    return columns(size, MODELS)
 
 
 def first(size: Size) -> dict[str, tuple[str, Mapping[str, Any]]]:
     """The first two data sets: a picture and a text."""
-    return dict(list(by_scale(size, VARIED).items())[:2])
+    return dict(list(columns(size, VARIED).items())[:2])
 
 
 def told(method: str, learning: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +68,8 @@ def told(method: str, learning: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differs(size: Size) -> str:
-    return SMALL_DIFFERS if size.name != "published" else "Merged models are stock checkpoints of the original size; the paper's have heads inflated by one."
+    published = "Merged models are stock checkpoints of the original size; the paper's have heads inflated by one."
+    return differs_from(size, published if size.name == "published" else SMALL_DIFFERS)
 
 
 def methods(size: Size) -> tuple[Table, ...]:
@@ -122,36 +126,33 @@ def spaces(size: Size) -> tuple[Table, ...]:
 def widths(size: Size) -> tuple[Table, ...]:
     entries: list[Entry] = []
     for column, (recipe, learning) in first(size).items():
-        found = [(model(size, recipe, seed + 100, config=WIDER[recipe]), model(size, recipe, seed)) for seed in range(size.seeds)]
+        found = unequal(size, recipe, WIDER.get(recipe, {}))
         rows = {"padded average": ("none", {}), "weight matching": ("symmerge", {})}
         rows |= {f"learned, {name}": ("learned", {**learning, "sampler": name}) for name in ("narrow", "wide")}
         entries += [row(name, column, [line(size, pair, method, **options) for pair in found], "middle") for name, (method, options) in rows.items()]
-    return (
-        Table(
-            "A narrow model in a wide one", tuple(entries), "Loss of the middle over the mean of the ends; the wide model is half as wide again.", differs(size)
-        ),
-    )
+    wide = "" if size.given else "; the wide model is half as wide again"
+    return (Table("A narrow model in a wide one", tuple(entries), f"Loss of the middle over the mean of the ends{wide}.", differs(size)),)
 
 
 def many(size: Size) -> tuple[Table, ...]:
     entries: list[Entry] = []
+    count = str(size.seeds) if size.given and size.seeds != 3 else "three"
     for column, (recipe, learning) in first(size).items():
-        found = [model(size, recipe, seed) for seed in range(3)]
+        found = models(replace(size, seeds=3), recipe)
         for name in ("vanilla", "weight matching", "learned"):
             cell = together(size, found, METHODS[name], **told(METHODS[name], learning))
-            entries += [row(f"{name}: three merged", column, [cell], "all"), row(f"{name}: mean of the pairs", column, [cell], "pairs")]
-    return (
-        Table("Three models in one", tuple(entries), "Loss of the mean of three over the mean of their own losses, and the pairs' barriers.", differs(size)),
-    )
+            entries += [row(f"{name}: {count} merged", column, [cell], "all"), row(f"{name}: mean of the pairs", column, [cell], "pairs")]
+    about = f"Loss of the mean of {count} over the mean of their own losses, and the pairs' barriers."
+    return (Table(f"{count.capitalize()} models in one", tuple(entries), about, differs(size)),)
 
 
-DATA = ("cifar10", "tinyshakespeare")
+DATA, ANY = ("cifar10", "tinyshakespeare"), Takes()
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "t-methods": Experiment("every method on every data set, with standard errors", "T, Table 1", methods, (*DATA, "books")),
-    "t-samplers": Experiment("where between the models learning looks", "T, ablation", samplers, DATA),
-    "t-iterations": Experiment("sweeps of weight matching, permutations against rotations", "T, ablation", iterations, DATA),
-    "t-soft": Experiment("soft permutations, and what remains of them when hardened", "T", soft, DATA),
-    "t-spaces": Experiment("what each symmetry buys when it is learned", "ours", spaces, DATA),
-    "t-widths": Experiment("a narrow model merged into a wide one", "T, widths", widths, DATA),
-    "t-many": Experiment("three models merged into one", "T, many models", many, DATA),
+    "t-methods": Experiment("every method on every data set, with standard errors", "T, Table 1", methods, (*DATA, "books"), ANY),
+    "t-samplers": Experiment("where between the models learning looks", "T, ablation", samplers, DATA, ANY),
+    "t-iterations": Experiment("sweeps of weight matching, permutations against rotations", "T, ablation", iterations, DATA, ANY),
+    "t-soft": Experiment("soft permutations, and what remains of them when hardened", "T", soft, DATA, ANY),
+    "t-spaces": Experiment("what each symmetry buys when it is learned", "ours", spaces, DATA, ANY),
+    "t-widths": Experiment("a narrow model merged into a wide one", "T, widths", widths, DATA, Takes(widths=True)),
+    "t-many": Experiment("three models merged into one", "T, many models", many, DATA, Takes(least=3)),
 }
