@@ -22,6 +22,7 @@ ORDER = [
     "families",
     "weights",
     "checkpoint",
+    "hub",
     "card",
     "model",
     "alignment",
@@ -51,7 +52,7 @@ ORDER += [
     "simplex",
 ]
 ORDER += ["report", "matching", "orbit", "align", "vocabulary", "many", "inspection", "__init__", "zoo", "demo", "experiments", "console", "cli", "__main__"]
-ONLY = {"weights": {"errors"}, "checkpoint": {"errors", "weights"}, "console": {"errors"}}
+ONLY = {"weights": {"errors"}, "checkpoint": {"errors", "weights"}, "hub": {"errors", "checkpoint"}, "console": {"errors"}}
 NAMES = re.compile(rf"(?<![a-z])({'|'.join({*BY_MODEL_TYPE, *(family.name for family in FAMILIES)})})", re.IGNORECASE)
 
 FILES = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in sorted(ROOT.rglob("*.py"))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, final
 
@@ -30,6 +32,8 @@ DEFAULT_SHARD = 5 * 10**9
 M_MMAP_THRESHOLD, LARGE_TENSOR = -3, 1 << 20
 # Weights and training state are not copied beside the new weights; code is never copied or run.
 NOT_COPIED = re.compile(r"(\.(safetensors|bin|pt|pth|ckpt|h5|msgpack|onnx|gguf|py|pkl)$)|(\.index\.json$)|^(config|symmerge|metrics)\.json$|^README\.md$|^\.")
+READERS = (*("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "spiece*", "sentencepiece*"), "preprocessor_config.json")
+"""The files that say how inputs are read."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,26 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(path, config, _open_weights(path), tuple(sorted(p for p in path.iterdir() if p.is_file() and not NOT_COPIED.search(p.name))))
 
 
+def content_of(path: str | Path) -> str:
+    """The hash of what a checkpoint is, wherever it lies: config, weights and what reads its inputs, file by file. Nothing else in the folder counts."""
+    path = Path(path)
+    _read_config(path)
+    readers = [file for file in path.iterdir() if file.is_file() and any(fnmatch(file.name, pattern) for pattern in READERS)]
+    total = hashlib.sha256()
+    for file in sorted({path / "config.json", *_weight_files(path), *readers}):
+        total.update(f"{file.name} {file_digest(file)}\n".encode())
+    return total.hexdigest()
+
+
+def file_digest(file: Path) -> str:
+    """The hash of a file's bytes, however long it is."""
+    try:
+        with open(file, "rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+
+
 def return_freed_memory() -> None:
     """Give large tensors mappings of their own, so that freed ones go back to the system. For processes that stream a checkpoint and end.
 
@@ -137,15 +161,17 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _open_weights(path: Path) -> StoredWeights:
+    files = _weight_files(path)
+    return _open_pickles(files) if any(file.suffix == ".bin" for file in files) else _open_safetensors(files)
+
+
+def _weight_files(path: Path) -> list[Path]:
     # In the order of transformers, so that a folder with several kinds of files means the same to both.
     for single, index in (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json")):
         if (path / single).exists():
-            shards = [path / single]
-        elif (path / index).exists():
-            shards = _shards(path / index)
-        else:
-            continue
-        return _open_safetensors(shards) if single.endswith("safetensors") else _open_pickles(shards)
+            return [path / single]
+        if (path / index).exists():
+            return _shards(path / index)
     found = ", ".join(sorted(p.name for p in path.iterdir() if p.suffix in (".gguf", ".h5", ".msgpack", ".onnx", ".ckpt"))) or "none"
     raise CheckpointError(f"{path} has no model.safetensors and no pytorch_model.bin (other weight files: {found}): convert it with save_pretrained first")
 

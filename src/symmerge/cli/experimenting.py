@@ -13,12 +13,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from symmerge import console
-from symmerge.cli.options import Config, choice
+from symmerge.cli.options import Config, choice, either
 from symmerge.errors import MismatchError
 from symmerge.experiments.cells import Cell
 from symmerge.experiments.cluster import RayEngine
 from symmerge.experiments.engines import Engine, LocalEngine
-from symmerge.experiments.plan import check_data, check_device, check_folder, claim, listed, sized
+from symmerge.experiments.given import gather, relink
+from symmerge.experiments.parts import SAMPLES
+from symmerge.experiments.plan import check_data, check_device, check_folder, check_given, claim, listed, sized
 from symmerge.experiments.results import PAGE, RESULTS, finish, printed
 from symmerge.experiments.runner import Outcome, Report, State, missing, run
 from symmerge.experiments.store import Store
@@ -30,6 +32,7 @@ ENGINES = ("local", "ray")
 
 def experiment(
     name: Annotated[str, typer.Argument(help="Which one; an unknown name lists those there are.", metavar="NAME", show_default=False)],
+    more: Annotated[list[str] | None, typer.Argument(help="More of --models.", metavar="MODELS", hidden=True, show_default=False)] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where everything goes: finished cells, results.json, the page.", show_default=False)] = None,
     size: Annotated[
         str, typer.Option(help="smoke (does everything work), small (minutes to hours on two cores) or published (as the paper has it, on a GPU).")
@@ -39,6 +42,18 @@ def experiment(
     address: Annotated[str | None, typer.Option(help="The Ray cluster: auto or HOST:PORT.", show_default="RAY_ADDRESS, or one of this machine's own")] = None,
     data: Annotated[
         Path | None, typer.Option(help="A folder with the data sets that published sizes need; a missing one is named.", show_default=False)
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Models that are there already, instead of trained ones: checkpoint folders, names on the hub (owner/name), or multiberts.",
+            metavar="A B ...",
+            show_default=False,
+        ),
+    ] = None,
+    test_data: Annotated[str | None, typer.Option(help="With --models: what to measure on, as --data of barrier.", show_default=False)] = None,
+    train_data: Annotated[
+        str | None, typer.Option(help="With --models: what methods look at or learn from, other data than --test-data.", show_default=False)
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cuda for published, else cpu")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many models are trained from different seeds.", min=2, show_default="by size")] = None,
@@ -51,8 +66,11 @@ def experiment(
     A table is a grid of cells (train a model, measure a line), each computed once and kept under --out. Kill it whenever you like, even with kill -9: --resume goes on.
     A cell that fails is tried three times; the others are computed all the same, and the exit code is 1.
 
+    With --models nothing is trained: the table is computed of these, their pairs one column. Cells go by what models and data are, not by where they lie.
+
     Examples: [bold]symmerge experiment NAME --size smoke --out ./smoke[/], [bold]symmerge experiment NAME --size published --dry-run --out ./full[/],
-    [bold]symmerge experiment NAME --out /shared/full --size published --engine ray --address auto --workers 16[/]
+    [bold]symmerge experiment NAME --out /shared/full --size published --engine ray --address auto --workers 16[/],
+    [bold]symmerge experiment t-methods --models ./seed-0 ./seed-1 ./seed-2 --train-data books.txt --test-data valid.txt --out ./mine[/]
     """
     with console.friendly(f"interrupted: what was finished is kept in {out}; go on with --resume"):
         chosen = _known(name)
@@ -63,9 +81,13 @@ def experiment(
         if address and engine != "ray":
             raise MismatchError(f"--address {address} is of a Ray cluster: add --engine ray, or leave it out")
         address = address or (os.environ.get("RAY_ADDRESS") if engine == "ray" else None)
-        asked, store = sized(size, seeds=seeds, device=device, data=data), Store(out.absolute())
+        for_given = {" ".join(more or ()): more, "--test-data": test_data, "--train-data": train_data}
+        _check_models(name, chosen, bool(models), {"--seeds": seeds, "--data": data}, for_given)
+        given = gather(name, chosen.takes, [*models, *(more or ())], test_data, train_data, samples=SAMPLES.get(size)) if models and chosen.takes else None
+        asked, store = sized(size, seeds=seeds, device=device, data=data, given=given), Store(out.absolute())
         check_folder(out, name, asked, resume=resume or dry_run)
         tables = chosen.tables(asked)
+        check_given(name, tables)
         if dry_run:
             console.show_table(f"{name}, size {size}: {chosen.about}; times on one worker", listed(tables, asked, store))
             return
@@ -76,6 +98,7 @@ def experiment(
         where = _engine(engine, address, workers, asked.device)
         with _progress(f"{name}, {size}", len(missing(cells, store))) as report:
             claim(out, name, asked)
+            relink(cells, store)
             outcome = run(cells, store, where, report=report)
         _show(out, finish(out, name, chosen, asked, tables, outcome), outcome)
 
@@ -84,9 +107,23 @@ def _known(name: str) -> Experiment:
     from symmerge.experiments.catalog import EXPERIMENTS  # its tables need not be built for other verbs
 
     if name not in EXPERIMENTS:
-        console.show_table("Experiments", ({"name": known, "about": found.about, "paper": found.paper} for known, found in EXPERIMENTS.items()))
+        rows = ({"name": known, "about": found.about, "paper": found.paper, "--models": "yes" if found.takes else "no"} for known, found in EXPERIMENTS.items())
+        console.show_table("Experiments", rows)
         raise MismatchError(f"no experiment is called {name}: choose one of those listed")
     return EXPERIMENTS[name]
+
+
+def _check_models(name: str, experiment: Experiment, given: bool, for_trained: Mapping[str, Any], for_given: Mapping[str, Any]) -> None:
+    """Refuse --models where an experiment has to train, and options that are for the other kind of models."""
+    if given and experiment.takes is None:
+        from symmerge.experiments.catalog import EXPERIMENTS
+
+        takers = [known for known, found in EXPERIMENTS.items() if found.takes]
+        raise MismatchError(f"{name} has to train its models itself: leave out --models, or choose {either(takers) if takers else 'another experiment'}")
+    remedy = "is for models that are trained, and --models are there already: leave one of them out" if given else "goes with --models: add --models A B"
+    for option, value in (for_trained if given else for_given).items():
+        if value:
+            raise MismatchError(f"{option} {remedy}")
 
 
 def _engine(name: str, address: str | None, workers: int | None, device: str) -> Engine:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from symmerge.experiments.given import Takes
 from symmerge.experiments.parts import by_scale, lines, model, models, row
+from symmerge.experiments.parts import differs as differs_from
 from symmerge.experiments.tables import Experiment, Size, Table
 
 PRETRAINED = {"small": "bert-docs", "published": "books-bert"}
@@ -48,7 +50,7 @@ COLUMN = "masked text"
 ABOUT = "Highest pseudo-loss over the mean of the ends (their definition), masked text that was held out."
 DIFFERS = {
     "small": "Two layers, 64 wide, Python's documentation; the paper merges BERT-base (MultiBERTs), so its numbers belong to other models.",
-    "published": "Smaller BERTs trained here on novels; the paper merges BERT-base (MultiBERTs). `symmerge barrier` does the same for checkpoints by name.",
+    "published": "Smaller BERTs trained here on novels; the paper merges BERT-base (MultiBERTs): `--models multiberts`, where there is a hub.",
 }
 
 
@@ -57,12 +59,16 @@ def recipe(size: Size) -> str:
 
 
 def differs(size: Size) -> str:
-    return by_scale(size, DIFFERS)
+    return differs_from(size, by_scale(size, DIFFERS))
+
+
+def column(size: Size) -> str:
+    return size.given.column if size.given else COLUMN
 
 
 def _table(size: Size, title: str, rows: Mapping[str, tuple[str, float | None]]) -> tuple[Table, ...]:
     found = models(size, recipe(size))
-    entries = [row(name, COLUMN, lines(size, found, method), "barrier_mean", published) for name, (method, published) in rows.items()]
+    entries = [row(name, column(size), lines(size, found, method), "barrier_mean", published) for name, (method, published) in rows.items()]
     return (Table(title, tuple(entries), ABOUT, differs(size)),)
 
 
@@ -93,7 +99,7 @@ def features(size: Size) -> tuple[Table, ...]:
     cells = lines(size, models(size, recipe(size)), "correlation")
     entries = [
         row(f"layer {layer}, {kind}", when, cells, f"alike/{kind} {layer} {when}")
-        for layer in range(LAYERS[size.name])
+        for layer in range(size.given.layers if size.given else LAYERS[size.name])
         for kind in ("vo", "ff")
         for when in ("before", "after")
     ]
@@ -110,11 +116,12 @@ def tasks(size: Size) -> tuple[Table, ...]:
     return (Table("Fine-tuned classifiers (Table 3)", tuple(entries), about, differs(size)),)
 
 
+ANY = Takes()
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "v-heads": Experiment("what heads may do when features are matched by correlation", "V, Table 1", heads),
-    "v-stream": Experiment("the residual stream alone, matched at one place or at all", "V, Table 2", stream),
+    "v-heads": Experiment("what heads may do when features are matched by correlation", "V, Table 1", heads, ANY),
+    "v-stream": Experiment("the residual stream alone, matched at one place or at all", "V, Table 2", stream, ANY),
     "v-tasks": Experiment("classifiers fine-tuned from models of different seeds", "V, Table 3", tasks),
-    "v-components": Experiment("loss curves by component", "V, figures", components),
-    "v-amount": Experiment("barrier against amount of data", "V, figure", amount),
-    "v-features": Experiment("how alike features are, layer by layer, before and after", "V, figure", features),
+    "v-components": Experiment("loss curves by component", "V, figures", components, ANY),
+    "v-amount": Experiment("barrier against amount of data", "V, figure", amount, ANY),
+    "v-features": Experiment("how alike features are, layer by layer, before and after", "V, figure", features, ANY),
 }

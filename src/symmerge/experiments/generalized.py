@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from symmerge.experiments.parts import by_scale, line, lines, model, models, row, together
+from symmerge.experiments.given import Takes
+from symmerge.experiments.parts import columns, line, lines, models, row, together, unequal
+from symmerge.experiments.parts import differs as differs_from
 from symmerge.experiments.tables import Entry, Experiment, Size, Table
 from symmerge.zoo.recipes import training_recipe
 from symmerge.zoo.sources import files_of, has_data
@@ -57,17 +60,17 @@ SMALL_DIFFERS = "Small models and embedded data (digits, Python's documentation)
 def chosen(size: Size) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
     """Every data set; of those that few people have, the ones that are there."""
     without = absent(size)
-    return {column: found for column, found in by_scale(size, MODELS).items() if column not in without}
+    return {column: found for column, found in columns(size, MODELS).items() if column not in without}
 
 
 def absent(size: Size) -> list[str]:
-    found = by_scale(size, MODELS)
+    found = columns(size, MODELS)
     return [column for column in WHERE_THERE if column in found and not has_data(training_recipe(found[column][0]), size.data)]
 
 
 def first(size: Size) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
     """Two data sets: a picture and a text."""
-    return by_scale(size, VARIED)
+    return columns(size, VARIED)
 
 
 def told(method: str, learning: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +81,8 @@ def told(method: str, learning: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differs(size: Size) -> str:
-    return SMALL_DIFFERS if size.name != "published" else "Merged models are stock checkpoints of the original size; the paper's have heads inflated by one."
+    published = "Merged models are stock checkpoints of the original size; the paper's have heads inflated by one."
+    return differs_from(size, published if size.name == "published" else SMALL_DIFFERS)
 
 
 def methods(size: Size) -> tuple[Table, ...]:
@@ -137,35 +141,33 @@ def spaces(size: Size) -> tuple[Table, ...]:
 def widths(size: Size) -> tuple[Table, ...]:
     entries: list[Entry] = []
     for column, (recipe, learning) in first(size).items():
-        found = [(model(size, recipe, seed + 100, config=WIDER[recipe]), model(size, recipe, seed)) for seed in range(size.seeds)]
+        found = unequal(size, recipe, WIDER.get(recipe, {}))
         rows = {"padded average": ("none", {}), "weight matching": ("symmerge", {})}
         rows |= {f"learned, {name}": ("learned", {**learning, "sampler": name}) for name in ("narrow", "wide")}
         entries += [row(name, column, [line(size, pair, method, **options) for pair in found], "middle") for name, (method, options) in rows.items()]
-    return (
-        Table(
-            "A narrow model in a wide one", tuple(entries), "Loss of the middle over the mean of the ends; the wide model is half as wide again.", differs(size)
-        ),
-    )
+    wide = "" if size.given else "; the wide model is half as wide again"
+    return (Table("A narrow model in a wide one", tuple(entries), f"Loss of the middle over the mean of the ends{wide}.", differs(size)),)
 
 
 def many(size: Size) -> tuple[Table, ...]:
     entries: list[Entry] = []
+    count = str(size.seeds) if size.given and size.seeds != 3 else "three"
     for column, (recipe, learning) in first(size).items():
-        found = [model(size, recipe, seed) for seed in range(3)]
+        found = models(replace(size, seeds=3), recipe)
         for name in ("vanilla", "weight matching", "learned"):
             cell = together(size, found, METHODS[name], **told(METHODS[name], learning))
-            entries += [row(f"{name}: three merged", column, [cell], "all"), row(f"{name}: mean of the pairs", column, [cell], "pairs")]
-    return (
-        Table("Three models in one", tuple(entries), "Loss of the mean of three over the mean of their own losses, and the pairs' barriers.", differs(size)),
-    )
+            entries += [row(f"{name}: {count} merged", column, [cell], "all"), row(f"{name}: mean of the pairs", column, [cell], "pairs")]
+    about = f"Loss of the mean of {count} over the mean of their own losses, and the pairs' barriers."
+    return (Table(f"{count.capitalize()} models in one", tuple(entries), about, differs(size)),)
 
 
+ANY = Takes()
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "t-methods": Experiment("every method on every data set, with standard errors", "T, Table 1", methods),
-    "t-samplers": Experiment("where between the models learning looks", "T, ablation", samplers),
-    "t-iterations": Experiment("sweeps of weight matching, permutations against rotations", "T, ablation", iterations),
-    "t-soft": Experiment("soft permutations, and what remains of them when hardened", "T", soft),
-    "t-spaces": Experiment("what each symmetry buys when it is learned", "ours", spaces),
-    "t-widths": Experiment("a narrow model merged into a wide one", "T, widths", widths),
-    "t-many": Experiment("three models merged into one", "T, many models", many),
+    "t-methods": Experiment("every method on every data set, with standard errors", "T, Table 1", methods, ANY),
+    "t-samplers": Experiment("where between the models learning looks", "T, ablation", samplers, ANY),
+    "t-iterations": Experiment("sweeps of weight matching, permutations against rotations", "T, ablation", iterations, ANY),
+    "t-soft": Experiment("soft permutations, and what remains of them when hardened", "T", soft, ANY),
+    "t-spaces": Experiment("what each symmetry buys when it is learned", "ours", spaces, ANY),
+    "t-widths": Experiment("a narrow model merged into a wide one", "T, widths", widths, Takes(widths=True)),
+    "t-many": Experiment("three models merged into one", "T, many models", many, Takes(least=3)),
 }

@@ -12,6 +12,7 @@ import torch
 from symmerge.checkpoint import read_json
 from symmerge.errors import CheckpointError, DataError, MismatchError
 from symmerge.experiments.cells import Cell, with_needs
+from symmerge.experiments.given import Given
 from symmerge.experiments.runner import missing
 from symmerge.experiments.store import Store, write_whole
 from symmerge.experiments.tables import SIZES, Size, Table, cells_of
@@ -24,12 +25,13 @@ IDENTITY = "experiment.json"
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}
 
 
-def sized(name: str, *, seeds: int | None = None, device: str | None = None, data: Path | None = None) -> Size:
-    """One of the sizes, with other seeds or another device where they are given."""
+def sized(name: str, *, seeds: int | None = None, device: str | None = None, data: Path | None = None, given: Given | None = None) -> Size:
+    """One of the sizes, with other seeds, another device or models of the user's where they are given."""
     if name not in SIZES:
         raise MismatchError(f"--size {name}: choose one of {', '.join(SIZES)}")
     size = SIZES[name]
-    return replace(size, seeds=seeds or size.seeds, device=device or size.device, data=data.absolute() if data else None)
+    count = len(given.models) if given else seeds or size.seeds
+    return replace(size, seeds=count, device=device or size.device, data=data.absolute() if data else None, given=given)
 
 
 def check_data(name: str, tables: tuple[Table, ...], size: Size, store: Store) -> None:
@@ -39,6 +41,14 @@ def check_data(name: str, tables: tuple[Table, ...], size: Size, store: Store) -
             sources.check_data(training_recipe(recipe), size.data)
         except DataError as error:
             raise DataError(f"{name} at size {size.name} needs the data of {recipe}: {error}, or use --size small") from error
+
+
+def check_given(name: str, tables: tuple[Table, ...]) -> None:
+    """That methods which look at data have some, where models are given."""
+    lacking = dict.fromkeys(cell.settings["method"] for cell in cells_of(tables) if cell.settings.get("train", "") is None)
+    if lacking:
+        remedy = "add --train-data DATA, other data than --test-data (language models can write their own: --train-data self)"
+        raise DataError(f"{name}: the methods {', '.join(lacking)} look at data or learn from it: {remedy}")
 
 
 def check_device(tables: tuple[Table, ...], size: Size, store: Store) -> None:
@@ -62,8 +72,10 @@ def check_folder(folder: Path, name: str, size: Size, *, resume: bool) -> None:
     if not (folder / IDENTITY).is_file():
         raise CheckpointError(f"{folder} exists and holds no experiment: choose another --out")
     holds = read_json(folder / IDENTITY)
-    if holds != _identity(name, size):
+    if (holds.get("name"), holds.get("size")) != (name, size.name):
         raise MismatchError(f"{folder} holds {holds.get('name')} at size {holds.get('size')}, not {name} at size {size.name}: choose another --out")
+    if holds != _identity(name, size):
+        raise MismatchError(f"{folder} holds {name} of other models or other data: choose another --out, or give those it began with")
     if not resume and any((folder / "cells").glob("[!.]*")):
         raise MismatchError(f"{folder} exists: add --resume to go on there (what is finished is kept), or choose another --out")
 
@@ -82,7 +94,7 @@ def _is_new(folder: Path) -> bool:
 
 
 def _identity(name: str, size: Size) -> dict[str, Any]:
-    return {"name": name, "size": size.name}
+    return {"name": name, "size": size.name, **({"given": size.given.record} if size.given else {})}
 
 
 def listed(tables: tuple[Table, ...], size: Size, store: Store) -> Iterator[dict[str, Any]]:

@@ -26,6 +26,7 @@ def finish(folder: Path, name: str, experiment: Experiment, size: Size, tables: 
         "about": experiment.about,
         "paper": experiment.paper,
         "size": {"name": size.name, "seeds": size.seeds, "points": size.points, "device": size.device},
+        **({"given": size.given.record} if size.given else {}),
         "tables": [_table(table, outcome) for table in tables],
         "failed": [
             {"cell": cell.label, "key": cell.key, "reason": outcome.failed[cell.key]} for cell in with_needs(cells_of(tables)) if cell.key in outcome.failed

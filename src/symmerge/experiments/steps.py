@@ -17,7 +17,11 @@ from symmerge.align import align
 from symmerge.alignment import Alignment, apply
 from symmerge.barrier import Method, run
 from symmerge.canonical import canonicalize
+from symmerge.checkpoint import content_of
+from symmerge.errors import CheckpointError, DataError
 from symmerge.experiments.cells import Result
+from symmerge.experiments.given import Data
+from symmerge.experiments.parts import PLAIN
 from symmerge.inspection import summary
 from symmerge.many import align_many
 from symmerge.matching.learned import FIRST_SAMPLES, most_inputs
@@ -37,14 +41,21 @@ VERSION = 2
 Settings = Mapping[str, Any]
 Say = Callable[[str], None]
 STARTS = {"weights": WeightMatching(), "weights-only": WeightMatching(own_text=False), "identity": "identity"}
-PLAIN = "none"
-"""The name of the method that does nothing."""
 
 
 def train(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
     """A model of a training recipe, from its seed; or, where a cell is needed, from that cell's model with a part of it fresh."""
     begin = {"begin": needs[0] / "model", "fresh": settings.get("fresh")} if needs else {}
     fit(_trained_by(settings), settings["seed"], folder / "model", say, data=_root(settings), device=settings["device"], **begin)
+    return {}
+
+
+def given(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
+    """A model that is there already: a link to it."""
+    place = Path(settings["place"])
+    if not place.is_dir() or content_of(place) != settings["content"]:
+        raise CheckpointError(f"{place} is not here, or not what it was when the experiment began: restore it, or start anew with what is there now")
+    (folder / "model").symlink_to(place)
     return {}
 
 
@@ -125,8 +136,20 @@ def _pair(needs: list[Path]) -> tuple[Model, Model]:
 
 
 def _task(settings: Settings, models: list[Model]) -> Task:
+    kind, source = _source(settings, models, "test")
+    return make_task(kind, source, models[:1], samples=settings.get("samples"))
+
+
+def _source(settings: Settings, models: list[Model], part: str) -> tuple[str, str]:
+    """The kind of task, and where to find what to measure on (`test`) or to look at (`train`): as given, or as the models were trained."""
+    if "recipe" not in settings:
+        found = Data.at(settings["places"][part])
+        if found.content != settings[part]:
+            raise DataError(f"{found.place} is not here, or not what it was when the experiment began: restore it, or start anew with what is there now")
+        return settings["task"], found.place
     by = training_recipe(settings["recipe"])
-    return make_task(by.task, held_out(by, _root(settings), _reader(by, models)), models[:1], samples=settings.get("samples"))
+    find = {"test": held_out, "train": learned_from}[part]
+    return by.task, find(by, _root(settings), _reader(by, models))
 
 
 def _reader(by: TrainingRecipe, models: list[Model]) -> Path | None:
@@ -138,10 +161,9 @@ def _solver(settings: Settings, models: list[Model]) -> Recipe:
     """The method with its options, and with something to look at where it needs that: training data, never what is measured on."""
     chosen, options = recipe(settings["method"]), dict(settings["options"])
     if chosen.needs_data:
-        by = training_recipe(settings["recipe"])
-        source = learned_from(by, _root(settings), _reader(by, models))
+        kind, source = _source(settings, models, "train")
         asked, learns = options.pop("inputs", None), chosen.method != "activations"
-        task = make_task(by.task, source, models, most=asked or (most_inputs(by.task, source) if learns else None), seed=1, device=settings["device"])
+        task = make_task(kind, source, models, most=asked or (most_inputs(kind, source) if learns else None), seed=1, device=settings["device"])
         options["data"] = task if asked or learns else some(task, FIRST_SAMPLES[task.name])
     if "spaces" in options:
         options["spaces"] = tuple(options["spaces"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from symmerge.experiments.cells import Cell
+from symmerge.experiments.given import Given, Takes
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Size:
     points: int
     device: str = "cpu"
     data: Path | None = None  # where data sets lie that do not come with the installation
+    given: Given | None = None  # models that are there already: none is trained
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Experiment:
-    """`tables` declares the whole grid of a size; nothing is computed by asking for it."""
+    """`tables` declares the whole grid of a size; nothing is computed by asking for it.
+
+    `takes`: which models may be given to it instead of trained ones; None where training is part of what it shows.
+    """
 
     about: str
     paper: str
     tables: Callable[[Size], tuple[Table, ...]]
+    takes: Takes | None = None
 
 
 SIZES: Mapping[str, Size] = {

@@ -45,7 +45,16 @@ def parts(key: str, record: Mapping[str, Any]) -> Iterator[Part]:
     if record["failed"]:
         rows = [[one["cell"], one["reason"]] for one in record["failed"]]
         yield Part("What failed", tables=(Table.of("Cells that could not be computed", ["cell", "reason"], rows),))
-    yield Part("How it was run", facts=tuple((name, str(value)) for name, value in record["size"].items()))
+    yield Part("How it was run", facts=(*((name, str(value)) for name, value in record["size"].items()), *_given(record.get("given"))))
+
+
+def _given(given: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """What models were given, and with which data; by their content, as names may be anything."""
+    if given:
+        yield "models given", f"{given['architecture']}: {', '.join(content[:12] for content in given['models'])}"
+        for part, what in (("test", "measured on"), ("train", "learned from")):
+            if given[part]:
+                yield what, f"{given[part]['name']} ({given[part]['content'][:12]})"
 
 
 def _ours(entry: Entry) -> Estimate:

@@ -1,0 +1,156 @@
+"""Models that are there already, in the place of trained ones, and the data that comes with them: what they are, wherever they lie."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from symmerge.checkpoint import content_of, file_digest
+from symmerge.errors import DataError, MismatchError
+from symmerge.experiments.cells import Cell, with_needs
+from symmerge.experiments.store import Store
+from symmerge.hub import local_folder
+from symmerge.merge import comparable
+from symmerge.model import Model, load
+from symmerge.tasks import make_task, task_of
+from symmerge.tasks.choose import same_tokenizers
+from symmerge.widen import widen
+
+SHORT = {"multiberts": tuple(f"google/multiberts-seed_{seed}" for seed in range(1, 6))}
+"""Names for several models at once."""
+MEANINGS = (".tsv", ".csv", ".jsonl", ".npz", ".xz")  # endings of files that say how they are read
+
+
+@dataclass(frozen=True)
+class Takes:
+    """What an experiment takes where models are given: at least so many, alike, or of different widths."""
+
+    least: int = 2
+    widths: bool = False
+
+
+@dataclass(frozen=True)
+class Data:
+    """As tasks take it, and a hash of what it is; names that are no files stand for themselves."""
+
+    place: str
+    content: str
+
+    @classmethod
+    def at(cls, data: str) -> Data:
+        path = Path(data)
+        return cls(str(path.absolute()), _content(path)) if path.exists() else cls(data, data)
+
+    @property
+    def record(self) -> dict[str, str]:
+        return {"name": Path(self.place).name, "content": self.content}
+
+
+@dataclass(frozen=True)
+class GivenModel:
+    name: str
+    place: Path
+    content: str
+    parameters: int
+
+    @property
+    def label(self) -> str:
+        return f"{Path(self.name).name} ({self.content[:6]})"  # folders are often called alike
+
+
+@dataclass(frozen=True)
+class Given:
+    """Models of one kind, and what they are measured on and matched by. What `record` says decides results, and where things lie does not."""
+
+    models: tuple[GivenModel, ...]
+    architecture: str
+    layers: int
+    task: str
+    test: Data
+    train: Data | None
+
+    @property
+    def column(self) -> str:
+        return f"{self.architecture}, {self.test.record['name']}"
+
+    @property
+    def places(self) -> dict[str, str]:
+        return {"test": self.test.place, **({"train": self.train.place} if self.train else {})}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        data = {"test": self.test.record, "train": self.train.record if self.train else None}
+        return {"architecture": self.architecture, "models": [model.content for model in self.models], "task": self.task, **data}
+
+
+def gather(experiment: str, takes: Takes, names: Sequence[str], test: str | None, train: str | None, *, samples: int | None = None) -> Given:
+    """The models by folder, name on the hub or short name, and their data: everything is looked at before anything is computed."""
+    names = [one for name in names for one in (SHORT.get(name, (name,)) if not Path(name).is_dir() else (name,))]
+    if len(names) < takes.least:
+        raise MismatchError(f"--models {' '.join(names)}: {experiment} needs {takes.least} models or more, {len(names)} given; add some")
+    on, by = _data(experiment, test, train)
+    folders = [local_folder(name) for name in names]
+    opened = [load(folder) for folder in folders]
+    check_models(experiment, takes, opened)
+    found = tuple(GivenModel(name, folder, content_of(folder), model.parameters) for name, folder, model in zip(names, folders, opened, strict=True))
+    _different(found)
+    kind, first = task_of(opened[0]), opened[0].spec
+    make_task(kind, on.place, opened[:1], samples=samples)
+    if by and by.place != "self":
+        make_task(kind, by.place, opened[:1], most=1)
+    return Given(found, first.architecture, sum(name.startswith("ff.") for name in first.spaces), kind, on, by)
+
+
+def check_models(experiment: str, takes: Takes, models: Sequence[Model]) -> None:
+    """Refuse models that do not belong together."""
+    if takes.widths:
+        unequal = [sorted(pair, key=lambda model: model.parameters) for pair in combinations(models, 2) if pair[0].parameters != pair[1].parameters]
+        if not unequal:
+            raise MismatchError(f"{experiment} merges a narrow model into a wide one, and all of --models are equally wide: add one of another width")
+        for narrow, wide in unequal:
+            widen(narrow, wide)  # lazy: it only refuses
+    else:
+        comparable(models)
+    same_tokenizers(models)
+
+
+def relink(cells: Iterable[Cell], store: Store) -> None:
+    """Where finished cells point to given models, let them point to where those lie now: the same content may have moved."""
+    for cell in with_needs(cells):
+        link = store.folder(cell) / "model"
+        if "place" in cell.beside and store.done(cell) and not (link.is_symlink() and link.readlink() == Path(cell.beside["place"])):
+            beside = link.with_name(".model")
+            beside.unlink(missing_ok=True)
+            beside.symlink_to(cell.beside["place"])
+            beside.replace(link)
+
+
+def _data(experiment: str, test: str | None, train: str | None) -> tuple[Data, Data | None]:
+    if test is None:
+        raise DataError(f"{experiment} with --models needs something to measure on: add --test-data DATA (a file, a folder or a name, as --data of barrier)")
+    if test == "self":
+        raise DataError("--test-data self: every pair would be measured on other text; give data")
+    on, by = Data.at(test), Data.at(train) if train else None
+    if by and by.content == on.content:
+        raise DataError(f"--train-data {train} is what is measured on: a merge fitted to it would look better than it is; give other data")
+    return on, by
+
+
+def _different(models: Sequence[GivenModel]) -> None:
+    seen: dict[str, str] = {}
+    for model in models:
+        if model.content in seen:
+            raise MismatchError(f"{seen[model.content]} and {model.name} are the same checkpoint: name every model once")
+        seen[model.content] = model.name
+
+
+def _content(path: Path) -> str:
+    """Bytes, and what names say about them: endings of files, places in a folder."""
+    if path.is_file():
+        return "".join([file_digest(path), *(ending for ending in path.suffixes if ending.lower() in MEANINGS)])
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return hashlib.sha256("".join(f"{file.relative_to(path).as_posix()} {file_digest(file)}\n" for file in files).encode()).hexdigest()
