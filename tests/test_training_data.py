@@ -224,6 +224,25 @@ def test_a_level_that_fails_is_followed_by_the_next(tmp_path, capfd):
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()) and len(steps) == 3 and "magic failed" in capfd.readouterr().err
 
 
+def test_a_process_that_has_trained_waits_for_the_next_model(tmp_path, capfd):
+    recipe, used = changed(TRAINING["vit-digits"], config=SMALL_VIT, schedule={"steps": 3, "batch": 4}), []
+    wider = changed(recipe, config={"intermediate_size": 24})
+    for number, (some, seed) in enumerate([(recipe, 1), (wider, 2), (recipe, 3)]):
+        levels.at_some_level(Origin(some, seed), tmp_path / f"out-{number}", None, levels=("eager",), device="cpu")
+        (process,) = levels._waiting.values()
+        used.append(process)
+        if number == 1:
+            process._popen.kill()  # while it waits
+            process._popen.wait()
+        expected, found = (opened(place).state_dict() for place in (train(some, seed, tmp_path / f"here-{number}"), tmp_path / f"out-{number}"))
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert used[0] is used[1] is not used[2] and "failed" not in capfd.readouterr().err
+    with pytest.raises(DataError, match=r"cifar10\.npz is missing"):
+        levels.at_some_level(Origin(TRAINING["cifar10-vit"], 1), tmp_path / "none", None, levels=("eager",), device="cpu", data=tmp_path)
+    levels._end_all()
+    assert not used[2].alive
+
+
 def test_what_another_process_refuses_is_refused_here(tmp_path, root):
     with pytest.raises(DataError, match=r"cifar10\.npz is missing"):
         levels.at_some_level(Origin(TRAINING["cifar10-vit"], 1), tmp_path / "out", None, levels=("eager", "eager"), device="cpu", data=root)
