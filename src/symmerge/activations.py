@@ -6,7 +6,7 @@ coordinates move, and a solver that matches weights matches activations too, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -53,6 +53,16 @@ class Samples:
         if score == "absolute":
             raise MismatchError("absolute correlations need statistics, and own text is kept as samples: give data")
         return _scored(self.a, score), _scored(self.b, score)
+
+
+def mean(found: Iterable[Activations]) -> Activations:
+    """Of models on the same inputs; beside their sum one of them at a time is in memory."""
+    count, total = 0, None
+    for one in found:
+        count += 1
+        total = one if total is None else replace(one, values={name: value + total.values[name] for name, value in one.values.items()})
+    assert total is not None
+    return total if count == 1 else replace(total, values={name: value / count for name, value in total.values.items()})
 
 
 def _scored(found: Activations, score: Score) -> Activations:

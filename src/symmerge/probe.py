@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from symmerge.activations import Activations, Samples, Score, recording
+from symmerge.activations import Activations, Samples, Score, mean, recording
 from symmerge.model import Model
 from symmerge.verify import full_module
 
@@ -139,38 +139,50 @@ def logits_of(output: Any) -> Tensor:
 
 
 @torch.no_grad()
-def make_probe(models: Sequence[Model], *, scored: bool = True, seed: int = 0, device: str = "cpu") -> Probe | None:
+def make_probe(models: Sequence[Model], *, scored: bool = True, text: Tensor | None = None, seed: int = 0, device: str = "cpu") -> Probe | None:
     """A probe for language models; None for others, which cannot write their own inputs, and for models too large to write any in reasonable time.
 
-    Without `scored`, the parents' predictions are not kept, and nothing can be scored.
+    The last model is B; if there are more than two, the mean of what flows through the others stands for A. `text` is what they wrote before, where
+    they did. Without `scored`, the parents' predictions are not kept, and nothing can be scored. One model at a time is in memory.
     """
     spec = models[0].spec
-    if spec.task not in ("causal-lm", "masked-lm"):
+    tokens = _written(models, seed, device) if text is None else text
+    if tokens is None:
         return None
-    rows, length = _affordable(models[0])
-    if not rows:
-        return None
-    modules = [full_module(model, torch.float32).to(device) for model in models]
-    texts = [own_text(model, module, rows=max(1, rows // len(models)), length=length, seed=seed) for model, module in zip(models, modules, strict=True)]
-    tokens = torch.cat(texts)
     asked = tokens == mask_token(models[0]) if spec.task == "masked-lm" else torch.ones_like(tokens, dtype=torch.bool)
     widths = sum(max(shape) for shape in spec.shapes.values() if len(shape) == 2 and spec.sizes["vocabulary"] not in shape)
     share = min(1.0, ACTIVATION_BYTES / (4 * widths * tokens.numel()))
     batches, places = [{"input_ids": part} for part in tokens.split(BATCH)], asked.split(BATCH)
     targets = torch.zeros(int(asked.sum()) if scored else 0, spec.sizes["vocabulary"], device=device)
-    frequencies, seen = torch.zeros(spec.sizes["vocabulary"], device=device), []
-    for module in modules:
+    frequencies = torch.zeros(spec.sizes["vocabulary"], device=device)
+
+    def flow(model: Model) -> Activations:
+        """What flows through a model; what it predicts is added up."""
+        nonlocal frequencies
+        module, start = full_module(model, torch.float32).to(device), 0
         with recording(spec, module, share=share, seed=seed) as recorder:
-            start = 0
             for inputs, where in zip(batches, places, strict=True):
-                predicted = predictions(module, inputs, where).softmax(-1) / len(modules)
+                predicted = predictions(module, inputs, where).softmax(-1) / len(models)
                 # The parents' predictions say more about rare tokens than the few that were drawn.
                 frequencies += predicted.sum(0)
                 if scored:
                     targets[start : start + len(predicted)] += predicted
                     start += len(predicted)
-        seen.append(recorder.activations())
-    return Probe("own text", batches, places, targets, (frequencies * tokens.numel() / asked.sum()).cpu(), Samples(*seen))
+        return recorder.activations()
+
+    seen = Samples(mean(flow(model) for model in models[:-1]), flow(models[-1]))
+    return Probe("own text", batches, places, targets, (frequencies * tokens.numel() / asked.sum()).cpu(), seen)
+
+
+def _written(models: Sequence[Model], seed: int, device: str) -> Int[Tensor, "rows length"] | None:
+    """What models write together, each as much; None, if they cannot, or not in reasonable time."""
+    rows, length = _affordable(models[0]) if models[0].spec.task in ("causal-lm", "masked-lm") else (0, 0)
+    if not rows:
+        return None
+    modules = (full_module(model, torch.float32).to(device) for model in models)
+    return torch.cat(
+        [own_text(model, module, rows=max(1, rows // len(models)), length=length, seed=seed) for model, module in zip(models, modules, strict=True)]
+    )
 
 
 def _affordable(model: Model) -> tuple[int, int]:

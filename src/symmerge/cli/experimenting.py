@@ -19,7 +19,7 @@ from symmerge.experiments.cells import Cell
 from symmerge.experiments.cluster import RayEngine
 from symmerge.experiments.engines import Engine, LocalEngine
 from symmerge.experiments.given import gather, relink
-from symmerge.experiments.parts import SAMPLES
+from symmerge.experiments.parts import MEASURED
 from symmerge.experiments.plan import check_data, check_device, check_folder, check_given, claim, listed, sized
 from symmerge.experiments.results import PAGE, RESULTS, finish, printed
 from symmerge.experiments.runner import Outcome, Report, State, missing, run
@@ -83,7 +83,11 @@ def experiment(
         address = address or (os.environ.get("RAY_ADDRESS") if engine == "ray" else None)
         for_given = {" ".join(more or ()): more, "--test-data": test_data, "--train-data": train_data}
         _check_models(name, chosen, bool(models), {"--seeds": seeds, "--data": data}, for_given)
-        given = gather(name, chosen.takes, [*models, *(more or ())], test_data, train_data, samples=SAMPLES.get(size)) if models and chosen.takes else None
+        given = (
+            gather(name, chosen.takes, [*models, *(more or ())], test_data, train_data, samples=MEASURED.get(size, {}).get("samples"))
+            if models and chosen.takes
+            else None
+        )
         asked, store = sized(size, seeds=seeds, device=device, data=data, given=given), Store(out.absolute())
         check_folder(out, name, asked, resume=resume or dry_run)
         tables = chosen.tables(asked)

@@ -17,7 +17,7 @@ STEPS = "symmerge.experiments.steps"
 PLAIN = "none"
 """The name of the method that does nothing."""
 SMOKE = {"steps": 12, "warmup": 2}  # of a training that only has to work
-SAMPLES = {"smoke": 24}  # of what is measured on; otherwise as the task has it
+MEASURED = {"smoke": {"samples": 24}, "published": {"most": 10_000}}  # on how much of the test part: all of it at the published size, else as the task has it
 # what a cell of each size is expected to take: seconds on one core, or on a GPU at the published size
 SECONDS = {
     "given": {"smoke": 1, "small": 1, "published": 1},
@@ -140,7 +140,7 @@ def freedom(size: Size, architecture: str, config: Mapping[str, Any]) -> Cell:
 def _measured(size: Size, of: Cell, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """On the data that the model learned its task from, the part held out; or on what is given with it."""
     settings = {"method": method, "options": dict(options), **_data(size, of, method), "points": size.points, "device": size.device}
-    return settings | ({"samples": SAMPLES[size.name]} if size.name in SAMPLES else {})
+    return settings | MEASURED.get(size.name, {})
 
 
 def _data(size: Size, of: Cell, method: str) -> dict[str, Any]:

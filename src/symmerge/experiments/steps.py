@@ -137,7 +137,7 @@ def _pair(needs: list[Path]) -> tuple[Model, Model]:
 
 def _task(settings: Settings, models: list[Model]) -> Task:
     kind, source = _source(settings, models, "test")
-    return make_task(kind, source, models[:1], samples=settings.get("samples"))
+    return make_task(kind, source, models[:1], samples=settings.get("samples"), most=settings.get("most"))
 
 
 def _source(settings: Settings, models: list[Model], part: str) -> tuple[str, str]:

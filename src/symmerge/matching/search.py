@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -57,8 +57,9 @@ class Matching(ABC):
     def probe(self, a: Model, b: Model, report: Report) -> Probe | None:
         """What flows through both models, and what a merge can be scored on; None where the weights are all there is."""
 
-    def judge(self, a: Model, b: Model) -> Probe | None:
-        """What a merge of many can be scored on, beside the distance of its parents; None where there is nothing."""
+    def probe_of_many(self, models: Sequence[Model], text: Tensor | None = None) -> Probe | None:
+        """What a merge of many can be scored on, and what flows through the last of them and through the others; None where there is nothing.
+        `text` is what they wrote before."""
         return None
 
     @property
@@ -74,15 +75,15 @@ class Matching(ABC):
         """How many weightings may be tried for a model of this size."""
         return self.tries or (1 if a.parameters > LARGE else 100)
 
-    def solve(self, a: Model, b: Model, *, report: Report | None = None, journal: Journal | None = None) -> Solution:
-        """Align `b` to `a`. Preconditions: both canonical, and of the same table. Ctrl-C returns the best so far."""
+    def solve(self, a: Model, b: Model, *, probe: Probe | None = None, report: Report | None = None, journal: Journal | None = None) -> Solution:
+        """Align `b` to `a`. Preconditions: both canonical, and of the same table. `probe` stands for one that would be made of both. Ctrl-C returns the best so far."""
         if a.spec.fingerprint != b.spec.fingerprint:
             raise MismatchError(f"{a.where} and {b.where} cannot be aligned; they differ in: {'; '.join(a.spec.differences(b.spec))}")
         size = a.spec.sizes.get("vocabulary")
         if self.token_counts is not None and len(self.token_counts) != size:
             raise MismatchError(f"{len(self.token_counts)} token counts, but {a.where} has {size or 'no'} tokens: give one count per token")
         began = time.perf_counter()
-        search = _Search(self, a, b, report or (lambda line: None), journal)
+        search = _Search(self, a, b, probe, report or (lambda line: None), journal)
         interrupted = False
         try:
             search.run()
@@ -132,17 +133,16 @@ class _Try:
 class _Search:
     """Try weightings and starts, keep the best, and write down each step so that it can be taken up again."""
 
-    def __init__(self, options: Matching, a: Model, b: Model, report: Report, journal: Journal | None) -> None:
-        self.options, self.a, self.b, self.report, self.journal = options, a, b, report, journal
+    def __init__(self, options: Matching, a: Model, b: Model, probe: Probe | None, report: Report, journal: Journal | None) -> None:
+        self.options, self.a, self.b, self.probe, self.report, self.journal = options, a, b, probe, report, journal
         self.best: _Try | None = None
         self.running: _Try | None = None
         self.tried: list[dict[str, Any]] = []
-        self.probe: Probe | None = None
         entry = journal.read() if journal else None
         self._old = entry or Entry({"tried": []}, {})
 
     def run(self) -> None:
-        self.probe = self.options.probe(self.a, self.b, self.report)
+        self.probe = self.probe or self.options.probe(self.a, self.b, self.report)
         for weighting, start in self._candidates():
             self._attempt(weighting, start)
 

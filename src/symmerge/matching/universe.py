@@ -1,8 +1,8 @@
 """Many models in one basin: each has one element that brings it to common coordinates, so going round any circle of them ends where it began.
 
-Every member is matched to the mean of all others, one after the other and again, as long as that makes the mean of all better: on text that two of
-them write, where the solver can use such, else by how close they come. At most one model more than the pair that is being matched is in memory,
-however many there are.
+Every member is matched to the mean of all others, one after the other and again, as long as that makes the mean of all better: on text that all of
+them write, where the solver can use such, else by how close they come. What flows through the others is taken from each of them: their mean is a poor
+model. At most one model more than the pair that is being matched is in memory, however many there are.
 """
 
 from __future__ import annotations
@@ -157,8 +157,7 @@ class _Run:
             self.spreads.append(self.spread())
             self._write()
         if len(self.found) > 2 and isinstance(self.solver, Matching):
-            first, second, *_ = (self.models[member].kept() for member in self.members)
-            self.judge = self.solver.judge(first, second)
+            self.judge = self.solver.probe_of_many([self.models[member] for member in self.members])
 
     def _meet(self, number: int) -> None:
         a, b = self.models[self.reference].kept(), self.models[number].kept()
@@ -205,7 +204,7 @@ class _Run:
         """Match a member to the mean of all others anew, from where it lies; kept if it comes closer."""
         now = apply(self.found[member], self.models[member]).kept()
         others = self._others(now)
-        solution = self._sharing().solve(others, now, report=self.report)
+        solution = self._solved(member, others, now)
         if solution.interrupted:
             raise KeyboardInterrupt
         if not self._worth(others, apply(solution.alignment, now)) < self._worth(others, now):
@@ -216,9 +215,15 @@ class _Run:
         self._write()
         return True
 
-    def _sharing(self) -> Solver:
-        """The solver, which scores its tries by the mean of all."""
-        return replace(self.solver, share=1 / len(self.found)) if isinstance(self.solver, Matching) else self.solver
+    def _solved(self, member: int, others: Model, now: Model) -> Solution:
+        """Tries are scored by the mean of all."""
+        if not isinstance(self.solver, Matching):
+            return self.solver.solve(others, now, report=self.report)
+        probe = None
+        if self.judge is not None:
+            intact = [apply(self.found[other], self.models[other]) for other in self.members if other != member]
+            probe = self.solver.probe_of_many([*intact, now], torch.cat([inputs["input_ids"] for inputs in self.judge.inputs]))
+        return replace(self.solver, share=1 / len(self.found)).solve(others, now, probe=probe, report=self.report)
 
     def _worth(self, others: Model, member: Model) -> float:
         """How bad the mean of all is with the member there."""

@@ -10,8 +10,11 @@ Two findings shape it (docs/log.md has the figures):
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
+
+from torch import Tensor
 
 from symmerge.matching.search import Matching, Moves, Report
 from symmerge.model import Model
@@ -38,8 +41,8 @@ class WeightMatching(Matching):
         report("the parents wrote text of their own" if found else "no text of their own (not language models, or too large): weights alone")
         return found
 
-    def judge(self, a: Model, b: Model) -> Probe | None:
-        return make_probe([a, b], seed=self.seed, device=self.device) if self.own_text and self.most_tries(a) > 1 else None
+    def probe_of_many(self, models: Sequence[Model], text: Tensor | None = None) -> Probe | None:
+        return make_probe(models, text=text, seed=self.seed, device=self.device) if self.own_text and self.most_tries(models[0]) > 1 else None
 
     @property
     def moves(self) -> Moves:
