@@ -105,6 +105,21 @@ def test_own_text_is_the_same_for_the_same_seed(name):
     assert first.seen.a.values.keys() == first.seen.b.values.keys()
 
 
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_of_many_the_mean_of_what_flows_through_all_others_is_seen(name, monkeypatch):
+    models = [sm.canonicalize(sm.load(small_model(name, seed=seed))) for seed in range(3)]
+    first = make_probe(models)
+    text = torch.cat([inputs["input_ids"] for inputs in first.inputs])
+    monkeypatch.setattr("symmerge.probe.own_text", None)  # what is there is not written again
+    again, alone = make_probe(models, text=text), [make_probe([model, models[2]], text=text) for model in models[:2]]
+    for where, seen in again.seen.a.values.items():
+        apart = [one.seen.a.values[where] for one in alone]
+        assert torch.allclose(seen, (apart[0] + apart[1]) / 2, atol=1e-6) and not torch.allclose(*apart, atol=1e-2), where
+        assert torch.equal(again.seen.b.values[where], alone[0].seen.b.values[where])
+    predicted = [make_probe([model, model], text=text).targets for model in models]
+    assert torch.allclose(again.targets, sum(predicted) / 3, atol=1e-6) and torch.equal(again.targets, first.targets)
+
+
 def test_images_have_no_own_text():
     assert make_probe(pair("vit", torch.float32)) is None
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import symmerge as sm
+from symmerge import probe
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.many import align_many, write
 from symmerge.matching.journal import Journal
@@ -91,6 +92,25 @@ def test_rounds_only_bring_closer_and_the_reference_stays(name):
     assert len(found.spreads) >= 2 and found.kept[0] > 0 and found.spreads[-1] < found.spreads[0]
     assert circle_error([found.alignments[2]]) == 0
     assert universe(models, ONE, reference=2, rounds=0).spreads == found.spreads[:1]
+
+
+def test_rounds_look_at_the_members_and_write_once(monkeypatch):
+    """With text of their own: every solve of a round sees the mean of what flows through the others, on the text that all wrote at the beginning."""
+    models, texts = [sm.canonicalize(sm.load(small_model("gpt2", seed=seed))) for seed in range(3)], []
+    made, written = probe.make_probe, probe.own_text
+
+    def making(models, *, text=None, **options):
+        texts.append((len(models), None if text is None else text.clone()))
+        return made(models, text=text, **options)
+
+    monkeypatch.setattr("symmerge.matching.weights.make_probe", making)
+    wrote = []
+    monkeypatch.setattr(probe, "own_text", lambda *args, **options: wrote.append(args) or written(*args, **options))
+    universe(models, WeightMatching(tries=2), rounds=1)
+    pairs, judge, rounds = texts[:2], texts[2], texts[3:]
+    assert [count for count, _ in pairs] == [2, 2] and judge[0] == 3 and [count for count, _ in rounds] == [3, 3, 3]
+    assert all(text is None for _, text in (*pairs, judge)) and all(torch.equal(text, rounds[0][1]) for _, text in rounds)
+    assert len(wrote) == 2 * 2 + 3  # two pairs, then all three, then nobody
 
 
 def test_all_stay_the_functions_they_were(tmp_path):
