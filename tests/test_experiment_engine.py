@@ -17,8 +17,10 @@ import pytest
 import experiment_steps
 from experiment_steps import SUMS, Here, cell, grid
 from symmerge.errors import MismatchError
+from symmerge.experiments.cells import Cost
 from symmerge.experiments.cluster import RayEngine
 from symmerge.experiments.engines import LocalEngine
+from symmerge.experiments.plan import usual_workers
 from symmerge.experiments.results import finish, printed
 from symmerge.experiments.runner import missing, run
 from symmerge.experiments.store import Store, compute
@@ -261,3 +263,11 @@ def test_no_worker_hears_ctrl_c(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     said = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, env=environment, timeout=120)
     assert said.stdout.strip() == str([[signal.SIGINT.value]] * 2), said.stdout + said.stderr
+
+
+def test_as_many_workers_as_cores_and_memory_allow(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 20_000_000}[name])  # 20 GB, of which half
+    light, heavy, huge = (replace(cell("add", "one"), cost=Cost(1.0, size)) for size in (1.0, 4.0, 40.0))
+    assert [usual_workers(cells, "cpu") for cells in ([light], [light, heavy], [huge])] == [8, 2, 1]
+    assert usual_workers([light], "cuda") == usual_workers([light], "cuda:1") == 3

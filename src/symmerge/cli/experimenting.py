@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from symmerge.experiments.cluster import RayEngine
 from symmerge.experiments.engines import Engine, LocalEngine
 from symmerge.experiments.given import gather, relink
 from symmerge.experiments.parts import MEASURED
-from symmerge.experiments.plan import check_data, check_device, check_folder, check_given, claim, listed, sized
+from symmerge.experiments.plan import check_data, check_device, check_folder, check_given, claim, listed, sized, usual_workers
 from symmerge.experiments.results import PAGE, RESULTS, finish, printed
 from symmerge.experiments.runner import Outcome, Report, State, missing, run
 from symmerge.experiments.store import Store
@@ -38,7 +38,7 @@ def experiment(
         str, typer.Option(help="smoke (does everything work), small (minutes to hours on two cores) or published (as the paper has it, on a GPU).")
     ] = "small",
     engine: Annotated[str, typer.Option(help="Where cells are computed: local (processes of this machine) or ray (a Ray cluster).")] = "local",
-    workers: Annotated[int | None, typer.Option(help="How many cells at once.", min=1, show_default="1, or 2 with ray")] = None,
+    workers: Annotated[int | None, typer.Option(help="How many cells at once.", min=1, show_default="one per core, 3 with a GPU, 2 with ray")] = None,
     address: Annotated[str | None, typer.Option(help="The Ray cluster: auto or HOST:PORT.", show_default="RAY_ADDRESS, or one of this machine's own")] = None,
     data: Annotated[
         Path | None, typer.Option(help="A folder with the data sets that published sizes need; a missing one is named.", show_default=False)
@@ -99,7 +99,7 @@ def experiment(
         if not address:  # what a cluster has, its nodes know
             device_of(device) if device else check_device(tables, asked, store)
         cells = cells_of(tables)
-        where = _engine(engine, address, workers, asked.device)
+        where = _engine(engine, address, workers, asked.device, cells)
         with _progress(f"{name}, {size}", len(missing(cells, store))) as report:
             claim(out, name, asked)
             relink(cells, store)
@@ -130,9 +130,9 @@ def _check_models(name: str, experiment: Experiment, given: bool, for_trained: M
             raise MismatchError(f"{option} {remedy}")
 
 
-def _engine(name: str, address: str | None, workers: int | None, device: str) -> Engine:
+def _engine(name: str, address: str | None, workers: int | None, device: str, cells: Iterable[Cell]) -> Engine:
     if name == "local":
-        return LocalEngine(workers or 1)
+        return LocalEngine(workers or usual_workers(cells, device))
     return RayEngine(address, workers or 2, gpus=1.0 if device.startswith("cuda") else 0.0)
 
 

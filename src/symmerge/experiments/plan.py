@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from symmerge.zoo.recipes import training_recipe
 
 CPU_TIMES = 40
 """How much longer a CPU takes for what is made for a GPU."""
+GPU_WORKERS = 3
 IDENTITY = "experiment.json"
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}
 
@@ -61,6 +63,16 @@ def check_device(tables: tuple[Table, ...], size: Size, store: Store) -> None:
         f"size {size.name} is made for a GPU, and PyTorch sees none here: on one core it would take about {long};"
         " use --size small, or --device cpu if that is what you want"
     )
+
+
+def usual_workers(cells: Iterable[Cell], device: str) -> int:
+    """How many cells this machine computes at once: one per core, as far as half of its memory reaches. On a GPU processes take turns, and a few
+    hide one another's preparations."""
+    if device.startswith("cuda"):
+        return GPU_WORKERS
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2e9
+    return max(1, min(cores, int(room / max((cell.cost.gigabytes for cell in cells), default=1.0))))
 
 
 def check_folder(folder: Path, name: str, size: Size, *, resume: bool) -> None:
