@@ -476,6 +476,27 @@ def test_an_experiment_beside_what_is_published(tmp_path):
     assert "What failed" in text and "What failed" not in without
 
 
+def test_many_lines_are_drawn_in_panels(tmp_path):
+    """Rows called "what, by which method" have a panel each, and each method one place in the legend; other rows stay in one drawing."""
+    one = experiment()["tables"][0]["entries"][0]
+    names = {
+        "grid": [f"{what}, {method}" for what in ("(i)", "(ii)", "(iii)") for method in ("naive", "ours", "ours, learned")],
+        "list": ["plain", "ours", "ours, learned"],
+    }
+    drawn = {}
+    for kind, rows in names.items():
+        entries = [{**one, "row": row, "cells": [f"{row} a", f"{row} b"]} for row in rows]
+        table = {**experiment()["tables"][0], "entries": entries}
+        text = report(write(tmp_path / kind, results=experiment(tables=[table], failed=[])), tmp_path / f"{kind}.html").read_text("utf-8")
+        svg = text[text.index("<svg") : text.index("</svg>")]
+        drawn[kind] = {
+            "panels": len(re.findall(r'<g id="[^"]*axes_\d+"', svg)),
+            "learned": len(re.findall(r">ours, learned</text>", svg)),
+            "bands": svg.count("band-"),
+        }
+    assert drawn == {"grid": {"panels": 3, "learned": 1, "bands": 9}, "list": {"panels": 1, "learned": 1, "bands": 3}}
+
+
 BAD = {
     "experiment": ({"results": experiment(tables=[{"title": "x"}])}, "results.json has no 'entries': write it again with symmerge experiment"),
     "no curve": ({"structure": STRUCTURE}, "no curve.json, no simplex.json, no solution.json, no universe.json, no results.json: run symmerge barrier"),

@@ -123,8 +123,8 @@ def groups(size: Size) -> tuple[Table, ...]:
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     "f-retrain": Experiment("parts re-initialised and retrained, absolute against rotary positions", "F, protocol", retrain),
-    "f-retrain-masked": Experiment("the same with models of masked text", "F, protocol", retrain_masked),
-    "f-retrain-images": Experiment("the same with classifiers of images", "F, protocol", retrain_images),
+    "f-retrain-masked": Experiment("parts re-initialised and retrained: models of masked text", "F, protocol", retrain_masked),
+    "f-retrain-images": Experiment("parts re-initialised and retrained: classifiers of images", "F, protocol", retrain_images),
     "f-orders": Experiment("every order of the heads, ours marked", "F, ablation", head_orders),
     "f-metrics": Experiment("metrics by which heads are matched", "F, ablation", metrics),
     "f-groups": Experiment("degrees of freedom per family and position encoding", "F, theory", groups),

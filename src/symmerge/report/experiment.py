@@ -16,6 +16,7 @@ from symmerge.report.tables import Table
 from symmerge.report.words import estimate, short
 
 Entry = Mapping[str, Any]
+ACROSS, MORE = 2, 2.4  # panels beside one another, and inches for each further row of them
 
 
 def summary(record: Mapping[str, Any]) -> str:
@@ -87,12 +88,36 @@ def _curves(name: str, column: str, entries: Sequence[Entry]) -> Figure | None:
         for row, line in known.items()
     ]
 
+    panels = _panels(known)
+    labels = dict.fromkeys(label for lines in panels.values() for label in lines)
+    looks = dict(zip(labels, zip(cycle(SERIES), cycle(MARKERS)), strict=False))
+
     def paint(figure: Drawing) -> None:
-        axes = figure.add_subplot(xlabel="t: share of the second model", ylabel="loss")
-        for (row, line), colour, marker in zip(known.items(), cycle(SERIES), cycle(MARKERS)):
-            paint_line(axes, [at / (len(line) - 1) for at in range(len(line))], line, row, row, colour, marker)
-        scale(axes, [point.mean for line in known.values() for point in line])
+        drawn = figure.subplots(-(-len(panels) // ACROSS), min(len(panels), ACROSS), sharex=True, sharey=True, squeeze=False).flatten()
+        shown: set[str] = set()
+        for axes, (title, lines) in zip(drawn, panels.items(), strict=False):
+            axes.set_title(title, fontsize="medium")
+            for label, line in lines.items():
+                paint_line(axes, [at / (len(line) - 1) for at in range(len(line))], line, f"{title} {label}", "" if label in shown else label, *looks[label])
+                shown.add(label)
+        for axes in drawn[len(panels) :]:
+            axes.set_visible(False)
+        drawn[0].set_ylabel("loss")
+        scale(drawn[0], [point.mean for line in known.values() for point in line])
+        for axes in drawn[max(0, len(panels) - ACROSS) : len(panels)]:
+            axes.set_xlabel("t: share of the second model")
         legend(figure)
 
-    svg = draw(name, f"Loss along the line, {column}", " ".join(said), size_of([*known]), paint)
+    width, height = size_of([*labels])
+    svg = draw(name, f"Loss along the line, {column}", " ".join(said), (width, height + MORE * (-(-len(panels) // ACROSS) - 1)), paint)
     return Figure.of(svg, f"{column}: loss on the straight line between the models, mean over the pairs; shaded: standard error.")
+
+
+def _panels(known: Mapping[str, list[Estimate]]) -> dict[str, dict[str, list[Estimate]]]:
+    """Panel -> label -> line: rows called "what, by which method" have a panel for each what; others are in one. A dozen lines in one drawing tell nothing."""
+    found: dict[str, dict[str, list[Estimate]]] = {}
+    for row, line in known.items():
+        what, _, method = row.partition(", ")
+        found.setdefault(what, {})[method] = line
+    grid = len(found) > 1 and all(len(lines) > 1 and "" not in lines for lines in found.values())
+    return found if grid else {"": dict(known)}
