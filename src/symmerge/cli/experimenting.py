@@ -20,7 +20,7 @@ from symmerge.experiments.cluster import RayEngine
 from symmerge.experiments.engines import Engine, LocalEngine
 from symmerge.experiments.given import gather, relink
 from symmerge.experiments.parts import MEASURED
-from symmerge.experiments.plan import check_data, check_device, check_folder, check_given, claim, listed, sized, usual_workers
+from symmerge.experiments.plan import check_begun, check_data, check_device, check_folder, check_given, claim, listed, sized, usual_workers
 from symmerge.experiments.results import PAGE, RESULTS, finish, printed
 from symmerge.experiments.runner import Outcome, Report, State, missing, run
 from symmerge.experiments.store import Store
@@ -46,7 +46,7 @@ def experiment(
     models: Annotated[
         list[str] | None,
         typer.Option(
-            help="Models that are there already, instead of trained ones: checkpoint folders, names on the hub (owner/name), or multiberts.",
+            help="Models that are there already, instead of trained ones (v-tasks: to fine-tune): checkpoint folders, names on the hub (owner/name), or multiberts.",
             metavar="A B ...",
             show_default=False,
         ),
@@ -66,7 +66,8 @@ def experiment(
     A table is a grid of cells (train a model, measure a line), each computed once and kept under --out. Kill it whenever you like, even with kill -9: --resume goes on.
     A cell that fails is tried three times; the others are computed all the same, and the exit code is 1.
 
-    With --models nothing is trained: the table is computed of these, their pairs one column. Cells go by what models and data are, not by where they lie.
+    With --models nothing is trained: the table is computed of these, their pairs one column. Only v-tasks trains them further, on its own tasks (python-topics,
+    or GLUE's in --data), so it takes no --test-data. Cells go by what models and data are, not by where they lie.
 
     Examples: [bold]symmerge experiment NAME --size smoke --out ./smoke[/], [bold]symmerge experiment NAME --size published --dry-run --out ./full[/],
     [bold]symmerge experiment NAME --out /shared/full --size published --engine ray --address auto --workers 16[/],
@@ -92,6 +93,7 @@ def experiment(
         check_folder(out, name, asked, resume=resume or dry_run)
         tables = chosen.tables(asked)
         check_given(name, tables)
+        check_begun(tables)
         if dry_run:
             console.show_table(f"{name}, size {size}: {chosen.about}; times on one worker", listed(tables, asked, store))
             return
@@ -124,10 +126,10 @@ def _check_models(name: str, experiment: Experiment, given: bool, for_trained: M
 
         takers = [known for known, found in EXPERIMENTS.items() if found.takes]
         raise MismatchError(f"{name} has to train its models itself: leave out --models, or choose {either(takers) if takers else 'another experiment'}")
-    remedy = "is for models that are trained, and --models are there already: leave one of them out" if given else "goes with --models: add --models A B"
-    for option, value in (for_trained if given else for_given).items():
-        if value:
-            raise MismatchError(f"{option} {remedy}")
+    refused = experiment.takes.refuses if given and experiment.takes else dict.fromkeys(for_given, "goes with --models: add --models A B")
+    for option, value in {**for_trained, **for_given}.items():
+        if value and option in refused:
+            raise MismatchError(f"{option} {refused[option]}")
 
 
 def _engine(name: str, address: str | None, workers: int | None, device: str, cells: Iterable[Cell]) -> Engine:

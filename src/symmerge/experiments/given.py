@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -22,15 +22,28 @@ from symmerge.widen import widen
 
 SHORT = {"multiberts": tuple(f"google/multiberts-seed_{seed}" for seed in range(1, 6))}
 """Names for several models at once."""
+_THERE = "is for models that are trained, and --models are there already: leave one of them out"
+_LEARNED = (
+    "is for models that are measured as they are, and these are trained further, on the experiment's own tasks: leave it out (their data sets: --data FOLDER)"
+)
+# options that do not go with models that are measured as they are, and with those that are trained further
+AS_THEY_ARE = {"--seeds": _THERE, "--data": _THERE}
+FURTHER = {"--seeds": _THERE, "--test-data": _LEARNED, "--train-data": _LEARNED}
 MEANINGS = (".tsv", ".csv", ".jsonl", ".npz", ".xz")  # endings of files that say how they are read
 
 
 @dataclass(frozen=True)
 class Takes:
-    """What an experiment takes where models are given: at least so many, alike, or of different widths."""
+    """What an experiment takes where models are given: at least so many, alike, or of different widths; measured as they are, or trained further first."""
 
     least: int = 2
     widths: bool = False
+    further: bool = False
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        """Options that do not go with such models, and why."""
+        return FURTHER if self.further else AS_THEY_ARE
 
 
 @dataclass(frozen=True)
@@ -64,26 +77,34 @@ class GivenModel:
 
 @dataclass(frozen=True)
 class Given:
-    """Models of one kind, and what they are measured on and matched by. What `record` says decides results, and where things lie does not."""
+    """Models of one kind, and what they are measured on and matched by: nothing that is given, where they are trained further.
+
+    What `record` says decides results, and where things lie does not.
+    """
 
     models: tuple[GivenModel, ...]
     architecture: str
     layers: int
     task: str
-    test: Data
+    test: Data | None
     train: Data | None
 
     @property
     def column(self) -> str:
+        assert self.test is not None
         return f"{self.architecture}, {self.test.record['name']}"
 
     @property
+    def data(self) -> dict[str, Data | None]:
+        return {"test": self.test, "train": self.train}
+
+    @property
     def places(self) -> dict[str, str]:
-        return {"test": self.test.place, **({"train": self.train.place} if self.train else {})}
+        return {part: data.place for part, data in self.data.items() if data}
 
     @property
     def record(self) -> dict[str, Any]:
-        data = {"test": self.test.record, "train": self.train.record if self.train else None}
+        data = {part: data.record if data else None for part, data in self.data.items()}
         return {"architecture": self.architecture, "models": [model.content for model in self.models], "task": self.task, **data}
 
 
@@ -92,14 +113,15 @@ def gather(experiment: str, takes: Takes, names: Sequence[str], test: str | None
     names = [one for name in names for one in (SHORT.get(name, (name,)) if not Path(name).is_dir() else (name,))]
     if len(names) < takes.least:
         raise MismatchError(f"--models {' '.join(names)}: {experiment} needs {takes.least} models or more, {len(names)} given; add some")
-    on, by = _data(experiment, test, train)
+    on, by = (None, None) if takes.further else _data(experiment, test, train)
     folders = [local_folder(name) for name in names]
     opened = [load(folder) for folder in folders]
     check_models(experiment, takes, opened)
     found = tuple(GivenModel(name, folder, content_of(folder), model.parameters) for name, folder, model in zip(names, folders, opened, strict=True))
     _different(found)
     kind, first = task_of(opened[0]), opened[0].spec
-    make_task(kind, on.place, opened[:1], samples=samples)
+    if on:
+        make_task(kind, on.place, opened[:1], samples=samples)
     if by and by.place != "self":
         make_task(kind, by.place, opened[:1], most=1)
     return Given(found, first.architecture, sum(name.startswith("ff.") for name in first.spaces), kind, on, by)

@@ -53,9 +53,9 @@ def columns(size: Size, table: Mapping[str, Mapping[str, tuple[str, Mapping[str,
     return {size.given.column: ("", GIVEN.get(size.name, {}))} if size.given else by_scale(size, table)
 
 
-def differs(size: Size, otherwise: str) -> str:
+def differs(size: Size, otherwise: str, *, given: str = GIVEN_DIFFERS) -> str:
     """In what our setting is another than the paper's."""
-    return GIVEN_DIFFERS if size.given else otherwise
+    return given if size.given else otherwise
 
 
 def model(size: Size, recipe: str, seed: int, *, config: Mapping[str, Any] | None = None, base: Cell | None = None) -> Cell:
@@ -63,7 +63,7 @@ def model(size: Size, recipe: str, seed: int, *, config: Mapping[str, Any] | Non
     schedule = SMOKE if size.name == "smoke" else {}
     settings = {"recipe": recipe, "seed": seed, "config": dict(config or {}), "schedule": schedule, "device": size.device}
     settings["content"] = asdict(training_recipe(recipe))  # another recipe under the same name is another cell
-    label = f"{recipe}{'*' if config else ''}, seed {seed}"
+    label = f"{recipe}{'*' if config else ''}, {base.label if base and size.given else f'seed {seed}'}"
     return _cell(size, "train", settings, (base,), label, "again") if base else _cell(size, "train", settings, (), label, "train")
 
 
@@ -144,14 +144,15 @@ def _measured(size: Size, of: Cell, method: str, options: Mapping[str, Any]) -> 
 
 
 def _data(size: Size, of: Cell, method: str) -> dict[str, Any]:
-    if size.given is None:
+    if "recipe" in of.settings:
         return {"recipe": of.settings["recipe"]}
+    assert size.given and size.given.test
     train = {"train": size.given.train and size.given.train.content} if method != PLAIN and matching_recipe(method).needs_data else {}
     return {"task": size.given.task, "test": size.given.test.content, **train}
 
 
 def _places(size: Size) -> dict[str, Any]:
-    return {"places": size.given.places} if size.given else {}
+    return {"places": size.given.places} if size.given and size.given.places else {}
 
 
 def _cell(size: Size, step: str, settings: Mapping[str, Any], needs: tuple[Cell, ...], label: str, takes: str, **beside: Any) -> Cell:

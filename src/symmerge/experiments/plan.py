@@ -17,7 +17,9 @@ from symmerge.experiments.given import Given
 from symmerge.experiments.runner import missing
 from symmerge.experiments.store import Store, write_whole
 from symmerge.experiments.tables import SIZES, Size, Table, cells_of
+from symmerge.model import load
 from symmerge.zoo import sources
+from symmerge.zoo.begin import check_begin
 from symmerge.zoo.recipes import training_recipe
 
 CPU_TIMES = 40
@@ -51,6 +53,14 @@ def check_given(name: str, tables: tuple[Table, ...]) -> None:
     if lacking:
         remedy = "add --train-data DATA, other data than --test-data (language models can write their own: --train-data self)"
         raise DataError(f"{name}: the methods {', '.join(lacking)} look at data or learn from it: {remedy}")
+
+
+def check_begun(tables: tuple[Table, ...]) -> None:
+    """That models which are given can be trained further, where that is what an experiment does."""
+    trained = [cell for cell in with_needs(cells_of(tables)) if "recipe" in cell.settings]
+    begun = ((cell.settings["recipe"], need.beside["place"]) for cell in trained for need in cell.needs if "place" in need.beside)
+    for recipe, place in dict.fromkeys(begun):
+        check_begin(recipe, load(place))
 
 
 def check_device(tables: tuple[Table, ...], size: Size, store: Store) -> None:

@@ -21,7 +21,7 @@ class Size:
     points: int
     device: str = "cpu"
     data: Path | None = None  # where data sets lie that do not come with the installation
-    given: Given | None = None  # models that are there already: none is trained
+    given: Given | None = None  # models that are there already, in the place of those trained from seeds
 
 
 @dataclass(frozen=True)
