@@ -45,7 +45,7 @@ REFUSED = {
     "no data, a language model": ("gpt2", ("--method", "activations"), "give --data: a text file, python-docs:train or hf:NAME; or self, which needs no data"),
     "no data, images": ("vit", ("--method", "activations"), "give --data: digits:train, an .npz file, a folder"),
     "no data, a recipe": ("bert-classifier", ("--recipe", "correlation"), "give --data: a TSV, CSV or JSONL file"),
-    "images write nothing": ("vit", ("--method", "activations", "--data", "self"), "only language models write their own inputs"),
+    "classifiers of texts write nothing": ("bert-classifier", ("--method", "activations", "--data", "self"), "nobody makes inputs for the task text"),
     "recipe against method": ("gpt2", ("--method", "weights", "--recipe", "correlation"), "--recipe correlation is for --method activations, not weights"),
     "method against recipe": ("gpt2", ("--method", "activations", "--recipe", "symmerge"), "choose one of activations, activations-untied, correlation"),
     "data for weights": ("gpt2", ("--data", "{place}/text.txt"), "weights are matched without data; add --method activations"),

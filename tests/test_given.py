@@ -131,6 +131,13 @@ def test_every_experiment_that_takes_models_has_one_column_of_them(name):
             assert {entry.column for table in tables for entry in table.entries} == {asked.given.column}
 
 
+def test_each_row_of_what_learning_needs_is_another_cell():
+    size = size_of("t-learning", "bert-0", "bert-1", size="small")
+    classifiers = replace(size, given=replace(size.given, task="text"))  # nobody writes for them
+    rows, fewer = ({entry.row: entry.cells[0].key for entry in EXPERIMENTS["t-learning"].tables(asked)[0].entries} for asked in (size, classifiers))
+    assert len(set(rows.values())) == len(rows) == 10 and rows.keys() - fewer.keys() == {"no data at all"}
+
+
 def test_widths_and_many_and_features(tmp_path):
     """What differs from lines between equal models: unequal pairs, all at once, as many layers as there are."""
     asked = {

@@ -436,9 +436,9 @@ def test_too_few_samples_are_refused():
         learn(data=own(samples=1))
 
 
-def test_models_that_write_nothing_need_data():
-    with pytest.raises(MismatchError, match=r"writes no inputs of its own .*: give data to learn from"):
-        LearnedMatching(start=Alignment.identity(ready("vit").spec)).solve(*pair("vit"))
+def test_models_that_nobody_writes_for_need_data():
+    with pytest.raises(MismatchError, match=r"has no inputs without data .*: give data to learn from"):
+        LearnedMatching(start=Alignment.identity(ready("bert-classifier").spec)).solve(*pair("bert-classifier"))
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"rate": 0.0}, {"rate": math.nan}, {"batch": 0}, {"accumulate": 0}, {"held_out": 1.0}, {"patience": 0}])
@@ -461,7 +461,7 @@ def test_parents_write_where_there_is_no_data(monkeypatch):
     monkeypatch.setattr("symmerge.matching.learned.OWN_SAMPLES", {"clm": 24})
     said = []
     solution = learn(data=None, steps=3, report=said.append)
-    assert "the parents write what is learned from" in said and solution.settings["data"] == "self"
+    assert "no data to learn from: the models write text" in said and solution.settings["data"] == "self"
     assert solution.objective == learn(steps=3).objective  # the same text as from the task
 
 

@@ -93,8 +93,8 @@ def test_merge_repairs_on_request_and_says_so(pair, tmp_path):
 
 
 REFUSED = {
-    "no inputs": ("vit", ("--method", "learned"), "learning needs something to learn from: give --data"),
-    "own text of an image model": ("vit", ("--method", "learned", "--data", "self"), "only language models write their own inputs"),
+    "no inputs": ("bert-classifier", ("--method", "learned"), "learning needs something to learn from: give --data"),
+    "own text of a classifier": ("bert-classifier", ("--method", "learned", "--data", "self"), "nobody makes inputs for the task text"),
     "steps without learning": ("gpt2", ("--steps", 5), "--steps 5: nothing is learned by weights; add --method learned"),
     "no such space": ("gpt2", (*LEARN, "--spaces", "tail"), "nothing of this model is called 'tail': there are ff, heads, residual"),
     "no such sampler": ("gpt2", (*LEARN, "--sampler", "dice"), "no sampler called 'dice': there are narrow"),

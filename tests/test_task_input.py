@@ -118,7 +118,7 @@ BAD = {
     "a picture that is none": ("image", "vit", picture("0/bad.png", b"no picture"), ["0/bad.png cannot be read as a picture", "replace or remove"]),
     "an empty picture": ("image", "vit", picture("0/bad.jpg", b""), ["0/bad.jpg cannot be read as a picture"]),
     "a class too many": ("image", "vit", picture("cat/good.png", b""), ["0, 1, 2, 3 and 2 more", "5 classes without names"]),
-    "own pictures": ("image", "vit", lambda folder: "self", ["only language models write their own inputs"]),
+    "own rows": ("text", "bert-classifier", lambda folder: "self", ["nobody makes inputs for the task text", "only for mlm, clm, image", "data with labels"]),
     "masked for a causal model": ("mlm", "gpt2", lambda folder: "python-docs", ["GPT2LMHeadModel, for causal-lm", "mlm is for masked-lm", "use clm"]),
     "causal for a masked model": ("clm", "bert", lambda folder: "python-docs", ["BertForMaskedLM", "use mlm"]),
     "images for text": ("image", "bert-classifier", lambda folder: "digits", ["for text-classification", "use text"]),

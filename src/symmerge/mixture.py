@@ -69,6 +69,7 @@ def evaluate(mixture: Mixture, task: Task, places: Sequence[Shares], *, progress
 
     One pass over the data: batches outside, places inside.
     """
+    task.check_labels()
     scores, together = [[] for _ in places], []
     for number, batch in enumerate(task.batches, 1):
         batch = {name: tensor.to(mixture.device) for name, tensor in batch.items()}

@@ -71,6 +71,7 @@ def repair(
     Module by module in the order of the forward pass, because what one gives depends on those before it; all at once makes most merges worse.
     """
     _belongs(merged, parents, shares)
+    task.check_labels()
     if task.samples < FEWEST:
         raise DataError(f"{task.samples} samples of {task.data} are too few to repair by: give {FEWEST} or more")
     same_tokenizers(parents)

@@ -191,6 +191,9 @@ def merge(
         plan.check(opened, at=bool(at), attention=attention, repair=repair)
         times = _times(at or [])
         piece_time(opened[0].spec, 0.5, times)  # a part that is not there is refused before the work
+        mend_by = options.inputs(spelled, repair_data or data or "self", seed=seed, device=device) if repair else None
+        if mend_by:
+            mend_by.check_labels()
         aligned, evidence = opened, None
         if method == "none" and recipe:
             raise MismatchError(f"--method none aligns nothing: leave out --recipe {recipe}")
@@ -212,10 +215,9 @@ def merge(
             merged = average(aligned[0], aligned[1], plan.shares[1], at=times, attention=attention, evidence=evidence)  # type: ignore[arg-type]
         else:
             merged = plan.merged(aligned, evidence)
-        if repair:
-            task = options.inputs(spelled, repair_data or data or "self", seed=seed, device=device)
-            mended = restore(merged, aligned, task, shares=plan.shares, part=repair, device=device)  # type: ignore[arg-type]
-            merged, loss = mended.model, task.metrics[0]
+        if mend_by:
+            mended = restore(merged, aligned, mend_by, shares=plan.shares, part=repair, device=device)  # type: ignore[arg-type]
+            merged, loss = mended.model, mend_by.metrics[0]
             console.out.print(f"repaired {repair}: {loss} {mended.before[loss]:.4f} before, {mended.after[loss]:.4f} after, on a part held out", soft_wrap=True)
         with console.progress("writing", len(merged.weights.names())) as tick:
             save(merged, out, overwrite=overwrite, progress=tick)

@@ -22,7 +22,7 @@ from symmerge.matching.recipes import RECIPES, Recipe, with_options
 from symmerge.mixture import one_table
 from symmerge.model import Model, device_of, load
 from symmerge.simplex import POINTS as TOGETHER_POINTS
-from symmerge.tasks import Task, make_task, task_of
+from symmerge.tasks import OWN, Task, make_task, task_of
 
 POINTS = 21
 KINDS = dict(zip(BARRIERS, ("over the mean", "over the line"), strict=True))
@@ -74,6 +74,7 @@ def barrier(
         device_of(device)
         opened = [load(folder) for folder in folders]
         made = make_task(task, data, opened, samples=samples, seed=seed, device=device)  # bad data is refused before anything is solved
+        made.check_labels()
         solvers = {name.strip(): _line_solver(name.strip(), seed, device, steps) for name in method.split(",")}
         if steps and not any(_learns(recipe) for recipe in solvers.values()):
             raise MismatchError(f"--steps {steps}: none of {', '.join(solvers)} learns; leave it out, or add learned to --method")
@@ -120,7 +121,7 @@ def _with_inputs(
         if calibration or samples:
             raise MismatchError(f"--calibration: none of {', '.join(solvers)} looks at activations; leave it out, or add one that does to --method")
         return dict(solvers)
-    if calibration is None and all(map(_learns, looking.values())) and task_of(models[0]) in ("mlm", "clm"):
+    if calibration is None and all(map(_learns, looking.values())) and task_of(models[0]) in OWN:
         calibration = "self"
     if calibration is None:
         raise MismatchError(f"{', '.join(looking)}: activations need something to look at: give --calibration: {INPUTS[task_of(models[0])]}")

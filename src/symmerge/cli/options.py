@@ -25,7 +25,7 @@ from symmerge.matching.weights import WeightMatching
 from symmerge.model import Model, device_of, load
 from symmerge.processes import own_device
 from symmerge.statistics import Statistics
-from symmerge.tasks import Task, make_task, task_of
+from symmerge.tasks import OWN, Task, make_task, task_of
 from symmerge.widen import Units as UnitKind
 from symmerge.widen import widen
 
@@ -125,7 +125,8 @@ Residual = Annotated[str, typer.Option(help="How the stream may move: full, perm
 Method = Annotated[
     str | None,
     typer.Option(
-        help=f"How to find the symmetry: {either(METHODS)}. Weights need no data, learned none for language models.", show_default="weights, or by recipe"
+        help=f"How to find the symmetry: {either(METHODS)}. Weights need no data; learned makes its own, but for classifiers of texts.",
+        show_default="weights, or by recipe",
     ),
 ]
 RecipeName = Annotated[
@@ -138,7 +139,7 @@ RecipeName = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(
-        help="Inputs on which activations are seen, or that are learned from: self (text the models write), digits:train, python-docs:train, a file (text, .xz, TSV, CSV, JSONL,"
+        help="Inputs on which activations are seen, or that are learned from: self (no data: text the models write, or pictures drawn for them), digits:train, python-docs:train, a file (text, .xz, TSV, CSV, JSONL,"
         " .npz), a folder of pictures, or hf:NAME. What models were trained on, never what a merge is measured on.",
         show_default=False,
     ),
@@ -193,7 +194,7 @@ Config = Annotated[
 INPUTS = {
     "mlm": "a text file, python-docs:train or hf:NAME; or self, which needs no data: the models write the text",
     "clm": "a text file, python-docs:train or hf:NAME; or self, which needs no data: the models write the text",
-    "image": "digits:train, an .npz file, a folder with a subfolder of pictures per class, or hf:NAME",
+    "image": "digits:train, an .npz file, a folder with a subfolder of pictures per class, or hf:NAME; or self, which needs no data: pictures are drawn",
     "text": "a TSV, CSV or JSONL file with the columns label and text, or hf:NAME",
 }
 
@@ -298,7 +299,7 @@ def solver(
     _refuse_unused(chosen, learning, {"data": data, "samples": samples, "statistics": statistics, "score": score})
     if not chosen.needs_data:
         return with_options(chosen, **how, seed=seed, device=device)
-    if data is None and learns and task_of(models[0]) in ("mlm", "clm"):
+    if data is None and learns and task_of(models[0]) in OWN:
         data = "self"
     if data is None and (statistics is None or samples is not None):
         what = "learning needs something to learn from" if learns else "activations need something to look at"

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from symmerge.experiments.given import Takes
-from symmerge.experiments.parts import columns, line, lines, models, row, together, unequal
+from symmerge.experiments.parts import by_scale, columns, line, lines, models, row, together, unequal
 from symmerge.experiments.parts import differs as differs_from
 from symmerge.experiments.tables import Entry, Experiment, Size, Table
+from symmerge.tasks import OWN
 from symmerge.zoo.recipes import training_recipe
 from symmerge.zoo.sources import files_of, has_data
 
@@ -54,6 +55,8 @@ WIDER = {
 }
 SAMPLERS = {"U(0.4, 0.6)": "narrow", "0.5": "fixed", "U(0, 1)": "wide", "N(0.5, 0.1)": "normal", "Beta(2, 2)": "beta:2,2"}
 SWEEPS = (1, 2, 5, 10)
+INPUTS = (32, 256)
+FEWER_STEPS = {"small": 20, "published": 100}
 SMALL_DIFFERS = "Small models and embedded data (digits, Python's documentation), so the numbers are no reproduction; the published size is."
 
 
@@ -138,6 +141,32 @@ def spaces(size: Size) -> tuple[Table, ...]:
     return (Table("Which symmetries are learned", tuple(entries), "All start from the same weight matching.", differs(size)),)
 
 
+def needs(size: Size) -> tuple[Table, ...]:
+    """Every row changes one thing of the first; the last is its start."""
+    fewer, start = by_scale(size, FEWER_STEPS), by_scale(size, {"small": "weights-only", "published": "weights"})
+    rows: dict[str, Mapping[str, Any]] = {
+        "from weights": {},
+        "from activations": {"start": "activations"},
+        "from models as they are": {"start": "identity"},
+        "labels instead of the parents' answers": {"target": "labels"},
+        **{f"{count} inputs": {"inputs": count} for count in INPUTS},
+        f"{fewer} steps": {"steps": fewer},
+        "permutations stay": {"permutations": False},
+        "no data at all": {"data": "self"},
+    }
+    if size.given and size.given.task not in OWN:
+        del rows["no data at all"]
+    entries: list[Entry] = []
+    for column, (recipe, base) in first(size).items():
+        found = models(size, recipe)
+        entries += [row(name, column, lines(size, found, "learned", **{**base, "start": start, **changes})) for name, changes in rows.items()]
+        entries.append(row("weights, not learned", column, lines(size, found, {"weights": "symmerge"}.get(start, start))))
+    about = (
+        "Barrier of learned matching. Each row changes one thing of the first; without data, language models write text, and dead leaves are drawn for others."
+    )
+    return (Table("What learned matching needs", tuple(entries), about, differs(size)),)
+
+
 def widths(size: Size) -> tuple[Table, ...]:
     entries: list[Entry] = []
     for column, (recipe, learning) in first(size).items():
@@ -168,6 +197,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "t-iterations": Experiment("sweeps of weight matching, permutations against rotations", "T, ablation", iterations, ANY),
     "t-soft": Experiment("soft permutations, and what remains of them when hardened", "T", soft, ANY),
     "t-spaces": Experiment("what each symmetry buys when it is learned", "ours", spaces, ANY),
+    "t-learning": Experiment("what learned matching needs: a start, a target, inputs, steps, flips", "ours", needs, ANY),
     "t-widths": Experiment("a narrow model merged into a wide one", "T, widths", widths, Takes(widths=True)),
     "t-many": Experiment("three models merged into one", "T, many models", many, Takes(least=3)),
 }

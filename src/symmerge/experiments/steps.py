@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,12 +24,13 @@ from symmerge.experiments.given import Data
 from symmerge.experiments.parts import PLAIN
 from symmerge.inspection import summary
 from symmerge.many import align_many
-from symmerge.matching.learned import FIRST_SAMPLES, most_inputs
+from symmerge.matching.learned import FIRST_SAMPLES, LearnedMatching, most_inputs
 from symmerge.matching.recipes import Recipe, recipe, with_options
+from symmerge.matching.search import Matching
 from symmerge.matching.weights import WeightMatching
 from symmerge.model import Model, load
 from symmerge.simplex import first, measure
-from symmerge.tasks import Task, make_task
+from symmerge.tasks import Task, make_task, task_of
 from symmerge.tasks.base import some
 from symmerge.verify import verify
 from symmerge.widen import widen
@@ -40,7 +41,13 @@ from symmerge.zoo.train import train as fit
 VERSION = 2
 Settings = Mapping[str, Any]
 Say = Callable[[str], None]
-STARTS = {"weights": WeightMatching(), "weights-only": WeightMatching(own_text=False), "identity": "identity"}
+# where learning starts -> who finds it, given what is learned from
+STARTS: Mapping[str, Callable[[Task], Matching | Literal["identity"]]] = {
+    "weights": lambda _: WeightMatching(),
+    "weights-only": lambda _: WeightMatching(own_text=False),
+    "activations": LearnedMatching.activations,
+    "identity": lambda _: "identity",
+}
 
 
 def train(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
@@ -158,17 +165,17 @@ def _reader(by: TrainingRecipe, models: list[Model]) -> Path | None:
 
 
 def _solver(settings: Settings, models: list[Model]) -> Recipe:
-    """The method with its options, and with something to look at where it needs that: training data, never what is measured on."""
+    """The method with its options, and with something to look at where it needs that: training data, never what is measured on; or none (`self`)."""
     chosen, options = recipe(settings["method"]), dict(settings["options"])
     if chosen.needs_data:
-        kind, source = _source(settings, models, "train")
+        kind, source = (task_of(models[0]), "self") if options.pop("data", None) == "self" else _source(settings, models, "train")
         asked, learns = options.pop("inputs", None), chosen.method != "activations"
         task = make_task(kind, source, models, most=asked or (most_inputs(kind, source) if learns else None), seed=1, device=settings["device"])
         options["data"] = task if asked or learns else some(task, FIRST_SAMPLES[task.name])
     if "spaces" in options:
         options["spaces"] = tuple(options["spaces"])
     if "start" in options:
-        options["start"] = STARTS[options["start"]]
+        options["start"] = STARTS[options["start"]](options["data"])
     return with_options(chosen, **options, device=settings["device"])
 
 

@@ -1,7 +1,7 @@
 """Learned matching: move the elements themselves, by gradient, so that the models between A and B get better.
 
 Only group elements are trained: both ends stay exactly the parents, and every merge is a stock checkpoint. The target is what the parents predict
-together, so no label is needed, and no data either where the parents write their own.
+together, so no label is needed, and no data either where the parents write their own, or look at pictures that are drawn for them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, final, get_args
 import torch
 
 from symmerge.alignment import Alignment
-from symmerge.errors import MismatchError
+from symmerge.errors import DataError, MismatchError
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.base import Solution
 from symmerge.matching.joint import Joint
@@ -29,15 +29,15 @@ from symmerge.matching.weights import WeightMatching
 from symmerge.model import Model, device_of
 from symmerge.processes import agreed, own_device, place
 from symmerge.spec import Spec, listing
-from symmerge.tasks.base import Task, some
+from symmerge.tasks.base import UNLABELLED, Task, some
 from symmerge.tasks.choose import same_tokenizers
-from symmerge.tasks.make import make_task, task_of
+from symmerge.tasks.make import OWN, OWN_LABELLED, make_task, task_of
 from symmerge.verify import full_module
 
 PARTS = {"residual": ("residual",), "heads": ("head", "query", "qk", "vo"), "ff": ("ff",), "classifier": ("pooled", "classifier", "transform")}
 """What moves, in words; the spaces that belong to each."""
 SAMPLES = {"clm": 2000, "mlm": 4000, "image": 10_000, "text": 10_000}  # to learn from: as many as there are, up to these
-OWN_SAMPLES = {"clm": 512, "mlm": 1024}  # of text the parents write, where there is no data
+OWN_SAMPLES = {"clm": 512, "mlm": 1024, "image": 4000}  # of text the parents write or pictures that are drawn, where there is no data
 FIRST_SAMPLES = {"clm": 24, "mlm": 48, "image": 256, "text": 256}  # of them, for the start by activations: more have not helped
 
 
@@ -51,7 +51,8 @@ def most_inputs(kind: str, data: str) -> int | None:
 class LearnedMatching:
     """Options of learned matching: `LearnedMatching(data=make_task("image", "digits:train", [a, b]))`.
 
-    `data` is a task whose inputs are learned on; None lets language models write their own text. `target` is what the middle should answer: what its
+    `data` is a task whose inputs are learned on; None lets language models write their own text, and draws pictures for
+    models of images. `target` is what the middle should answer: what its
     parents say together, or the labels. `start` finds where learning starts (None: from weights, and from activations where there is data), or is an
     alignment, or "identity". `epochs`, if given, says how many times all is learned from, instead of `steps`. `spaces` may name what moves (residual, heads, ff, classifier, or single spaces); without `permutations` units, heads and a permuted
     stream stay as the start found them; `flips` is the largest share of places that may flip at a time. `patience` is how many looks (20 a run) may
@@ -87,6 +88,8 @@ class LearnedMatching:
                 raise MismatchError(f"{name} {getattr(self, name)}: give a number above 0{' and below 1' if name == 'held_out' else ''}")
         if self.target not in get_args(Target):
             raise MismatchError(f"target {self.target}: there are {', '.join(get_args(Target))}")
+        if self.data and self.target == "labels":
+            self.data.check_labels()
 
     def record(self) -> dict[str, Any]:
         """The options, for solution.json."""
@@ -103,7 +106,7 @@ class LearnedMatching:
 
     @staticmethod
     def first(data: Task | None, **options: Any) -> Matching:
-        """Where learning starts if nothing else is said: text that the parents wrote is no data, and weight matching writes its own."""
+        """Where learning starts if nothing else is said: what was made for the parents is no data, and weight matching lets them write for itself."""
         return WeightMatching(**options) if data is None or data.data == "self" else LearnedMatching.activations(data, **options)
 
     @staticmethod
@@ -130,8 +133,10 @@ class LearnedMatching:
         if a.spec.fingerprint != b.spec.fingerprint:
             raise MismatchError(f"{a.where} and {b.where} cannot be aligned; they differ in: {'; '.join(a.spec.differences(b.spec))}")
         spaces = self.chosen(a.spec)
-        if self.data is None and task_of(a) not in OWN_SAMPLES:
-            raise MismatchError(f"{a.where} writes no inputs of its own (it is no language model): give data to learn from")
+        if self.data is None and task_of(a) not in OWN:
+            raise MismatchError(f"{a.where} has no inputs without data (it is a classifier of texts): give data to learn from")
+        if self.data is None and self.target == "labels" and task_of(a) not in OWN_LABELLED:
+            raise DataError(UNLABELLED)
         entry = agreed(journal.read) if journal else None
         entry = entry if entry and "learned" in entry.record else None
         if place()[0]:  # of several processes the first one speaks and keeps the journal
@@ -185,7 +190,7 @@ class LearnedMatching:
         task = self.data
         if task is None:
             kind = task_of(models[0])
-            report("the parents write what is learned from")
+            report(f"no data to learn from: {OWN[kind]}")
             task = make_task(kind, "self", models, most=most_inputs(kind, "self"), seed=self.seed, device=str(device))
         same_tokenizers(models)
         learned, held = shuffled(task, self.batch or batch_size(task), self.seed, self.held_out)

@@ -2,6 +2,6 @@
 
 from symmerge.errors import DataError
 from symmerge.tasks.base import Batch, Readout, Task, batched
-from symmerge.tasks.make import TASKS, make_task, task_of
+from symmerge.tasks.make import OWN, TASKS, make_task, task_of
 
-__all__ = ["TASKS", "Batch", "DataError", "Readout", "Task", "batched", "make_task", "task_of"]
+__all__ = ["OWN", "TASKS", "Batch", "DataError", "Readout", "Task", "batched", "make_task", "task_of"]

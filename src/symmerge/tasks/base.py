@@ -17,6 +17,9 @@ Batch = Mapping[str, Tensor]  # what a stock model takes, `labels` included: mod
 Columns = Mapping[str, np.ndarray]  # one number per sample and column, in float64
 
 IGNORED = -100  # the label transformers gives tokens that do not count
+UNLABELLED = (
+    "pictures that were drawn (data self) have no labels, so there is no loss to measure or to learn: give data with labels, or --target parents to learn"
+)
 
 
 class Readout(ABC):
@@ -90,6 +93,11 @@ class Task:
     def metrics(self) -> tuple[str, ...]:
         """The names of the numbers it gives; the first is the loss."""
         return self.readout.metrics
+
+    def check_labels(self) -> None:
+        """Refuse inputs without labels, where a loss is wanted: before anything is computed."""
+        if not self.metrics:
+            raise DataError(UNLABELLED)
 
     @torch.no_grad()
     def losses(self, module: nn.Module, batch: Batch) -> Columns:

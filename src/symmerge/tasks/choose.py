@@ -69,11 +69,16 @@ def check_tokens(model: Model, largest: int) -> None:
         raise MismatchError(f"the tokenizer of {model.where} has a token {largest}, the model knows {known}: it is another model's; restore its own")
 
 
+def has_image_processor(model: Model) -> bool:
+    """Whether its folder says how its pictures are normalised."""
+    return model.path is not None and any(file.name == "preprocessor_config.json" for file in model.files)
+
+
 def image_processor_of(model: Model) -> Any:
     """The image processor in the checkpoint's folder."""
     from transformers import AutoImageProcessor
 
-    if model.path is None or not any(file.name == "preprocessor_config.json" for file in model.files):
+    if not has_image_processor(model):
         raise MismatchError(
             f"{model.where} has no image processor, so nobody knows how its pictures were normalised: put its preprocessor_config.json into the folder,"
             " or give an .npz with floats [n, c, h, w] that are normalised already"

@@ -12,11 +12,12 @@ import torch
 
 from symmerge.errors import DataError, MismatchError
 from symmerge.model import Model
-from symmerge.tasks.base import Batch, Readout, Task, batched
-from symmerge.tasks.choose import check_tokens, chosen, class_numbers, image_processor_of, longest, tokenizer_of, values
+from symmerge.tasks.base import IGNORED, Batch, Readout, Task, batched
+from symmerge.tasks.choose import check_tokens, chosen, class_numbers, has_image_processor, image_processor_of, longest, tokenizer_of, values
 from symmerge.tasks.files import read_rows
 from symmerge.tasks.images import Pictures, check_file, pixels, read_pictures
-from symmerge.tasks.readouts import ClassReadout, ImageReadout, ValueReadout
+from symmerge.tasks.made import as_pixels, dead_leaves
+from symmerge.tasks.readouts import ClassReadout, ImageReadout, UnlabelledReadout, ValueReadout
 from symmerge.verify import example_inputs
 
 IMAGE_ROWS, TEXT_ROWS = 64, 32
@@ -25,8 +26,10 @@ SAMPLES = 1000
 Encoded = tuple[dict[str, list[int]], int | float]  # tokens and what belongs to them, and the label
 
 
-def image(models: Sequence[Model], data: str, *, samples: int | None, most: int | None, seed: int) -> Task:
-    """Which class a picture belongs to."""
+def image(models: Sequence[Model], data: str, *, samples: int | None, most: int | None, seed: int, device: str = "cpu") -> Task:
+    """Which class a picture belongs to; of pictures that are drawn (always on the CPU), nobody knows."""
+    if data == "self":
+        return _own_pictures(models[0], samples or most or SAMPLES, seed)
     model, found = models[0], read_pictures(data)
     labels = class_numbers(found.labels, model, data)
     picked = chosen(len(labels), samples, most or SAMPLES, seed, what=f"{data}, pictures")
@@ -38,6 +41,20 @@ def image(models: Sequence[Model], data: str, *, samples: int | None, most: int 
     collate = partial(_ready, found) if found.ready else partial(_processed, found, image_processor_of(model), model)
     batches = batched([(at, labels[at]) for at in picked], IMAGE_ROWS, key=partial(_place, found), collate=collate)
     return Task("image", data, len(picked), seed, ImageReadout(), batches, {})
+
+
+def _own_pictures(model: Model, count: int, seed: int) -> Task:
+    """Dead leaves of the model's size, normalised as its image processor says; without one, to mean 0 and spread 1, as most models are trained."""
+    processor = image_processor_of(model) if has_image_processor(model) else None
+    collate = partial(_drawn, model, processor, seed)
+    batches = batched([(number, IGNORED) for number in range(count)], IMAGE_ROWS, key=lambda sample: sample[0], collate=collate)
+    return Task("image", "self", count, seed, UnlabelledReadout(), batches, {"pictures": "dead leaves"})
+
+
+def _drawn(model: Model, processor: Any, seed: int, samples: Sequence[tuple[int, int]]) -> Batch:
+    pictures = dead_leaves([number for number, _ in samples], _shape(model), seed)
+    images = torch.from_numpy(pictures) if processor is None else _normalised(processor, model, list(as_pixels(pictures)))
+    return {"pixel_values": images, "labels": _labels(samples)}
 
 
 def _place(found: Pictures, sample: tuple[int, int]) -> Any:
@@ -57,13 +74,24 @@ def _ready(found: Pictures, samples: Sequence[tuple[int, int]]) -> Batch:
 
 def _processed(found: Pictures, processor: Any, model: Model, samples: Sequence[tuple[int, int]]) -> Batch:
     pictures = [pixels(found.items[at], model.spec.sizes["channel"]) for at, _ in samples]
+    return {"pixel_values": _normalised(processor, model, pictures), "labels": _labels(samples)}
+
+
+def _normalised(processor: Any, model: Model, pictures: list[np.ndarray]) -> torch.Tensor:
+    """Pictures of bytes, channels first, as the model takes them."""
     images = processor(pictures, input_data_format="channels_first", return_tensors="pt")["pixel_values"].float()
     _fits(model, tuple(images.shape[1:]), f"the image processor of {model.where}")
-    return {"pixel_values": images, "labels": _labels(samples)}
+    return images
+
+
+def _shape(model: Model) -> tuple[int, int, int]:
+    """Channels, height and width of what a model takes."""
+    channels, height, width = example_inputs(model, seed=0)["pixel_values"].shape[1:]
+    return channels, height, width
 
 
 def _fits(model: Model, shape: tuple[int, ...], what: str) -> None:
-    wanted = tuple(example_inputs(model, seed=0)["pixel_values"].shape[1:])
+    wanted = _shape(model)
     if shape != wanted:
         raise MismatchError(f"{what} gives pictures of {list(shape)}; {model.where} takes {list(wanted)} (channels, height, width): give those")
 

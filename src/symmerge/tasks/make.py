@@ -17,6 +17,9 @@ TASKS = {
     "image": ("image-classification", image),
     "text": ("text-classification", text),
 }
+OWN = {"mlm": "the models write text", "clm": "the models write text", "image": "dead leaves are drawn"}
+"""Tasks that have inputs without data (`self`), and where those come from."""
+OWN_LABELLED = ("mlm", "clm")  # text is its own label
 
 
 def make_task(
@@ -24,7 +27,7 @@ def make_task(
 ) -> Task:
     """A task with its data, for models of one architecture: `make_task("clm", "python-docs", [a, b], samples=64)`.
 
-    Tokenizer or image processor come from the first model's folder. `data` is `self` (text the models write), `digits` or `python-docs` (the part
+    Tokenizer or image processor come from the first model's folder. `data` is `self` (text the models write, or pictures without labels that are drawn for them), `digits` or `python-docs` (the part
     held out from training; `digits:train` is the other), a file (text, .xz, TSV, CSV, JSONL, .npz), a folder of pictures, or a Hugging Face data
     set (`hf:NAME`, or a folder). `samples` must be there; `most` takes as many as there are, up to that. `device` is where models write.
     """
@@ -36,8 +39,8 @@ def make_task(
     for model in models:
         if model.spec.task != wanted:
             raise MismatchError(f"{model.where} is a {model.spec.architecture}, for {model.spec.task}: the task {name} is for {wanted}; use {task_of(model)}")
-    if data == "self" and name not in ("mlm", "clm"):
-        raise MismatchError(f"data self: only language models write their own inputs; give the task {name} data with labels")
+    if data == "self" and name not in OWN:
+        raise MismatchError(f"data self: nobody makes inputs for the task {name}, only for {', '.join(OWN)}; give it data with labels")
     return make(models, data, samples=samples, most=most, seed=seed, **({"device": device} if data == "self" else {}))
 
 

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from symmerge.tasks.base import IGNORED, Batch, Columns, Readout
+from symmerge.errors import DataError
+from symmerge.tasks.base import IGNORED, UNLABELLED, Batch, Columns, Readout
 from symmerge.tasks.metrics import accuracy, f1, matthews, spearman
 
 
@@ -99,6 +100,28 @@ class ImageReadout(Readout):
 
     def summary(self, columns: Columns) -> dict[str, float]:
         return {name: math.fsum(columns[name]) / len(columns[name]) for name in self.metrics}
+
+
+@final
+@dataclass(frozen=True)
+class UnlabelledReadout(Readout):
+    """Inputs in no class: models can answer and be compared by their answers, but there is no loss."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ()
+
+    def predict(self, module: nn.Module, batch: Batch) -> Tensor:
+        return _class_log_probabilities(module, batch)
+
+    def ensemble(self, predictions: Sequence[Tensor]) -> Tensor:
+        return _mean_of_probabilities(predictions)
+
+    def score(self, prediction: Tensor, batch: Batch) -> Columns:
+        raise DataError(UNLABELLED)
+
+    def summary(self, columns: Columns) -> dict[str, float]:
+        raise DataError(UNLABELLED)
 
 
 @final
