@@ -33,9 +33,9 @@ def test_the_same_seed_draws_the_same_pictures():
 
 def test_scale_and_bytes():
     pictures = dead_leaves(range(400), SHAPE, seed=0)
-    assert abs(pictures.mean()) < 0.1 and abs(pictures.std() - 1) < 0.1
+    assert abs(pictures.mean()) < 0.1 and abs(pictures.std() - 1.1) < 0.1
     pixels = as_pixels(pictures)
-    assert pixels.dtype == np.uint8 and abs(pixels.mean() / 255 - MIDDLE) < 0.05 and 0.7 * SPREAD < pixels.std() / 255 < SPREAD  # a few are clipped
+    assert pixels.dtype == np.uint8 and abs(pixels.mean() / 255 - MIDDLE) < 0.05 and 0.9 * SPREAD < pixels.std() / 255 < 1.1 * SPREAD  # a few are clipped
 
 
 def test_there_are_edges_and_areas():

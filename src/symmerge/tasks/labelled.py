@@ -44,7 +44,7 @@ def image(models: Sequence[Model], data: str, *, samples: int | None, most: int 
 
 
 def _own_pictures(model: Model, count: int, seed: int) -> Task:
-    """Dead leaves of the model's size, normalised as its image processor says; without one, to mean 0 and spread 1, as most models are trained."""
+    """Dead leaves of the model's size, normalised as its image processor says; without one, to mean 0 and spread 1.1, about as most models are trained."""
     processor = image_processor_of(model) if has_image_processor(model) else None
     collate = partial(_drawn, model, processor, seed)
     batches = batched([(number, IGNORED) for number in range(count)], IMAGE_ROWS, key=lambda sample: sample[0], collate=collate)

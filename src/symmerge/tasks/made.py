@@ -16,14 +16,14 @@ from jaxtyping import Float, UInt8
 LEAVES = 60  # enough to cover nearly all of a picture
 SMALLEST, LARGEST = 0.06, 0.49  # radius of a disc, as a share of the picture's shorter side: from details to background
 POWER = 0.7  # r = SMALLEST / u ** POWER for an even u: there are about r ** -2.4 discs of a radius
-GREY, TINT = 0.9, 0.45  # spread of what all channels share, and of what each has alone: together about 1, and channels go together as in photographs
+GREY, TINT = 1.0, 0.5  # spread of what all channels share, and of what each has alone: channels go together as in photographs
 GRAIN = 0.1  # noise of a camera
-MIDDLE, SPREAD = 0.45, 0.25  # of the pixels of a photograph, from 0 to 1
+MIDDLE, SPREAD = 0.45, 0.23  # so that pixels from 0 to 1 are as bright and as different as those of a photograph
 AT_ONCE = 1 << 16  # pixels that are painted at once: what a core keeps close by
 
 
 def dead_leaves(numbers: Sequence[int], shape: tuple[int, int, int], seed: int) -> Float[np.ndarray, "n channel height width"]:
-    """The pictures with these numbers, of mean 0 and spread 1: the same for the same seed, whichever are drawn with them.
+    """The pictures with these numbers, of mean 0 and spread 1.1: the same for the same seed, whichever are drawn with them.
 
     >>> dead_leaves([0, 1], (3, 32, 32), seed=0).shape
     (2, 3, 32, 32)
@@ -41,8 +41,9 @@ def _painted(numbers: Sequence[int], shape: tuple[int, int, int], seed: int) -> 
     channels, height, width = shape
     streams = [np.random.default_rng((seed, number)) for number in numbers]  # one for each: a picture does not depend on its neighbours
     places = np.stack([stream.random((3, LEAVES), np.float32) for stream in streams])
-    colours = np.stack([stream.standard_normal((1 + channels, LEAVES + 1), np.float32) for stream in streams])  # one more: the ground
+    colours = np.stack([stream.standard_normal((1 + channels, LEAVES + 1), np.float32) for stream in streams])  # the first is the ground, and grey
     colours = GREY * colours[:, :1] + TINT * colours[:, 1:]
+    colours[:, :, 0] = 0
     lowest = (SMALLEST / LARGEST) ** (1 / POWER)
     radius = min(height, width) * SMALLEST / (lowest + (1 - lowest) * places[:, 0]) ** POWER
     down = (np.arange(height, dtype=np.float32) - height * places[:, 1, :, None]) ** 2
