@@ -41,12 +41,12 @@ from symmerge.zoo.train import train as fit
 VERSION = 2
 Settings = Mapping[str, Any]
 Say = Callable[[str], None]
-# where learning starts -> who finds it, given what is learned from
-STARTS: Mapping[str, Callable[[Task], Matching | Literal["identity"]]] = {
-    "weights": lambda _: WeightMatching(),
-    "weights-only": lambda _: WeightMatching(own_text=False),
-    "activations": LearnedMatching.activations,
-    "identity": lambda _: "identity",
+# where learning starts -> who finds it, given what is learned from and the device
+STARTS: Mapping[str, Callable[[Task, str], Matching | Literal["identity"]]] = {
+    "weights": lambda _, device: WeightMatching(device=device),
+    "weights-only": lambda _, device: WeightMatching(own_text=False, device=device),
+    "activations": lambda task, device: LearnedMatching.activations(task, device=device),
+    "identity": lambda *_: "identity",
 }
 
 
@@ -175,7 +175,7 @@ def _solver(settings: Settings, models: list[Model]) -> Recipe:
     if "spaces" in options:
         options["spaces"] = tuple(options["spaces"])
     if "start" in options:
-        options["start"] = STARTS[options["start"]](options["data"])
+        options["start"] = STARTS[options["start"]](options["data"], settings["device"])
     return with_options(chosen, **options, device=settings["device"])
 
 
