@@ -1,12 +1,22 @@
-"""Shapes and types of every symmerge function are checked in the tests: jaxtyping with beartype."""
+"""Shapes and types of every symmerge function are checked in the tests: jaxtyping with beartype. And what several files begin with."""
 
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+import pytest
 import torch
 from jaxtyping import install_import_hook
 
 install_import_hook("symmerge", "beartype.beartype")
 torch.set_num_threads(1)  # the suite runs two workers on two cores
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A folder for training data, and nothing prepared from any before."""
+    monkeypatch.delenv("SYMMERGE_DATA", raising=False)
+    monkeypatch.setenv("SYMMERGE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"

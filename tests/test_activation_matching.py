@@ -20,7 +20,7 @@ from symmerge.matching.evidence import Weighting
 from symmerge.matching.recipes import RECIPES, WITH_DATA, with_options
 from symmerge.notation import atoms
 from symmerge.orbit import random_member
-from symmerge.probe import make_probe
+from symmerge.probe import make_probe, own_text
 from symmerge.tasks import make_task
 from symmerge.verify import full_module
 from symmerge.zoo.small import SMALL, small_model
@@ -212,6 +212,15 @@ def test_places_of_the_stream():
     assert first == ["bert.encoder.layer.0.attention.self.query.weight:in"] and last == ["cls.predictions.transform.dense.weight:in"]
     assert stream_places(only(found, "residual", "all")) == everywhere
     assert len(only(found, "residual", "first").moments) == len(found.moments) - 4  # nothing else is dropped
+
+
+def test_a_first_token_that_the_model_does_not_have():
+    """A config keeps GPT-2's 50256, whatever the vocabulary: then any token comes first."""
+    model = sm.load(small_model("gpt2", bos_token_id=50256, eos_token_id=50256))
+    text = own_text(model, full_module(model, torch.float32), rows=3, length=5, seed=0)
+    assert text.shape == (3, 5) and len(text[:, 0].unique()) > 1 and int(text.max()) < model.spec.sizes["vocabulary"]
+    known = sm.load(small_model("gpt2", bos_token_id=7))
+    assert own_text(known, full_module(known, torch.float32), rows=3, length=5, seed=0)[:, 0].tolist() == [7, 7, 7]
 
 
 def test_places_count_for_own_text_too():

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import symmerge as sm
+import symmerge.mixture as mixture
 from made import Counted
 from symmerge.barrier import Curve, Method, barrier, run, several, write
 from symmerge.canonical import canonicalize
@@ -134,6 +135,23 @@ def test_the_data_are_read_once():
     ticks = []
     barrier(a, b, replace(task_for(a), batches=batches), 7, progress=ticks.append)
     assert batches.fetched == len(batches) == 2 and len(ticks) == 2 * 7
+
+
+def test_several_batches_at_once_give_the_same_numbers(monkeypatch):
+    """As on a GPU: rows of one length together, never with others, and the last ones, too."""
+    a, b = pair("gpt2")
+    task = task_for(a, samples=14)
+    lengths = (9, 9, 9, 5, 5)
+    task, seen = replace(task, batches=[{name: tensor[:, :n] for name, tensor in batch.items()} for batch, n in zip(task.batches, lengths, strict=True)]), []
+    alone = barrier(a, b, task, 3)
+    predict = TokenReadout.predict
+    monkeypatch.setattr(TokenReadout, "predict", lambda self, module, batch: seen.append(tuple(batch["input_ids"].shape)) or predict(self, module, batch))
+    for most, shapes in ((2, [(6, 9), (3, 9), (5, 5)]), (8, [(9, 9), (5, 5)]), (1, [(3, 9), (3, 5), (2, 5)])):
+        monkeypatch.setattr(mixture, "AT_ONCE", {"cpu": most})
+        together = barrier(a, b, task, 3)
+        assert list(dict.fromkeys(seen)) == shapes and sum(rows for rows, _ in seen) == 3 * 14
+        assert [point["loss"] for point in together.points] == pytest.approx([point["loss"] for point in alone.points], rel=1e-6)
+        seen.clear()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "gpt2-untied", "llama-mqa"])

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
+from multiprocessing import active_children
 
 import pytest
 
@@ -263,6 +265,40 @@ def test_no_worker_hears_ctrl_c(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     said = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, env=environment, timeout=120)
     assert said.stdout.strip() == str([[signal.SIGINT.value]] * 2), said.stdout + said.stderr
+
+
+def test_a_second_ctrl_c_leaves_no_worker(tmp_path, monkeypatch, log):
+    """Without the pause that `run` asks for, the second one comes between the workers, and Python waits at its end for those that are left."""
+    close = LocalEngine.close
+
+    def disturbed(engine):
+        os.kill(os.getpid(), signal.SIGINT)
+        close(engine)
+
+    def interrupt(one, state, detail):
+        if state == "said":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(LocalEngine, "close", disturbed)
+    with pytest.raises(KeyboardInterrupt):
+        run([cell("patient", name) for name in "ab"], Store(tmp_path / "out"), LocalEngine(2), report=interrupt)
+    assert not active_children() and not leftovers(Store(tmp_path / "out"))
+
+
+def test_workers_go_on_with_what_they_know(tmp_path):
+    """Two rounds of two kinds on two workers, in the second round in the other order: each kind stays with its worker."""
+    engine, processes, store = LocalEngine(2), {}, Store(tmp_path)
+    with store.locked(), closing(engine):
+        engine.open(store, lambda one, line: None)
+        for kinds in ("xy", "yx"):
+            for kind in kinds:
+                engine.start(cell("add", f"{kind} of {kinds}", value=1, recipe=kind))
+            ended = []
+            while len(ended) < 2:
+                ended += engine.wait()
+            for one in ended:
+                processes.setdefault(one.cell.settings["recipe"], set()).add(one.taken.process)
+    assert [len(found) for found in processes.values()] == [1, 1] and processes["x"] != processes["y"]
 
 
 def test_as_many_workers_as_cores_and_memory_allow(monkeypatch):

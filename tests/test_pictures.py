@@ -29,14 +29,6 @@ RECIPES = {"cifar10": "cifar10-vit", "cifar100": "cifar100-vit", "tiny-imagenet"
 TREE = "tiny-imagenet-200"
 
 
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    monkeypatch.delenv("SYMMERGE_DATA", raising=False)
-    monkeypatch.setenv("SYMMERGE_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "data").mkdir()
-    return tmp_path / "data"
-
-
 # the forms, made here as they are published
 
 

@@ -28,14 +28,6 @@ NEUTRAL = torch.full((1, CHANCES), 0.5)  # cropped in the middle, not flipped, n
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
-    monkeypatch.delenv("SYMMERGE_DATA", raising=False)
-    monkeypatch.setenv("SYMMERGE_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "data").mkdir()
-    return tmp_path / "data"
-
-
-@pytest.fixture
 def words():
     names = np.random.default_rng(0).choice(["time", "light", "water", "stone", "and", "the", "of", "\n"], 3000)
     return " ".join(names)

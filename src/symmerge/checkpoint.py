@@ -12,7 +12,7 @@ import struct
 import sys
 import zipfile
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -110,10 +110,12 @@ def content_of(path: str | Path) -> str:
     path = Path(path)
     _read_config(path)
     readers = [file for file in path.iterdir() if file.is_file() and any(fnmatch(file.name, pattern) for pattern in READERS)]
-    total = hashlib.sha256()
-    for file in sorted({path / "config.json", *_weight_files(path), *readers}):
-        total.update(f"{file.name} {file_digest(file)}\n".encode())
-    return total.hexdigest()
+    return files_digest(path, {path / "config.json", *_weight_files(path), *readers})
+
+
+def files_digest(folder: Path, files: Iterable[Path]) -> str:
+    """The hash of what files of a folder are called and hold."""
+    return hashlib.sha256("".join(f"{file.relative_to(folder).as_posix()} {file_digest(file)}\n" for file in sorted(files)).encode()).hexdigest()
 
 
 def file_digest(file: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -13,11 +13,14 @@ from torch import nn
 from symmerge.errors import MismatchError
 from symmerge.model import Model, Progress, device_of
 from symmerge.tasks import Task
+from symmerge.tasks.base import Batch
 from symmerge.verify import full_module
 from symmerge.weights import MemoryWeights
 
 Shares = tuple[float, ...]  # one number per model; they sum to one
 Numbers = Mapping[str, float]  # metric -> value
+AT_ONCE = {"cuda": 8}
+"""How many batches a device takes at once: a batch made for a CPU is over on a GPU before the next kernel has been launched."""
 
 
 def one_table(models: Sequence[Model]) -> None:
@@ -71,7 +74,7 @@ def evaluate(mixture: Mixture, task: Task, places: Sequence[Shares], *, progress
     """
     task.check_labels()
     scores, together = [[] for _ in places], []
-    for number, batch in enumerate(task.batches, 1):
+    for number, batch in _joined(task.batches, AT_ONCE.get(mixture.device.type, 1)):
         batch = {name: tensor.to(mixture.device) for name, tensor in batch.items()}
         parents = []
         for place, columns in zip(places, scores, strict=True):
@@ -84,6 +87,27 @@ def evaluate(mixture: Mixture, task: Task, places: Sequence[Shares], *, progress
         together.append(task.readout.score(task.readout.ensemble(parents), batch))
     found = [_finite(task.summary(columns), f"with weights {' and '.join(f'{w:.3g}' for w in place)}") for place, columns in zip(places, scores, strict=True)]
     return found, _finite(task.summary(together), "of the ensemble")
+
+
+def _joined(batches: Iterable[Batch], most: int) -> Iterator[tuple[int, Batch]]:
+    """Batches of one shape put together, at most so many, and how many there were so far."""
+    held: list[Batch] = []
+    number = 0
+    for number, batch in enumerate(batches, 1):
+        if held and (len(held) == most or _shape(batch) != _shape(held[0])):
+            yield number - 1, _together(held)
+            held = []
+        held.append(batch)
+    if held:
+        yield number, _together(held)
+
+
+def _shape(batch: Batch) -> dict[str, torch.Size]:
+    return {name: tensor.shape[1:] for name, tensor in batch.items()}
+
+
+def _together(batches: Sequence[Batch]) -> Batch:
+    return batches[0] if len(batches) == 1 else {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
 
 def _finite(numbers: Numbers, where: str) -> Numbers:

@@ -45,6 +45,8 @@ def _continue(model: Model, module: nn.Module, rows: int, length: int) -> Tensor
     first = model.config.get("bos_token_id")
     vocabulary = model.spec.sizes["vocabulary"]
     device = next(module.parameters()).device
+    if first is not None and first >= vocabulary:  # GPT-2's own id stays in the config of one with fewer tokens
+        first = None
     tokens = torch.full((rows, 1), first, device=device) if first is not None else torch.randint(0, vocabulary, (rows, 1), device=device)
     cache, last = None, tokens
     for _ in range(length - 1):

@@ -8,12 +8,12 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.resource_tracker import ensure_running
-from typing import Protocol, final, runtime_checkable
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 
@@ -66,6 +66,7 @@ class _Worker:
     process: SpawnProcess
     pipe: Connection
     cell: Cell | None = None
+    knows: list[Any] = field(default_factory=list)
 
 
 @final
@@ -80,10 +81,14 @@ class LocalEngine:
         self._store, self._say = store, say
 
     def start(self, cell: Cell) -> None:
-        idle = next((worker for worker in self._all if worker.cell is None and worker.process.is_alive()), None) or self._hired()
-        idle.cell = cell
+        idle = [worker for worker in self._all if worker.cell is None and worker.process.is_alive()] or [self._hired()]
+        kind = _kind(cell)
+        chosen = max(idle, key=lambda worker: (kind in worker.knows, -len(worker.knows)))
+        chosen.cell = cell
+        if kind not in chosen.knows:
+            chosen.knows.append(kind)
         with suppress(OSError):  # it died just now: `wait` will say so
-            idle.pipe.send(cell)
+            chosen.pipe.send(cell)
 
     def wait(self) -> list[Ended]:
         busy = [worker for worker in self._all if worker.cell is not None]
@@ -129,11 +134,32 @@ class LocalEngine:
             yield Ended(cell, f"the worker died ({_way_of_death(worker.process.exitcode)})")
 
 
+def _kind(cell: Cell) -> tuple[Any, ...]:
+    """A worker that computed a cell of a kind has most of what another of it needs: data, on a GPU what was compiled."""
+    return cell.step, cell.settings.get("recipe"), cell.settings.get("config")
+
+
 def _way_of_death(code: int | None) -> str:
     if code is not None and code < 0:
         why = ": perhaps there was too little memory" if code == -signal.SIGKILL else ""
         return f"{signal.Signals(-code).name}{why}"
     return f"exit code {code}"
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C waits: a second one must not keep the first from ending what it should end. (A mask would not do: other threads hear it, too.)"""
+    if threading.current_thread() is not threading.main_thread():  # it is only heard there
+        yield
+        return
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from symmerge.experiments.cells import Cell
-from symmerge.experiments.parts import by_scale, freedom, lines, model, models, orders, pairs, row, trained_on
+from symmerge.experiments.parts import MUCH, by_scale, freedom, lines, model, models, orders, pairs, row, trained_on
 from symmerge.experiments.tables import Entry, Experiment, Size, Table
 from symmerge.zoo.recipes import training_recipe
 
@@ -26,7 +26,6 @@ IMAGES = {
     "small": {"absolute: ViT": "vit-digits", "rotary: DINOv3": "dinov3-digits"},
     "published": {"absolute: ViT": "cifar10-vit-short", "rotary: DINOv3": "cifar10-dinov3"},
 }
-LEARNED = {"steps": 1500, "inputs": 8000, "start": "weights"}
 RETRAINED = 200  # steps of a small model: it has most of what it knew
 _BODY: Mapping[str, Any] = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 1000}
 _PICTURES: Mapping[str, Any] = {name: value for name, value in _BODY.items() if name != "vocab_size"}
@@ -80,7 +79,7 @@ def _retrain(size: Size, recipes: Mapping[str, str]) -> tuple[Table, ...]:
             found = retrained(size, recipe, part)
             entries += [row(f"{name}, {method}", column, lines(size, found, chosen)) for method, chosen in METHODS.items()]
             if size.name == "published" and part == "everything":  # elsewhere nothing is left to learn
-                entries.append(row(f"{name}, ours, learned", column, lines(size, found, "learned", **LEARNED)))
+                entries.append(row(f"{name}, ours, learned", column, lines(size, found, "learned", **MUCH)))
     return (Table("Re-initialised and retrained", tuple(entries), ABOUT, DIFFERS),)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from symmerge.experiments.given import Takes
-from symmerge.experiments.parts import by_scale, columns, line, lines, models, row, together, unequal
+from symmerge.experiments.parts import MUCH, by_scale, columns, line, lines, models, row, together, unequal
 from symmerge.experiments.parts import differs as differs_from
 from symmerge.experiments.tables import Entry, Experiment, Size, Table
 from symmerge.tasks import OWN
@@ -39,7 +39,7 @@ MODELS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         "cifar100": ("cifar100-vit", PICTURES),
         "tiny-imagenet": ("tiny-imagenet-vit", PICTURES),
         "shakespeare": ("shakespeare-gpt2", {"steps": 300, "batch": 16, "start": "weights"}),
-        "books": ("books-gpt2", {"steps": 1500, "inputs": 8000, "start": "weights"}),
+        "books": ("books-gpt2", MUCH),
     },
 }
 # what is varied is varied on a picture and a text, at the published size with models that do not overfit

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from symmerge.checkpoint import content_of, file_digest
+from symmerge.checkpoint import content_of, file_digest, files_digest
 from symmerge.errors import DataError, MismatchError
 from symmerge.experiments.cells import Cell, with_needs
 from symmerge.experiments.store import Store
@@ -174,5 +173,4 @@ def _content(path: Path) -> str:
     """Bytes, and what names say about them: endings of files, places in a folder."""
     if path.is_file():
         return "".join([file_digest(path), *(ending for ending in path.suffixes if ending.lower() in MEANINGS)])
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    return hashlib.sha256("".join(f"{file.relative_to(path).as_posix()} {file_digest(file)}\n" for file in files).encode()).hexdigest()
+    return files_digest(path, (file for file in path.rglob("*") if file.is_file()))

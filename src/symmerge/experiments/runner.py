@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from symmerge.experiments.cells import Cell, Result, with_needs
-from symmerge.experiments.engines import Ended, Engine
+from symmerge.experiments.engines import Ended, Engine, undisturbed
 from symmerge.experiments.store import Store
 
 State = Literal["started", "said", "computed", "again", "failed"]
@@ -47,8 +47,9 @@ def run(cells: Iterable[Cell], store: Store, engine: Engine, *, attempts: int = 
             try:
                 work.through(engine)
             finally:
-                engine.close()
-                store.sweep()
+                with undisturbed():
+                    engine.close()
+                    store.sweep()
         known = with_needs(cells)
         results = {cell.key: store.result(cell) for cell in known if store.done(cell)}
         return Outcome(results, work.failed, work.computed, len(results) - work.computed)

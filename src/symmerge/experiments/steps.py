@@ -39,6 +39,7 @@ from symmerge.zoo.sources import held_out, learned_from
 from symmerge.zoo.train import train as fit
 
 VERSION = 2
+CHANGED = "{} is not here, or not what it was when the experiment began: restore it, or start anew with what is there now"
 Settings = Mapping[str, Any]
 Say = Callable[[str], None]
 # where learning starts -> who finds it, given what is learned from and the device
@@ -61,7 +62,7 @@ def given(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Resu
     """A model that is there already: a link to it."""
     place = Path(settings["place"])
     if not place.is_dir() or content_of(place) != settings["content"]:
-        raise CheckpointError(f"{place} is not here, or not what it was when the experiment began: restore it, or start anew with what is there now")
+        raise CheckpointError(CHANGED.format(place))
     (folder / "model").symlink_to(place)
     return {}
 
@@ -152,7 +153,7 @@ def _source(settings: Settings, models: list[Model], part: str) -> tuple[str, st
     if "recipe" not in settings:
         found = Data.at(settings["places"][part])
         if found.content != settings[part]:
-            raise DataError(f"{found.place} is not here, or not what it was when the experiment began: restore it, or start anew with what is there now")
+            raise DataError(CHANGED.format(found.place))
         return settings["task"], found.place
     by = training_recipe(settings["recipe"])
     find = {"test": held_out, "train": learned_from}[part]

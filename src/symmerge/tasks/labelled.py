@@ -46,13 +46,13 @@ def image(models: Sequence[Model], data: str, *, samples: int | None, most: int 
 def _own_pictures(model: Model, count: int, seed: int) -> Task:
     """Dead leaves of the model's size, normalised as its image processor says; without one, to mean 0 and spread 1.1, about as most models are trained."""
     processor = image_processor_of(model) if has_image_processor(model) else None
-    collate = partial(_drawn, model, processor, seed)
+    collate = partial(_drawn, model, _shape(model), processor, seed)
     batches = batched([(number, IGNORED) for number in range(count)], IMAGE_ROWS, key=lambda sample: sample[0], collate=collate)
     return Task("image", "self", count, seed, UnlabelledReadout(), batches, {"pictures": "dead leaves"})
 
 
-def _drawn(model: Model, processor: Any, seed: int, samples: Sequence[tuple[int, int]]) -> Batch:
-    pictures = dead_leaves([number for number, _ in samples], _shape(model), seed)
+def _drawn(model: Model, shape: tuple[int, int, int], processor: Any, seed: int, samples: Sequence[tuple[int, int]]) -> Batch:
+    pictures = dead_leaves([number for number, _ in samples], shape, seed)
     images = torch.from_numpy(pictures) if processor is None else _normalised(processor, model, list(as_pixels(pictures)))
     return {"pixel_values": images, "labels": _labels(samples)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from symmerge.card import versions
+from symmerge.checkpoint import files_digest
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.zoo.base import TrainingRecipe
 from symmerge.zoo.reinit import fresh_names, opened, reinitialised
@@ -89,10 +89,7 @@ def _agrees(there: Any, wanted: Any) -> bool:
 
 
 def _digest(folder: Path) -> str:
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
     if not files:
         raise CheckpointError(f"{folder} has no weights: give the folder of a trained model")
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+    return files_digest(folder, files)

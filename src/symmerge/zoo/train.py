@@ -13,7 +13,7 @@ from symmerge.answers import answering
 from symmerge.checkpoint import new_folder, read_json, refuse, write_json, write_weights
 from symmerge.errors import SymmergeError, UnsupportedModel
 from symmerge.groups.linalg import one_thread
-from symmerge.model import Progress, device_of, load
+from symmerge.model import Model, Progress, device_of, load
 from symmerge.zoo.base import TrainingRecipe
 from symmerge.zoo.feed import Feed, feed_of
 from symmerge.zoo.lessons import mapped, order
@@ -91,7 +91,8 @@ class _Training:
         model = origin.model()
         if origin.recipe.task in ("image", "text"):
             model.config.problem_type = "single_label_classification"  # what stock classes note down when they compute a loss
-        self.pupil = Pupil(answering(model, _pooled(model)), train, rows, self.schedule, device)
+        known = _known(model)
+        self.pupil = Pupil(answering(model, known and known.spec.pooled), train, rows, self.schedule, device)
         self.curve: list[dict[str, float]] = []
         self.best: dict[str, Any] = {"loss": math.inf, "step": 0, "weights": {}}
         self.seconds = 0.0
@@ -146,18 +147,18 @@ class _Training:
         write_json(folder / METRICS, {**self.record, **how, **results})
 
 
-def _pooled(model: PreTrainedModel) -> int | None:
+def _known(model: PreTrainedModel) -> Model | None:
+    """With its table, if its architecture has one here."""
     try:
-        return load(model).spec.pooled
+        return load(model)
     except UnsupportedModel:
         return None
 
 
 def _write(model: PreTrainedModel, folder: Path) -> None:
     """As transformers does, without its progress bars among ours; and as it does, where an architecture has no table here."""
-    try:
-        stock = load(model)
-    except UnsupportedModel:
+    stock = _known(model)
+    if stock is None:
         model.save_pretrained(folder)
         return
     write_json(folder / "config.json", stock.config)
