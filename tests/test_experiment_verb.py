@@ -18,6 +18,7 @@ from experiment_steps import EXPERIMENTS, Here
 from made import run
 from symmerge.cli import experimenting
 from symmerge.experiments import catalog
+from symmerge.experiments.store import Store
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 STEPS = Path(experiment_steps.__file__)
@@ -72,7 +73,7 @@ def test_a_folder_belongs_to_one_experiment_and_size(tmp_path):
 
 def test_failed_cells_are_listed_and_the_rest_is_there(tmp_path):
     said = run("experiment", "shaky", "--out", tmp_path / "out", "--size", "smoke", expect=1)
-    assert "flaky last\tRuntimeError: not this time" in said.stdout and "last\tfailed" in said.stdout and "1 cells failed" in said.stderr
+    assert "flaky last\tRuntimeError: not this time" in said.stdout and "last\tmissing" in said.stdout and "1 cells failed" in said.stderr
     found = results(tmp_path / "out")
     assert [row["reason"] for row in found["failed"]] == ["RuntimeError: not this time"] and found["tables"][0]["entries"][0]["values"]
     assert "not this time" in (tmp_path / "out" / "failures.log").read_text()
@@ -90,7 +91,30 @@ def test_dry_runs_write_nothing(tmp_path):
     assert "3.5 min" in run("experiment", "sums", "--out", tmp_path / "p", "--size", "published", "--dry-run").stdout
 
 
+def test_some_columns_first(tmp_path):
+    words = ("experiment", "sums", "--out", tmp_path / "out")
+    said = run(*words, "--column", "al").stdout
+    assert "3 cells computed" in said and results(tmp_path / "out")["tables"][0]["columns"] == ["all"]
+    assert "4 to do" in run(*words, "--dry-run").stdout
+    assert "4 cells computed, 3 were there" in run(*words, "--resume", "--column", "text", "--column", "all").stdout
+    assert results(tmp_path / "out")["tables"][0]["columns"] == ["text", "all"]
+
+
+def test_what_is_finished_is_shown_without_computing(tmp_path, monkeypatch):
+    words = ("experiment", "sums", "--out", tmp_path / "out", "--size", "published", "--device", "cpu", "--data", tmp_path)
+    (tmp_path / "tinyshakespeare.txt").touch()
+    (tmp_path / "gpt2_tokenizer").mkdir()
+    assert "nothing of sums at size published is finished" in run(*words, "--show", expect=2).stderr and not (tmp_path / "out").exists()
+    run(*words, "--column", "all")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with Store(tmp_path / "out").locked():  # a run is at work
+        said = run(*words, "--show").stdout
+    assert "lines\tmissing (published 0.5)" in said and "models\t\t0.143 ± 0.082" in said and "0 cells computed, 3 were there" in said
+    assert [entry["values"] for entry in results(tmp_path / "out")["tables"][0]["entries"]][:2] == [[], []] and (tmp_path / "out" / "page.html").is_file()
+
+
 REFUSED = {
+    "no such column": (("sums", "--out", "x", "--column", "pictures"), "--column pictures: no column has that in its name; there are text, all"),
     "unknown": (("nothing",), "no experiment is called nothing"),
     "no folder": (("sums",), "add --out DIR"),
     "size": (("sums", "--out", "x", "--size", "huge"), "--size huge: choose smoke, small or published"),

@@ -135,7 +135,7 @@ def test_tables_in_a_folder_and_rows_that_are_too_long(tmp_path):
     assert all(f"{name}-bert, bert-0 (" in said for name in ("sst2", "cola", "mrpc", "rte")) and "books-bert" not in said
 
 
-BEGINS = "topics-bert begins from a stock model of the type bert, for masked-lm"
+BEGINS = "a classifier on python-topics begins from a stock model of the type bert, for masked-lm"
 REFUSED = {
     "text that goes on": (("gpt2-0", "gpt2-1"), ("is a GPT2LMHeadModel, for causal-lm", BEGINS)),
     "pictures": (("vit-0", "vit-1"), ("is a ViTForImageClassification", BEGINS)),
@@ -147,7 +147,7 @@ REFUSED = {
     "another's tokenizer": (("few-words-0", "few-words-1"), ("the model knows 20: it is another model's",)),
     "too few positions": (
         ("short-0", "short-1"),
-        ("short-0 takes 40 tokens, and python-topics has rows of 48: topics-bert needs a model with more positions",),
+        ("short-0 takes 40 tokens, and python-topics has rows of 48: a classifier on python-topics needs a model with more positions",),
     ),
     "one": (("bert-0",), ("v-tasks needs 2 models or more, 1 given",)),
     "measured on": (("bert-0", "bert-1", "--test-data", "python-docs"), ("--test-data is for models that are measured as they are", "--data FOLDER")),

@@ -17,6 +17,7 @@ from symmerge.zoo.augment import CHANCES, augmented
 from symmerge.zoo.origin import Origin
 from symmerge.zoo.recipes import TRAINING, changed
 from symmerge.zoo.reinit import opened
+from symmerge.zoo.small import small_model
 from symmerge.zoo.sources import held_out, learned_from
 from symmerge.zoo.tokens import kept_tokens, make_tokenizer, pieces, tokens_of
 from symmerge.zoo.train import train
@@ -200,6 +201,9 @@ def test_classifiers_learn_and_are_measured(reviews, pretrained, tmp_path):
     task = make_task("text", held_out(recipe, reviews, pretrained), [sm.load(out)], most=10)
     assert task.samples == 6 and task.evaluate(opened(out))["accuracy"] == 1.0
     assert len(Path(learned_from(recipe, reviews, pretrained)).read_text().splitlines()) == 61
+    small_model("gpt2", seed=0).save_pretrained(tmp_path / "gpt2")  # transformers opens it as a BERT, with fresh weights
+    with pytest.raises(MismatchError, match=r"gpt2 is a GPT2LMHeadModel, for causal-lm: a classifier on \w+ begins from a stock model of the type bert"):
+        train(recipe, 0, tmp_path / "none", data=reviews, begin=tmp_path / "gpt2")
     with pytest.raises(MismatchError, match="classifiers begin from a pretrained model"):
         train(recipe, 0, tmp_path / "none", data=reviews)
 

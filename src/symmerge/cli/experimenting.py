@@ -22,9 +22,9 @@ from symmerge.experiments.given import gather, relink
 from symmerge.experiments.parts import MEASURED
 from symmerge.experiments.plan import check_begun, check_data, check_device, check_folder, check_given, claim, listed, sized, usual_workers
 from symmerge.experiments.results import PAGE, RESULTS, finish, printed
-from symmerge.experiments.runner import Outcome, Report, State, missing, run
+from symmerge.experiments.runner import Outcome, Report, State, finished, missing, run
 from symmerge.experiments.store import Store
-from symmerge.experiments.tables import SIZES, Experiment, cells_of
+from symmerge.experiments.tables import SIZES, Experiment, cells_of, with_columns
 from symmerge.model import device_of
 
 ENGINES = ("local", "ray")
@@ -56,9 +56,16 @@ def experiment(
         str | None, typer.Option(help="With --models: what methods look at or learn from, other data than --test-data.", show_default=False)
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cuda for published, else cpu")] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only columns of the table with this word in their name; more than once for several. The others can follow with --resume.", show_default=False
+        ),
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="How many models are trained from different seeds.", min=2, show_default="by size")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in --out: what is finished there is not computed again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the cells, what is done, and what the rest will take; writes nothing.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Compute nothing: tables and page of what is finished so far, also while a run is at work.")] = False,
     config: Config = None,
 ) -> None:
     """Compute a paper's table: every number beside the published one.
@@ -90,17 +97,22 @@ def experiment(
             else None
         )
         asked, store = sized(size, seeds=seeds, device=device, data=data, given=given), Store(out.absolute())
-        check_folder(out, name, asked, resume=resume or dry_run)
-        tables = chosen.tables(asked)
+        check_folder(out, name, asked, resume=resume or dry_run or show)
+        tables = with_columns(chosen.tables(asked), column or ())
         check_given(name, tables)
         check_begun(tables)
         if dry_run:
             console.show_table(f"{name}, size {size}: {chosen.about}; times on one worker", listed(tables, asked, store))
             return
+        cells = cells_of(tables)
+        if show:
+            if not (found := finished(cells, store)).results:
+                raise MismatchError(f"nothing of {name} at size {size} is finished in {out}: leave out --show to begin")
+            _show(out, finish(out, name, chosen, asked, tables, found), found)
+            return
         check_data(name, tables, asked, store)
         if not address:  # what a cluster has, its nodes know
             device_of(device) if device else check_device(tables, asked, store)
-        cells = cells_of(tables)
         where = _engine(engine, address, workers, asked.device, cells)
         with _progress(f"{name}, {size}", len(missing(cells, store))) as report:
             claim(out, name, asked)

@@ -60,7 +60,7 @@ def check_begun(tables: tuple[Table, ...]) -> None:
     trained = [cell for cell in with_needs(cells_of(tables)) if "recipe" in cell.settings]
     begun = ((cell.settings["recipe"], need.beside["place"]) for cell in trained for need in cell.needs if "place" in need.beside)
     for recipe, place in dict.fromkeys(begun):
-        check_begin(recipe, load(place))
+        check_begin(training_recipe(recipe), load(place))
 
 
 def check_device(tables: tuple[Table, ...], size: Size, store: Store) -> None:

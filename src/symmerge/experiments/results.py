@@ -80,7 +80,7 @@ def _words(entry: Mapping[str, Any] | None) -> str:
     if entry is None:
         return ""
     found, asked = len(entry["values"]), len(entry["cells"])
-    mean = _number(entry["mean"]) if entry["mean"] is not None else "not finite" if found else "failed"
+    mean = _number(entry["mean"]) if entry["mean"] is not None else "not finite" if found else "missing"
     error = "" if entry["standard_error"] is None else f" ± {_number(entry['standard_error'])}"
     some = f", {found} of {asked}" if 0 < found < asked else ""
     published = "" if entry["published"] is None else f" (published {entry['published']:g})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from symmerge.experiments.cells import Cell, Result, with_needs
@@ -37,6 +37,12 @@ def missing(cells: Iterable[Cell], store: Store) -> list[Cell]:
     return found[::-1]
 
 
+def finished(cells: Iterable[Cell], store: Store) -> Outcome:
+    """What there is so far; nothing is computed."""
+    results = {cell.key: store.result(cell) for cell in with_needs(cells) if store.done(cell)}
+    return Outcome(results, {}, 0, len(results))
+
+
 def run(cells: Iterable[Cell], store: Store, engine: Engine, *, attempts: int = 3, report: Report = lambda cell, state, detail: None) -> Outcome:
     """Compute cells and all they need. An interrupt ends the workers and is passed on; what is finished stays finished."""
     cells = list(cells)
@@ -50,9 +56,8 @@ def run(cells: Iterable[Cell], store: Store, engine: Engine, *, attempts: int = 
                 with undisturbed():
                     engine.close()
                     store.sweep()
-        known = with_needs(cells)
-        results = {cell.key: store.result(cell) for cell in known if store.done(cell)}
-        return Outcome(results, work.failed, work.computed, len(results) - work.computed)
+        found = finished(cells, store)
+        return replace(found, failed=work.failed, computed=work.computed, reused=found.reused - work.computed)
 
 
 class _Work:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from symmerge.errors import MismatchError
 from symmerge.experiments.cells import Cell
 from symmerge.experiments.given import Given, Takes
 
@@ -63,6 +64,17 @@ SIZES: Mapping[str, Size] = {
     "small": Size("small", seeds=3, points=11),
     "published": Size("published", seeds=3, points=21, device="cuda"),
 }
+
+
+def with_columns(tables: tuple[Table, ...], wanted: Sequence[str]) -> tuple[Table, ...]:
+    """Only columns whose name contains one of these words; all, if there are none."""
+    known = list(dict.fromkeys(entry.column for table in tables for entry in table.entries))
+    for word in wanted:
+        if not any(word in column for column in known):
+            raise MismatchError(f"--column {word}: no column has that in its name; there are {', '.join(known)}")
+    chosen = {column for column in known if not wanted or any(word in column for word in wanted)}
+    kept = (replace(table, entries=tuple(entry for entry in table.entries if entry.column in chosen)) for table in tables)
+    return tuple(table for table in kept if table.entries)
 
 
 def cells_of(tables: tuple[Table, ...]) -> tuple[Cell, ...]:

@@ -10,33 +10,32 @@ from symmerge.model import Model
 from symmerge.tasks.choose import check_tokens, longest, tokenizer_of
 from symmerge.tasks.files import read_rows
 from symmerge.zoo.base import TrainingRecipe
-from symmerge.zoo.recipes import training_recipe
 from symmerge.zoo.sources import INSTALLED
 
 PRETRAINED = "masked-lm"
 """What it was for: a model that is a classifier already would bring a head, and heads are to begin alike."""
 
 
-def check_begin(name: str, model: Model) -> None:
-    """Refuse a model that the training recipe of this name cannot begin from."""
+def check_begin(recipe: TrainingRecipe, model: Model) -> None:
+    """Refuse a model that a recipe for classifiers cannot begin from. (transformers would open it, with nearly all weights fresh.)"""
     import transformers
 
-    recipe = training_recipe(name)
+    what = f"a classifier on {recipe.data}"
     kind = getattr(transformers, recipe.architecture).config_class.model_type
     if (model.config.get("model_type"), model.spec.task) != (kind, PRETRAINED) or not model.stock:
         raise MismatchError(
-            f"{model.where} is a {model.spec.architecture}, for {model.spec.task}: {name} begins from a stock model of the type {kind}, for {PRETRAINED};"
+            f"{model.where} is a {model.spec.architecture}, for {model.spec.task}: {what} begins from a stock model of the type {kind}, for {PRETRAINED};"
             " give pretrained ones"
         )
     tokenizer = tokenizer_of(model)
     if not tokenizer.is_fast or tokenizer.pad_token is None:
         raise MismatchError(
-            f"the tokenizer of {model.where} has no tokenizer.json or no token to fill up with: {name} reads texts side by side; save it with both"
+            f"the tokenizer of {model.where} has no tokenizer.json or no token to fill up with: {what} reads texts side by side; save it with both"
         )
     check_tokens(model, max(tokenizer.get_vocab().values()))
     most, found = longest(model), max(_lengths(recipe, tokenizer), default=0)
     if found > most:
-        raise MismatchError(f"{model.where} takes {most} tokens, and {recipe.data} has rows of {found}: {name} needs a model with more positions")
+        raise MismatchError(f"{model.where} takes {most} tokens, and {recipe.data} has rows of {found}: {what} needs a model with more positions")
 
 
 def _lengths(recipe: TrainingRecipe, tokenizer: Any) -> Iterator[int]:

@@ -90,8 +90,9 @@ class _Process:
 
     def _said(self) -> Iterator[dict[str, Any]]:
         for line in self._out:
-            with suppress(ValueError):  # not ours: some library speaks
-                yield json.loads(line)
+            with suppress(ValueError):
+                if isinstance(said := json.loads(line), dict):  # else some library speaks
+                    yield said
 
     def end(self) -> None:
         with suppress(OSError):

@@ -15,6 +15,7 @@ from symmerge.errors import SymmergeError, UnsupportedModel
 from symmerge.groups.linalg import one_thread
 from symmerge.model import Model, Progress, device_of, load
 from symmerge.zoo.base import TrainingRecipe
+from symmerge.zoo.begin import check_begin
 from symmerge.zoo.feed import Feed, feed_of
 from symmerge.zoo.lessons import mapped, order
 from symmerge.zoo.levels import LEVELS, at_some_level
@@ -55,6 +56,8 @@ def train(
     assert level in (None, *LEVELS), level
     origin, inputs = Origin(recipe, seed, begin, fresh, only_fresh, head_seed), (begin,) if begin else ()
     refuse(out.absolute(), overwrite, inputs)  # before the work: a place that cannot be written is refused now
+    if begin and recipe.task == "text" and not fresh:
+        check_begin(recipe, load(begin))
     if not resume:
         partial_file(out).unlink(missing_ok=True)
     place = device_of(device)
