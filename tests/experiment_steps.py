@@ -106,7 +106,7 @@ EXPERIMENTS = {"sums": SUMS, "shaky": SHAKY}
 class Here:
     """An engine without processes."""
 
-    workers = 2
+    workers = heavy = 2
 
     def open(self, store, say):
         self.store, self.say, self.cells = store, say, []

@@ -306,4 +306,22 @@ def test_as_many_workers_as_cores_and_memory_allow(monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 20_000_000}[name])  # 20 GB, of which half
     light, heavy, huge = (replace(cell("add", "one"), cost=Cost(1.0, size)) for size in (1.0, 4.0, 40.0))
     assert [usual_workers(cells, "cpu") for cells in ([light], [light, heavy], [huge])] == [8, 2, 1]
-    assert usual_workers([light], "cuda") == usual_workers([light], "cuda:1") == 3
+    assert [usual_workers(cells, "cuda:1") for cells in ([light], [heavy], [])] == [8, 2, 8]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    assert usual_workers([light], "cuda") == 9 and usual_workers([light], "cpu") == 10
+
+
+def test_of_heavy_cells_few_at_once(tmp_path):
+    """The light ones behind them do not wait for room."""
+    cells = [replace(cell("add", name, value=1), cost=Cost(heavy=name < "d")) for name in "abcdef"]
+    together = []
+
+    class Watched(Here):
+        workers, heavy = 4, 1
+
+        def wait(self):
+            together.append("".join(one.settings["name"] for one in self.cells))
+            return super().wait()
+
+    assert run(cells, Store(tmp_path), Watched()).computed == 6
+    assert together[0] == "adef" and all(sum(name < "d" for name in names) <= 1 for names in together) and len(together) == 6

@@ -27,7 +27,7 @@ STEPS = Path(experiment_steps.__file__)
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
     monkeypatch.setattr(catalog, "EXPERIMENTS", EXPERIMENTS)
-    monkeypatch.setattr(experimenting, "LocalEngine", lambda workers: Here())
+    monkeypatch.setattr(experimenting, "LocalEngine", lambda workers, heavy: Here())
 
 
 def results(folder):

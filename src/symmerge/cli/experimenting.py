@@ -20,7 +20,7 @@ from symmerge.experiments.cluster import RayEngine
 from symmerge.experiments.engines import Engine, LocalEngine
 from symmerge.experiments.given import gather, relink
 from symmerge.experiments.parts import MEASURED
-from symmerge.experiments.plan import check_begun, check_data, check_device, check_folder, check_given, claim, listed, sized, usual_workers
+from symmerge.experiments.plan import GPU_HEAVY, check_begun, check_data, check_device, check_folder, check_given, claim, listed, sized, usual_workers
 from symmerge.experiments.results import PAGE, RESULTS, finish, printed
 from symmerge.experiments.runner import Outcome, Report, State, finished, missing, run
 from symmerge.experiments.store import Store
@@ -38,7 +38,12 @@ def experiment(
         str, typer.Option(help="smoke (does everything work), small (minutes to hours on two cores) or published (as the paper has it, on a GPU).")
     ] = "small",
     engine: Annotated[str, typer.Option(help="Where cells are computed: local (processes of this machine) or ray (a Ray cluster).")] = "local",
-    workers: Annotated[int | None, typer.Option(help="How many cells at once.", min=1, show_default="one per core, 3 with a GPU, 2 with ray")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="How many cells at once; on a GPU at most 3 of them train or learn.", min=1, show_default="one per core, at most 9 with a GPU, 2 with ray"
+        ),
+    ] = None,
     address: Annotated[str | None, typer.Option(help="The Ray cluster: auto or HOST:PORT.", show_default="RAY_ADDRESS, or one of this machine's own")] = None,
     data: Annotated[
         Path | None, typer.Option(help="A folder with the data sets that published sizes need; a missing one is named.", show_default=False)
@@ -146,7 +151,7 @@ def _check_models(name: str, experiment: Experiment, given: bool, for_trained: M
 
 def _engine(name: str, address: str | None, workers: int | None, device: str, cells: Iterable[Cell]) -> Engine:
     if name == "local":
-        return LocalEngine(workers or usual_workers(cells, device))
+        return LocalEngine(workers or usual_workers(cells, device), GPU_HEAVY if device.startswith("cuda") else None)
     return RayEngine(address, workers or 2, gpus=1.0 if device.startswith("cuda") else 0.0)
 
 

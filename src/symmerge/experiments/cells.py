@@ -23,10 +23,11 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class Cost:
-    """What a cell is expected to take."""
+    """What a cell is expected to take. `heavy`: it keeps a GPU busy by itself, so few are computed at once there."""
 
     seconds: float = 0.0
     gigabytes: float = 0.0
+    heavy: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ class RayEngine:
     """A Ray cluster at `address`, or one of this machine's own. The folder of the store must lie where every node sees it under the same path."""
 
     def __init__(self, address: str | None = None, workers: int = 2, *, gpus: float = 0.0) -> None:
-        self.workers = workers
+        self.workers = self.heavy = workers
         self._address, self._gpus = address, gpus
         self._running: dict[Any, Cell] = {}
 

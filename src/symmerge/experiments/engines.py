@@ -40,10 +40,12 @@ class Ended:
 
 @runtime_checkable
 class Engine(Protocol):
-    """Computes cells, so many at once. Between `open` and `close`: `start` one, `wait` for those that ended (perhaps none yet)."""
+    """Computes cells, so many at once, and of heavy ones no more than `heavy`. Between `open` and `close`: `start` one, `wait` for those that ended (perhaps none yet)."""
 
     @property
     def workers(self) -> int: ...
+    @property
+    def heavy(self) -> int: ...
     def open(self, store: Store, say: Callable[[Cell, str], None]) -> None: ...
     def start(self, cell: Cell) -> None: ...
     def wait(self) -> list[Ended]: ...
@@ -73,8 +75,8 @@ class _Worker:
 class LocalEngine:
     """Processes of this machine that live as long as the run: loading torch once each is enough."""
 
-    def __init__(self, workers: int = 1) -> None:
-        self.workers = workers
+    def __init__(self, workers: int = 1, heavy: int | None = None) -> None:
+        self.workers, self.heavy = workers, heavy or workers
         self._all: list[_Worker] = []
 
     def open(self, store: Store, say: Callable[[Cell, str], None]) -> None:

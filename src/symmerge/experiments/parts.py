@@ -29,6 +29,7 @@ SECONDS = {
     "orders": {"smoke": 10, "small": 40, "published": 300},
     "freedom": {"smoke": 1, "small": 1, "published": 1},
 }
+HEAVY = ("train", "again", "learned", "together")
 LONGER = {"tiny-imagenet-vit": 20.0}  # recipes whose cells take so many times as long
 GIGABYTES = {"smoke": 1.0, "small": 1.0, "published": 6.0}
 PARAMETERS = {"smoke": 2e5, "small": 2e5, "published": 1e7}  # of the models these are for; larger ones that are given take as much longer
@@ -165,7 +166,7 @@ def _cell(size: Size, step: str, settings: Mapping[str, Any], needs: tuple[Cell,
 def _cost(size: Size, takes: str, recipe: str) -> Cost:
     parameters = max(one.parameters for one in size.given.models) if size.given else 0
     seconds = SECONDS[takes][size.name] * LONGER.get(recipe, 1.0) * max(1.0, parameters / PARAMETERS[size.name])
-    return Cost(seconds, max(GIGABYTES[size.name], COPIES * 4 * parameters / 1e9))
+    return Cost(seconds, max(GIGABYTES[size.name], COPIES * 4 * parameters / 1e9), takes in HEAVY)
 
 
 def row(name: str, column: str, cells: Sequence[Cell], quantity: str = "barrier_linear", published: float | None = None) -> Entry:

@@ -24,7 +24,8 @@ from symmerge.zoo.recipes import training_recipe
 
 CPU_TIMES = 40
 """How much longer a CPU takes for what is made for a GPU."""
-GPU_WORKERS = 3
+GPU_WORKERS, GPU_HEAVY = 9, 3
+"""How many cells a GPU bears at once, and how many of those that train or learn: processes take turns there."""
 IDENTITY = "experiment.json"
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}
 
@@ -76,13 +77,11 @@ def check_device(tables: tuple[Table, ...], size: Size, store: Store) -> None:
 
 
 def usual_workers(cells: Iterable[Cell], device: str) -> int:
-    """How many cells this machine computes at once: one per core, as far as half of its memory reaches. On a GPU processes take turns, and a few
-    hide one another's preparations."""
-    if device.startswith("cuda"):
-        return GPU_WORKERS
+    """How many cells this machine computes at once: one per core, as far as half of its memory reaches and a GPU bears."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2e9
-    return max(1, min(cores, int(room / max((cell.cost.gigabytes for cell in cells), default=1.0))))
+    most = GPU_WORKERS if device.startswith("cuda") else cores
+    return max(1, min(cores, most, int(room / max((cell.cost.gigabytes for cell in cells), default=1.0))))
 
 
 def check_folder(folder: Path, name: str, size: Size, *, resume: bool) -> None:

@@ -73,7 +73,7 @@ class _Work:
 
     def through(self, engine: Engine) -> None:
         while self.waiting or self._running:
-            for cell in self._ready()[: engine.workers - len(self._running)]:
+            while cell := self._next(engine):
                 self._running[cell.key] = self.waiting.pop(cell.key)
                 self._tries[cell.key] += 1
                 self._report(cell, "started", "")
@@ -81,9 +81,14 @@ class _Work:
             for ended in engine.wait():
                 self._settle(ended)
 
-    def _ready(self) -> list[Cell]:
+    def _next(self, engine: Engine) -> Cell | None:
+        """The first cell that has all it needs, and for which there is room."""
+        if len(self._running) >= engine.workers:
+            return None
         unfinished = self.waiting.keys() | self._running.keys()
-        return [cell for cell in self.waiting.values() if not any(need.key in unfinished for need in cell.needs)]
+        full = sum(cell.cost.heavy for cell in self._running.values()) >= engine.heavy
+        ready = (cell for cell in self.waiting.values() if not any(need.key in unfinished for need in cell.needs))
+        return next((cell for cell in ready if not (full and cell.cost.heavy)), None)
 
     def _settle(self, ended: Ended) -> None:
         cell = self._running.pop(ended.cell.key)
