@@ -40,7 +40,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch, home):
-    monkeypatch.setattr(experimenting, "LocalEngine", lambda workers: Here())
+    monkeypatch.setattr(experimenting, "LocalEngine", lambda workers, heavy: Here())
     monkeypatch.chdir(home)
 
 
@@ -136,6 +136,8 @@ def test_each_row_of_what_learning_needs_is_another_cell():
     classifiers = replace(size, given=replace(size.given, task="text"))  # nobody writes for them
     rows, fewer = ({entry.row: entry.cells[0].key for entry in EXPERIMENTS["t-learning"].tables(asked)[0].entries} for asked in (size, classifiers))
     assert len(set(rows.values())) == len(rows) == 10 and rows.keys() - fewer.keys() == {"no data at all"}
+    drawn = replace(size, given=replace(size.given, task="image", train=Data.at("self")))
+    assert rows.keys() - {entry.row for entry in EXPERIMENTS["t-learning"].tables(drawn)[0].entries} == {"labels instead of the parents' answers"}
 
 
 def test_widths_and_many_and_features(tmp_path):

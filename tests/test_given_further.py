@@ -41,7 +41,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch, home):
-    monkeypatch.setattr(experimenting, "LocalEngine", lambda workers: Here())
+    monkeypatch.setattr(experimenting, "LocalEngine", lambda workers, heavy: Here())
     monkeypatch.chdir(home)
 
 

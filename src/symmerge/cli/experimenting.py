@@ -35,7 +35,10 @@ def experiment(
     more: Annotated[list[str] | None, typer.Argument(help="More of --models.", metavar="MODELS", hidden=True, show_default=False)] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where everything goes: finished cells, results.json, the page.", show_default=False)] = None,
     size: Annotated[
-        str, typer.Option(help="smoke (does everything work), small (minutes to hours on two cores) or published (as the paper has it, on a GPU).")
+        str,
+        typer.Option(
+            help="smoke (does everything work), small (minutes on two cores, longer with large --models) or published (as the paper has it, on a GPU)."
+        ),
     ] = "small",
     engine: Annotated[str, typer.Option(help="Where cells are computed: local (processes of this machine) or ray (a Ray cluster).")] = "local",
     workers: Annotated[
