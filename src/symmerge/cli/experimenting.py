@@ -20,7 +20,19 @@ from symmerge.experiments.cluster import RayEngine
 from symmerge.experiments.engines import Engine, LocalEngine
 from symmerge.experiments.given import gather, relink
 from symmerge.experiments.parts import MEASURED
-from symmerge.experiments.plan import GPU_HEAVY, check_begun, check_data, check_device, check_folder, check_given, claim, listed, sized, usual_workers
+from symmerge.experiments.plan import (
+    GPU_HEAVY,
+    GPU_WORKERS,
+    check_begun,
+    check_data,
+    check_device,
+    check_folder,
+    check_given,
+    claim,
+    listed,
+    sized,
+    usual_workers,
+)
 from symmerge.experiments.results import PAGE, RESULTS, finish, printed
 from symmerge.experiments.runner import Outcome, Report, State, finished, missing, run
 from symmerge.experiments.store import Store
@@ -44,7 +56,9 @@ def experiment(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="How many cells at once; on a GPU at most 3 of them train or learn.", min=1, show_default="one per core, at most 9 with a GPU, 2 with ray"
+            help=f"How many cells at once; on a GPU at most {GPU_HEAVY} of them train or learn.",
+            min=1,
+            show_default=f"one per core, at most {GPU_WORKERS} with a GPU, 2 with ray",
         ),
     ] = None,
     address: Annotated[str | None, typer.Option(help="The Ray cluster: auto or HOST:PORT.", show_default="RAY_ADDRESS, or one of this machine's own")] = None,

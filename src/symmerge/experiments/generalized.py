@@ -11,6 +11,7 @@ from symmerge.experiments.parts import MUCH, by_scale, columns, line, lines, mod
 from symmerge.experiments.parts import differs as differs_from
 from symmerge.experiments.tables import Entry, Experiment, Size, Table
 from symmerge.tasks import OWN
+from symmerge.tasks.make import OWN_LABELLED
 from symmerge.zoo.recipes import training_recipe
 from symmerge.zoo.sources import files_of, has_data
 
@@ -156,7 +157,7 @@ def needs(size: Size) -> tuple[Table, ...]:
     }
     if size.given and size.given.task not in OWN:
         del rows["no data at all"]
-    if size.given and size.given.train and (size.given.task, size.given.train.place) == ("image", "self"):  # nobody knows what is in drawn pictures
+    if size.given and size.given.train and size.given.train.place == "self" and size.given.task not in OWN_LABELLED:
         del rows["labels instead of the parents' answers"]
     entries: list[Entry] = []
     for column, (recipe, base) in first(size).items():

@@ -40,7 +40,7 @@ STARTS = {"smoke": {"start": "identity"}, "small": {"start": "weights-only"}}
 MUCH: Mapping[str, Any] = {"steps": 1500, "inputs": 8000, "start": "weights"}
 """What is enough for models of the published size, wherever they learned."""
 GIVEN: Mapping[str, Mapping[str, Any]] = {"published": MUCH}
-"""The same for models that are given, at a size where an experiment says it for each data set."""
+"""How much is learned of models that are given, at a size where an experiment says it for each data set."""
 GIVEN_DIFFERS = "The models and the data are those given: published numbers belong to others, unless these are the paper's."
 QUICK = {"smoke": {"tries": 1, "max_sweeps": 2}}
 """How long is searched, by methods that try several ways."""

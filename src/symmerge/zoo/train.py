@@ -56,8 +56,6 @@ def train(
     assert level in (None, *LEVELS), level
     origin, inputs = Origin(recipe, seed, begin, fresh, only_fresh, head_seed), (begin,) if begin else ()
     refuse(out.absolute(), overwrite, inputs)  # before the work: a place that cannot be written is refused now
-    if begin and recipe.task == "text" and not fresh:
-        check_begin(recipe, load(begin))
     if not resume:
         partial_file(out).unlink(missing_ok=True)
     place = device_of(device)
@@ -66,6 +64,8 @@ def train(
         return out
     if place.type == "cuda":
         torch.cuda.set_device(place.index or 0)
+    if begin and recipe.task == "text" and not fresh:
+        check_begin(recipe, load(begin))
     with one_thread() if place.type == "cpu" else no_packed_sequences(), new_folder(out, overwrite=overwrite, inputs=inputs) as folder, torch.random.fork_rng():
         feed = feed_of(recipe, data, begin)
         _Training(origin, feed, out, place, level or "eager").run(folder, progress)
