@@ -71,7 +71,8 @@ def test_pages_have_the_numbers(tables, outcome, tmp_path):
         folder.mkdir()
         record = finish(folder, name, EXPERIMENTS[name], SMOKE, tables[name], outcome)
         assert json.loads((folder / "results.json").read_text()) == record and not record["failed"]
-        assert tables[name][0].title in (folder / "page.html").read_text("utf-8")
+        page = (folder / "page.html").read_text("utf-8")
+        assert tables[name][0].title in page and re.search(f"<h1>{re.escape(EXPERIMENTS[name].about)}</h1>", page, re.IGNORECASE)
         curves = record["tables"][0]["entries"][0].get("curves")
         assert len(curves[0]) == SMOKE.points if name == "t-methods" else not curves
 

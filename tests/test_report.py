@@ -281,7 +281,7 @@ def test_a_folder_of_experiments_has_a_section_for_each(tmp_path):
     table = text.partition("Barriers of every experiment")[2].partition("</tbody>")[0]
     assert re.findall(r">([^<>]+)</t[hd]>", table)[-4:] == ["triples", "weight matching", "0.2500", "0.1250"]
     assert text.count('class="experiment"') == 3 and "Averaging all 3 models" in text and "Barriers of every experiment" in text
-    assert "images: Causal" in text and "raises the loss by 1.00" in text and "raises the loss by 3.00" in text
+    assert "<h1>Averaging models, before" in text and "images: Causal" in text and "raises the loss by 1.00" in text and "raises the loss by 3.00" in text
 
 
 def test_an_alignment_has_a_page_before_anything_is_measured(tmp_path, page):

@@ -22,7 +22,7 @@ MEASURED = {"smoke": {"samples": 24}, "published": {"most": 10_000}}  # on how m
 SECONDS = {
     "given": {"smoke": 1, "small": 1, "published": 1},
     "train": {"smoke": 3, "small": 25, "published": 200},
-    "again": {"smoke": 3, "small": 12, "published": 200},
+    "again": {"smoke": 3, "small": 12, "published": 60},
     "line": {"smoke": 1, "small": 4, "published": 30},
     "learned": {"smoke": 2, "small": 15, "published": 60},
     "together": {"smoke": 3, "small": 30, "published": 150},

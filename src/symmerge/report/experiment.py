@@ -19,12 +19,17 @@ Entry = Mapping[str, Any]
 ACROSS, MORE = 2, 2.4  # panels beside one another, and inches for each further row of them
 
 
+def heading(record: Mapping[str, Any]) -> str:
+    """What it is about."""
+    return f"{record['about'][:1].upper()}{record['about'][1:]}"
+
+
 def summary(record: Mapping[str, Any]) -> str:
     """What came out, in a sentence or two."""
     entries = [entry for table in record["tables"] for entry in table["entries"]]
     known = [entry for entry in entries if entry["values"] and entry["published"] is not None]
-    about, cells = record["about"], {key for entry in entries for key in entry["cells"]}
-    said = [f"{about[:1].upper()}{about[1:]} ({record['paper']}), at its {record['size']['name']} size: {len(entries)} numbers from {len(cells)} measurements."]
+    cells = {key for entry in entries for key in entry["cells"]}
+    said = [f"{heading(record)} ({record['paper']}), at its {record['size']['name']} size: {len(entries)} numbers from {len(cells)} measurements."]
     if known:
         below = sum(_ours(entry).mean <= entry["published"] for entry in known)
         said.append(f"{below} of {len(known)} lie at or below the published ones.")
