@@ -9,15 +9,17 @@ from dataclasses import replace
 import pytest
 
 from made import run as run_verb
-from symmerge.errors import DataError
+from symmerge.errors import DataError, MismatchError
+from symmerge.experiments import parts
 from symmerge.experiments.catalog import EXPERIMENTS
 from symmerge.experiments.cells import with_needs
 from symmerge.experiments.engines import LocalEngine
-from symmerge.experiments.plan import check_data
+from symmerge.experiments.plan import check_data, check_folder, check_same, claim, digests
 from symmerge.experiments.results import finish
 from symmerge.experiments.runner import run
 from symmerge.experiments.store import Store
 from symmerge.experiments.tables import SIZES, cells_of, value_of
+from symmerge.zoo.recipes import training_recipe
 
 SMOKE = SIZES["smoke"]
 LOOSE = ("soft", "correlation-ignore-heads", "residual-separate")  # no symmetries
@@ -133,3 +135,39 @@ def test_what_is_needed_follows_from_the_cells(tmp_path, monkeypatch):
     check_data("f-groups", EXPERIMENTS["f-groups"].tables(size), size, store)
     (tmp_path / "cifar-10-batches-py").mkdir()
     check_data("f-retrain-images", EXPERIMENTS["f-retrain-images"].tables(size), size, store)
+
+
+def test_one_folder_has_one_data_set(tmp_path):
+    """The same files elsewhere are the same data; another file of the same name is refused, and so is another Python's documentation."""
+    out, size = tmp_path / "out", replace(SIZES["published"], data=tmp_path)
+    store, tables = Store(out), {name: EXPERIMENTS[name].tables(size) for name in ("f-retrain-images", "t-methods")}
+    (tmp_path / "cifar10.npz").write_bytes(b"pictures")
+    found = digests(tables["f-retrain-images"], size, store)
+    assert list(found) == ["cifar10.npz"]
+    check_same(out, found)
+    claim(out, "f-retrain-images", size, found)
+    check_folder(out, "f-retrain-images", size, resume=True)
+    check_same(out, digests(tables["f-retrain-images"], size, store))
+    claim(out, "f-retrain-images", size, {"more.txt": "0"})  # another column's: what is known stays known
+    (tmp_path / "cifar10.npz").write_bytes(b"others")
+    with pytest.raises(MismatchError, match=r"was begun with other data \(cifar10.npz changed since\): restore it, or choose another --out"):
+        check_same(out, digests(tables["f-retrain-images"], size, store))
+    said = run_verb("experiment", "f-retrain-images", "--size", "published", "--data", tmp_path, "--out", out, "--resume", expect=2)
+    assert "cifar10.npz changed since" in said.stderr
+
+    small = EXPERIMENTS["t-methods"].tables(SMOKE)
+    (docs,) = digests(small, SMOKE, store).items()
+    claim(out, "t-methods", SMOKE, {docs[0]: "another Python's"})
+    with pytest.raises(MismatchError, match="Python's documentation changed since"):
+        check_same(out, dict([docs]))
+
+
+def test_words_about_a_recipe_are_no_part_of_a_cell(monkeypatch):
+    def key():
+        return parts.model(SMOKE, "vit-digits", 0).key
+
+    before, recipe = key(), training_recipe("vit-digits")
+    monkeypatch.setattr(parts, "training_recipe", lambda name: replace(recipe, about="other words", takes="a while"))
+    assert key() == before
+    monkeypatch.setattr(parts, "training_recipe", lambda name: replace(recipe, schedule=replace(recipe.schedule, rate=1.0)))
+    assert key() != before

@@ -118,6 +118,11 @@ def files_digest(folder: Path, files: Iterable[Path]) -> str:
     return hashlib.sha256("".join(f"{file.relative_to(folder).as_posix()} {file_digest(file)}\n" for file in sorted(files)).encode()).hexdigest()
 
 
+def any_digest(path: Path) -> str:
+    """The hash of a file, or of all files in a folder."""
+    return file_digest(path) if path.is_file() else files_digest(path, (file for file in path.rglob("*") if file.is_file()))
+
+
 def file_digest(file: Path) -> str:
     """The hash of a file's bytes, however long it is."""
     try:

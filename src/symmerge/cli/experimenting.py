@@ -28,7 +28,9 @@ from symmerge.experiments.plan import (
     check_device,
     check_folder,
     check_given,
+    check_same,
     claim,
+    digests,
     listed,
     sized,
     usual_workers,
@@ -133,11 +135,13 @@ def experiment(
             _show(out, finish(out, name, chosen, asked, tables, found), found)
             return
         check_data(name, tables, asked, store)
+        read = digests(tables, asked, store)
+        check_same(out, read)
         if not address:  # what a cluster has, its nodes know
             device_of(device) if device else check_device(tables, asked, store)
         where = _engine(engine, address, workers, asked.device, cells)
         with _progress(f"{name}, {size}", len(missing(cells, store))) as report:
-            claim(out, name, asked)
+            claim(out, name, asked, read)
             relink(cells, store)
             outcome = run(cells, store, where, report=report)
         _show(out, finish(out, name, chosen, asked, tables, outcome), outcome)

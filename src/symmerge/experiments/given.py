@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from symmerge.checkpoint import content_of, file_digest, files_digest
+from symmerge.checkpoint import any_digest, content_of
 from symmerge.errors import DataError, MismatchError
 from symmerge.experiments.cells import Cell, with_needs
 from symmerge.experiments.store import Store
@@ -171,6 +171,4 @@ def _different(models: Sequence[GivenModel]) -> None:
 
 def _content(path: Path) -> str:
     """Bytes, and what names say about them: endings of files, places in a folder."""
-    if path.is_file():
-        return "".join([file_digest(path), *(ending for ending in path.suffixes if ending.lower() in MEANINGS)])
-    return files_digest(path, (file for file in path.rglob("*") if file.is_file()))
+    return "".join([any_digest(path), *(ending for ending in path.suffixes if path.is_file() and ending.lower() in MEANINGS)])

@@ -65,7 +65,8 @@ def model(size: Size, recipe: str, seed: int, *, config: Mapping[str, Any] | Non
     """A model trained from a seed; or, with a `base`, a classifier made of that one, whose head begins alike for every seed."""
     schedule = SMOKE if size.name == "smoke" else {}
     settings = {"recipe": recipe, "seed": seed, "config": dict(config or {}), "schedule": schedule, "device": size.device}
-    settings["content"] = asdict(training_recipe(recipe))  # another recipe under the same name is another cell
+    # another recipe under the same name is another cell; what is said about it is for people
+    settings["content"] = {name: value for name, value in asdict(training_recipe(recipe)).items() if name not in ("about", "takes")}
     label = f"{recipe}{'*' if config else ''}, {base.label if base and size.given else f'seed {seed}'}"
     return _cell(size, "train", settings, (base,), label, "again") if base else _cell(size, "train", settings, (), label, "train")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,27 @@ def sized(name: str, *, seeds: int | None = None, device: str | None = None, dat
 
 def check_data(name: str, tables: tuple[Table, ...], size: Size, store: Store) -> None:
     """That data which does not come with the installation is there, as far as something is still to be computed from it."""
-    for recipe in dict.fromkeys(cell.settings["recipe"] for cell in missing(cells_of(tables), store) if "recipe" in cell.settings):
+    for recipe in _recipes(tables, store):
         try:
             sources.check_data(training_recipe(recipe), size.data)
         except DataError as error:
             raise DataError(f"{name} at size {size.name} needs the data of {recipe}: {error}, or use --size small") from error
+
+
+def digests(tables: tuple[Table, ...], size: Size, store: Store) -> dict[str, str]:
+    """The data that something is still to be computed from, each with a hash of what it is."""
+    return {name: digest for recipe in _recipes(tables, store) for name, digest in sources.digests(training_recipe(recipe), size.data).items()}
+
+
+def _recipes(tables: tuple[Table, ...], store: Store) -> dict[str, None]:
+    return dict.fromkeys(cell.settings["recipe"] for cell in missing(cells_of(tables), store) if "recipe" in cell.settings)
+
+
+def check_same(folder: Path, data: Mapping[str, str]) -> None:
+    """That data is what it was when others of the folder's cells were computed."""
+    held = _held(folder).get("data", {})
+    if others := [name for name, digest in data.items() if held.get(name, digest) != digest]:
+        raise MismatchError(f"{folder} was begun with other data ({' and '.join(others)} changed since): restore it, or choose another --out")
 
 
 def check_given(name: str, tables: tuple[Table, ...]) -> None:
@@ -92,22 +108,26 @@ def check_folder(folder: Path, name: str, size: Size, *, resume: bool) -> None:
         return
     if not (folder / IDENTITY).is_file():
         raise CheckpointError(f"{folder} exists and holds no experiment: choose another --out")
-    holds = read_json(folder / IDENTITY)
+    holds = _held(folder)
     if (holds.get("name"), holds.get("size")) != (name, size.name):
         raise MismatchError(f"{folder} holds {holds.get('name')} at size {holds.get('size')}, not {name} at size {size.name}: choose another --out")
-    if holds != _identity(name, size):
+    if {**holds, "data": None} != {**_identity(name, size), "data": None}:
         raise MismatchError(f"{folder} holds {name} of other models or other data: choose another --out, or give those it began with")
     if not resume and any((folder / "cells").glob("[!.]*")):
         raise MismatchError(f"{folder} exists: add --resume to go on there (what is finished is kept), or choose another --out")
 
 
-def claim(folder: Path, name: str, size: Size) -> None:
-    """Say in the folder whose it is."""
+def claim(folder: Path, name: str, size: Size, data: Mapping[str, str]) -> None:
+    """Say in the folder whose it is, and what its data is."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / IDENTITY, _identity(name, size))
+        write_whole(folder / IDENTITY, {**_identity(name, size), "data": {**_held(folder).get("data", {}), **data}})
     except OSError as error:
         raise CheckpointError(f"cannot write to {folder}: {error.strerror}; choose another --out") from error
+
+
+def _held(folder: Path) -> dict[str, Any]:
+    return read_json(folder / IDENTITY) if (folder / IDENTITY).is_file() else {}
 
 
 def _is_new(folder: Path) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from symmerge.checkpoint import any_digest
 from symmerge.errors import DataError
-from symmerge.tasks.embedded import python_docs
+from symmerge.tasks.embedded import SPLITS, python_docs
 from symmerge.tasks.files import read_rows, read_text
 from symmerge.zoo.augment import CHANCES, augmented
 from symmerge.zoo.base import TrainingRecipe
@@ -85,6 +86,17 @@ def check_data(recipe: TrainingRecipe, root: Path | None) -> None:
             folder.file(recipe.data, held)
         if recipe.tokenizer:
             folder.there("its tokenizer", recipe.tokenizer)
+
+
+def digests(recipe: TrainingRecipe, root: Path | None) -> dict[str, str]:
+    """What a recipe reads, by name, each with a hash of what it is; what never changes is not among it. Precondition: all of it is there."""
+    if recipe.data in INSTALLED:
+        return {} if recipe.data == "digits" else {"Python's documentation": hashlib.sha256("".join(map(python_docs, SPLITS)).encode()).hexdigest()}
+    folder = folder_of(root, recipe.data)
+    found = {file.relative_to(folder.root).as_posix(): file for file in (folder.file(recipe.data, held) for held in (False, True))}
+    if recipe.tokenizer:
+        found[recipe.tokenizer] = folder.there("its tokenizer", recipe.tokenizer)
+    return {name: any_digest(file) for name, file in found.items()}
 
 
 def has_data(recipe: TrainingRecipe, root: Path | None) -> bool:
