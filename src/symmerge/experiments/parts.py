@@ -123,12 +123,13 @@ def together(size: Size, cells: Sequence[Cell], method: str, **options: Any) -> 
 
 
 def by_size(size: Size, method: str) -> dict[str, Any]:
-    """What a method is told at a size, where an experiment does not say it."""
+    """What a method is told at a size, where an experiment does not say it. What learning does not know is meant for what it starts from."""
+    quick, learning = QUICK.get(size.name, {}), LEARNING.get(size.name, {})
     if method == "learned":
-        return {**LEARNING.get(size.name, {}), **STARTS.get(size.name, {})}
+        return {**learning, **STARTS.get(size.name, {}), **quick}
     if method.startswith(("learned", "soft")):
-        return dict(LEARNING.get(size.name, {}))
-    return dict(QUICK.get(size.name, {})) if method in ("symmerge", "activations") else {}
+        return {**learning, **quick}
+    return dict(quick) if method in ("symmerge", "activations") else {}
 
 
 def orders(size: Size, pair: tuple[Cell, Cell]) -> Cell:
