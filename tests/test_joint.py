@@ -14,6 +14,7 @@ from symmerge.matching.learner import Learner
 from symmerge.matching.samplers import Shares
 from symmerge.matching.weights import WeightMatching
 from symmerge.merge import mean
+from symmerge.tasks import make_task, task_of
 from symmerge.weights import MemoryWeights
 from symmerge.zoo.small import small_model
 
@@ -24,10 +25,15 @@ def three(name, count=3):
     return [sm.load(small_model(name, seed=seed)) for seed in range(count)]
 
 
+def little(models):
+    """A little text of their own: how much there is does not matter here, and writing it takes longer than learning."""
+    return make_task(task_of(models[0]), "self", models, most=24)
+
+
 def begun(name, **options):
     models = [sm.canonicalize(model) for model in three(name)]
     starts = [sm.Alignment.random(models[0].spec, torch.Generator().manual_seed(number)) for number in (1, 2)]
-    learning = LearnedMatching(batch=4, **options)
+    learning = LearnedMatching(batch=4, data=little(models), **options)
     lessons, held = learning.lessons(models, lambda line: None)
     spaces = learning.chosen(models[0].spec)
     return models, starts, Joint(learning, models[0], models[1:], starts, lessons, held, spaces, Shares()), (learning, lessons, held, spaces)
@@ -82,7 +88,7 @@ def test_the_mean_of_all_gets_better_and_the_ends_stay(name):
 
 def test_the_same_seed_gives_the_same_result():
     models = three("gpt2")
-    found = [align_many(models, LearnedMatching(**FEW, seed=seed)) for seed in (0, 0, 1)]
+    found = [align_many(models, LearnedMatching(**FEW, data=little(models), seed=seed)) for seed in (0, 0, 1)]
     first, again, other = ([value for alignment in one.universe.alignments for value in _values(alignment)] for one in found)
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
     assert not all(torch.equal(x, y) for x, y in zip(first, other, strict=True))
@@ -95,7 +101,7 @@ def _values(alignment):
 def test_only_what_was_chosen_moves_and_the_reference_never():
     models = three("gpt2")
     start = align_many(models, WeightMatching(own_text=False), reference=1)
-    found = align_many(models, LearnedMatching(**FEW, spaces=("ff",), rate=1e-2), reference=1)
+    found = align_many(models, LearnedMatching(**FEW, data=little(models), spaces=("ff",), rate=1e-2), reference=1)
     for number in range(3):
         before, after = start.universe.alignments[number], found.universe.alignments[number]
         for space in before.elements:
@@ -114,7 +120,7 @@ def test_interrupted_it_keeps_the_best(monkeypatch):
         real(self, lessons)
 
     monkeypatch.setattr(Joint, "_descend", stop)
-    found = align_many(models, LearnedMatching(**FEW))
+    found = align_many(models, LearnedMatching(**FEW, data=little(models)))
     assert found.universe.interrupted and len(found.models) == 3 and found.universe.settings["learned"]["steps"] == 6
     assert all(sm.verify(before, after).same for before, after in zip(models, found.models, strict=True))
 

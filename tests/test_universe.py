@@ -154,9 +154,14 @@ def test_a_member_that_fails_does_not_lose_the_others():
         universe(models[:2], Failing(1, CheckpointError("gone")))
 
 
+@pytest.fixture(scope="module")
+def whole():
+    return universe(strangers("gpt2", 4), ONE)
+
+
 @pytest.mark.parametrize("at", [2, 4, 5])
-def test_an_interrupted_run_goes_on_where_it_was(at, tmp_path):
-    models, whole = strangers("gpt2", 4), universe(strangers("gpt2", 4), ONE)
+def test_an_interrupted_run_goes_on_where_it_was(at, whole, tmp_path):
+    models = strangers("gpt2", 4)
     journal = Journal(tmp_path / "journal.safetensors", {"what": "test"})
     stopped = universe(models, Failing(at, KeyboardInterrupt()), journal=journal)
     assert stopped.interrupted and len(stopped.spreads) < len(whole.spreads)
