@@ -26,7 +26,7 @@ IMAGES = {
     "small": {"absolute: ViT": "vit-digits", "rotary: DINOv3": "dinov3-digits"},
     "published": {"absolute: ViT": "cifar10-vit-short", "rotary: DINOv3": "cifar10-dinov3"},
 }
-RETRAINED = 200  # steps of a small model: it has most of what it knew
+RETRAINED = 120  # steps of a small model: it has most of what it knew
 _BODY: Mapping[str, Any] = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 1000}
 _PICTURES: Mapping[str, Any] = {name: value for name, value in _BODY.items() if name != "vocab_size"}
 GROUPS = {

@@ -34,7 +34,7 @@ LONGER = {"tiny-imagenet-vit": 20.0}  # recipes whose cells take so many times a
 GIGABYTES = {"smoke": 1.0, "small": 1.0, "published": 6.0}
 PARAMETERS = {"smoke": 2e5, "small": 2e5, "published": 1e7}  # of the models these are for; larger ones that are given take as much longer
 COPIES = 10  # of a model's weights, in float32: what a cell has in memory beside all else
-LEARNING = {"smoke": {"steps": 2, "inputs": 48}, "small": {"steps": 60, "inputs": 1000}}
+LEARNING = {"smoke": {"steps": 2, "inputs": 48}, "small": {"steps": 60, "inputs": 600}}
 """How much is learned, where an experiment does not say it itself."""
 STARTS = {"smoke": {"start": "identity"}, "small": {"start": "weights-only"}}
 MUCH: Mapping[str, Any] = {"steps": 1500, "inputs": 8000, "start": "weights"}

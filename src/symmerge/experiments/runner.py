@@ -82,13 +82,13 @@ class _Work:
                 self._settle(ended)
 
     def _next(self, engine: Engine) -> Cell | None:
-        """The first cell that has all it needs, and for which there is room."""
+        """Of the cells that have all they need, and for which there is room, the first of the longest: what is short fills the gaps at the end."""
         if len(self._running) >= engine.workers:
             return None
         unfinished = self.waiting.keys() | self._running.keys()
         full = sum(cell.cost.heavy for cell in self._running.values()) >= engine.heavy
         ready = (cell for cell in self.waiting.values() if not any(need.key in unfinished for need in cell.needs))
-        return next((cell for cell in ready if not (full and cell.cost.heavy)), None)
+        return max((cell for cell in ready if not (full and cell.cost.heavy)), key=lambda cell: cell.cost.seconds, default=None)
 
     def _settle(self, ended: Ended) -> None:
         cell = self._running.pop(ended.cell.key)
