@@ -325,3 +325,15 @@ def test_of_heavy_cells_few_at_once(tmp_path):
 
     assert run(cells, Store(tmp_path), Watched()).computed == 6
     assert together[0] == "adef" and all(sum(name < "d" for name in names) <= 1 for names in together) and len(together) == 6
+
+
+def test_the_longest_that_can_be_computed_is_first(log, tmp_path):
+    """As they come where they are equally long; and nothing before what it needs, however long it is."""
+
+    def lasting(seconds, name, *needs):
+        return replace(cell("add", name, *needs, value=1.0), cost=Cost(seconds))
+
+    short, started = lasting(1.0, "short"), []
+    cells = [short, lasting(5.0, "long"), lasting(5.0, "as long"), lasting(99.0, "after", short)]
+    run(cells, Store(tmp_path / "store"), Here(), report=lambda one, state, _: started.append(one.label) if state == "started" else None)
+    assert started == ["add long", "add as long", "add short", "add after"]
