@@ -140,18 +140,18 @@ def test_what_is_needed_follows_from_the_cells(tmp_path, monkeypatch):
 def test_one_folder_has_one_data_set(tmp_path):
     """The same files elsewhere are the same data; another file of the same name is refused, and so is another Python's documentation."""
     out, size = tmp_path / "out", replace(SIZES["published"], data=tmp_path)
-    store, tables = Store(out), {name: EXPERIMENTS[name].tables(size) for name in ("f-retrain-images", "t-methods")}
+    store, tables = Store(out), EXPERIMENTS["f-retrain-images"].tables(size)
     (tmp_path / "cifar10.npz").write_bytes(b"pictures")
-    found = digests(tables["f-retrain-images"], size, store)
+    found = digests(tables, size, store)
     assert list(found) == ["cifar10.npz"]
     check_same(out, found)
     claim(out, "f-retrain-images", size, found)
     check_folder(out, "f-retrain-images", size, resume=True)
-    check_same(out, digests(tables["f-retrain-images"], size, store))
+    check_same(out, digests(tables, size, store))
     claim(out, "f-retrain-images", size, {"more.txt": "0"})  # another column's: what is known stays known
     (tmp_path / "cifar10.npz").write_bytes(b"others")
     with pytest.raises(MismatchError, match=r"was begun with other data \(cifar10.npz changed since\): restore it, or choose another --out"):
-        check_same(out, digests(tables["f-retrain-images"], size, store))
+        check_same(out, digests(tables, size, store))
     said = run_verb("experiment", "f-retrain-images", "--size", "published", "--data", tmp_path, "--out", out, "--resume", expect=2)
     assert "cifar10.npz changed since" in said.stderr
 

@@ -50,7 +50,7 @@ def check_data(name: str, tables: tuple[Table, ...], size: Size, store: Store) -
 
 def digests(tables: tuple[Table, ...], size: Size, store: Store) -> dict[str, str]:
     """The data that something is still to be computed from, each with a hash of what it is."""
-    return {name: digest for recipe in _recipes(tables, store) for name, digest in sources.digests(training_recipe(recipe), size.data).items()}
+    return sources.digests(map(training_recipe, _recipes(tables, store)), size.data)
 
 
 def _recipes(tables: tuple[Table, ...], store: Store) -> dict[str, None]:

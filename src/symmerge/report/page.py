@@ -13,12 +13,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from symmerge.errors import SymmergeError
-from symmerge.report import figures, tables, together, words
+from symmerge.report import experiment, figures, tables, together, words
 from symmerge.report.drawing import SERIES, palette_css, standalone
 from symmerge.report.results import Curve, as_curve, read_results
 from symmerge.report.sections import Section, section
 
 HERE = Path(__file__).parent
+HEADING = "Averaging models, before and after alignment"
 
 
 def report(folder: Path, out: Path) -> Path:
@@ -26,7 +27,9 @@ def report(folder: Path, out: Path) -> Path:
     if out.suffix not in (".html", ".htm"):
         raise SymmergeError(f"{out} would be an HTML page: choose an --out that ends in .html")
     found = read_results(folder)
-    text = _render([section(f"s{at}", results, named=len(found) > 1) for at, results in enumerate(found, 1)])
+    sections = [section(f"s{at}", results, named=len(found) > 1) for at, results in enumerate(found, 1)]
+    alone = found[0].experiment if len(found) == 1 else None
+    text = _render(experiment.heading(alone) if alone else HEADING, sections)
     partial = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -49,12 +52,13 @@ def simplex_svgs(record: Mapping[str, Any]) -> dict[str, str]:
     return {f"{name}.svg": standalone(svg) for name, svg in together.svgs(record).items()}
 
 
-def _render(sections: Sequence[Section]) -> str:
+def _render(heading: str, sections: Sequence[Section]) -> str:
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     script = (HERE / "page.js").read_text("utf-8")
     curves = {part.key: part.path.curve for part in sections if part.path}
     barriers = {part.name: part.barriers for part in sections if part.barriers}
     return environment.get_template("page.html").render(
+        heading=heading,
         sections=sections,
         overview=tables.overview(barriers) if len(sections) > 1 and barriers else None,
         numbers={key: _numbers(curve) for key, curve in curves.items()},

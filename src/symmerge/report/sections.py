@@ -10,7 +10,6 @@ from symmerge.report import experiment, figures, maps, tables, together, togethe
 from symmerge.report.parts import Figure, Part
 from symmerge.report.results import Curve, Results, number, whole
 
-HEADING = "Averaging models, before and after alignment"
 FEW = 6  # pictures of spaces that are shown at once; the others unfold
 
 
@@ -26,11 +25,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Section:
-    """One experiment on the page; where nothing was measured between two models, it has no path. `heading` is the page's where it is alone."""
+    """One experiment on the page; where nothing was measured between two models, it has no path."""
 
     key: str
     name: str
-    heading: str
     title: str
     summary: str
     barriers: tuple[tables.Row, ...]
@@ -42,8 +40,7 @@ def section(key: str, results: Results, *, named: bool) -> Section:
     """A folder's results; `key` makes its ids unique, and it is `named` where it is not alone."""
     name, path = results.folder.resolve().name, _path(key, results.curve) if results.curve else None
     title, summary, barriers = _head(results)
-    heading = HEADING if named or not results.experiment else experiment.heading(results.experiment)
-    return Section(key, name, heading, f"{name}: {title}" if named else title, summary, barriers, path, tuple(_parts(key, results)))
+    return Section(key, name, f"{name}: {title}" if named else title, summary, barriers, path, tuple(_parts(key, results)))
 
 
 def _head(results: Results) -> tuple[str, str, tuple[tables.Row, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,23 +81,29 @@ def folder_of(root: Path | None, data: str) -> Folder:
 
 def check_data(recipe: TrainingRecipe, root: Path | None) -> None:
     """That everything a recipe reads is there; it may still turn out to be something else."""
-    if recipe.data not in INSTALLED:
-        folder = folder_of(root, recipe.data)
-        for held in (False, True):
-            folder.file(recipe.data, held)
-        if recipe.tokenizer:
-            folder.there("its tokenizer", recipe.tokenizer)
+    _files(recipe, root)
 
 
-def digests(recipe: TrainingRecipe, root: Path | None) -> dict[str, str]:
-    """What a recipe reads, by name, each with a hash of what it is; what never changes is not among it. Precondition: all of it is there."""
+def _files(recipe: TrainingRecipe, root: Path | None) -> dict[str, Path]:
+    """Everything a recipe reads that does not come with the installation, by name; what is missing is refused."""
     if recipe.data in INSTALLED:
-        return {} if recipe.data == "digits" else {"Python's documentation": hashlib.sha256("".join(map(python_docs, SPLITS)).encode()).hexdigest()}
+        return {}
     folder = folder_of(root, recipe.data)
-    found = {file.relative_to(folder.root).as_posix(): file for file in (folder.file(recipe.data, held) for held in (False, True))}
+    found = [folder.file(recipe.data), folder.file(recipe.data, held_out=True)]
     if recipe.tokenizer:
-        found[recipe.tokenizer] = folder.there("its tokenizer", recipe.tokenizer)
-    return {name: any_digest(file) for name, file in found.items()}
+        found.append(folder.there("its tokenizer", recipe.tokenizer))
+    return {file.relative_to(folder.root).as_posix(): file for file in found}
+
+
+def digests(recipes: Iterable[TrainingRecipe], root: Path | None) -> dict[str, str]:
+    """What recipes read, by name, each with a hash of what it is, computed once; digits never change. Precondition: all of it is there."""
+    recipes, files = list(recipes), {}
+    for recipe in recipes:
+        files |= _files(recipe, root)
+    found = {name: any_digest(file) for name, file in files.items()}
+    if any(recipe.data in INSTALLED and recipe.data != "digits" for recipe in recipes):
+        found["Python's documentation"] = hashlib.sha256("".join(map(python_docs, SPLITS)).encode()).hexdigest()
+    return found
 
 
 def has_data(recipe: TrainingRecipe, root: Path | None) -> bool:
