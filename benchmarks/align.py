@@ -27,7 +27,11 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results" / "align.json"
 CASES: dict[str, dict[str, Any]] = {
     "gpt2-small": {
-        "config": {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "tie_word_embeddings": False},
+        "config": {
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "tie_word_embeddings": False,
+        },
         "dtype": "float32",
         "allowed": {"solve_s": 90, "peak_gb": 3},
     },
@@ -64,10 +68,10 @@ def make(folder: Path, case: str) -> list[Path]:
     """Two checkpoints with independent random weights, tensor by tensor."""
     import torch
 
-    from symmerge.checkpoint import new_folder, write_json, write_weights
+    from symmerge.checkpoints.checkpoint import new_folder, write_json, write_weights
+    from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights
     from symmerge.families import family_of
-    from symmerge.model import _bind
-    from symmerge.weights import DerivedWeights, MemoryWeights
+    from symmerge.models.model import _bind
 
     config, dtype = CASES[case]["config"], getattr(torch, CASES[case]["dtype"])
     spec = _bind(family_of(config["model_type"], case), config, ["lm_head.weight"], case)
@@ -81,7 +85,11 @@ def make(folder: Path, case: str) -> list[Path]:
             return torch.ones(shape) if gain else 0.02 * torch.randn(shape, generator=generator)
 
         computed = {name: (lambda name=name, draw=draw: draw(name)) for name in spec.tensors}
-        weights = DerivedWeights(MemoryWeights({}), computed, added={name: (spec.shapes[name], dtype) for name in spec.tensors})
+        weights = DerivedWeights(
+            MemoryWeights({}),
+            computed,
+            added={name: (spec.shapes[name], dtype) for name in spec.tensors},
+        )
         made.append(folder / f"{case}-{seed}")
         if not made[-1].exists():
             with new_folder(made[-1]) as target:
@@ -94,10 +102,12 @@ def forward(model: Any) -> float:
     """Seconds of one plain pass of the stock class over 1,024 tokens."""
     import torch
 
-    from symmerge.verify import full_module
+    from symmerge.verification.gate import full_module
 
     module = full_module(model, torch.float32)
-    tokens = torch.randint(0, model.spec.sizes["vocabulary"], (4, 256), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        0, model.spec.sizes["vocabulary"], (4, 256), generator=torch.Generator().manual_seed(0)
+    )
     with torch.no_grad():
         module(input_ids=tokens[:1, :16])
         began = time.perf_counter()
@@ -107,7 +117,7 @@ def forward(model: Any) -> float:
 
 def measure(case: str, folder: Path, merge: bool) -> dict[str, Any]:
     import symmerge as sm
-    from symmerge.checkpoint import return_freed_memory
+    from symmerge.checkpoints.checkpoint import return_freed_memory
 
     return_freed_memory()  # as the command line does
     models = [sm.load(path) for path in (folder / f"{case}-0", folder / f"{case}-1")]
@@ -122,7 +132,9 @@ def measure(case: str, folder: Path, merge: bool) -> dict[str, Any]:
     passes = sum(forward(model) for model in models)
     entries: Any = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     costs = {
-        COSTS[name]: round(sum(row[3] for (_, _, function), row in entries.items() if function == name), 1)
+        COSTS[name]: round(
+            sum(row[3] for (_, _, function), row in entries.items() if function == name), 1
+        )
         for name in COSTS
         if any(f == name for _, _, f in entries)
     }
@@ -146,16 +158,24 @@ def _child(step: str, case: str, folder: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--case", choices=CASES, action="append")
-    parser.add_argument("--folder", type=Path, help="where to keep the checkpoints (default: a temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, help="where to keep the checkpoints (default: a temporary folder)"
+    )
     parser.add_argument("--child", choices=("make", "measure"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child == "make":
         make(options.folder, options.case[0])
         return
     if options.child == "measure":
-        print(json.dumps(measure(options.case[0], options.folder, merge=options.case[0] == "llama-1b")))
+        print(
+            json.dumps(
+                measure(options.case[0], options.folder, merge=options.case[0] == "llama-1b")
+            )
+        )
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
@@ -165,11 +185,21 @@ def main() -> None:
             output = _child("measure", case, folder)
             rows.append(json.loads(output.splitlines()[-1]))
             print(json.dumps(rows[-1], indent=2))
-    known = {row["case"]: row for row in json.loads(RESULTS.read_text())["rows"]} if RESULTS.exists() else {}
+    known = (
+        {row["case"]: row for row in json.loads(RESULTS.read_text())["rows"]}
+        if RESULTS.exists()
+        else {}
+    )
     known |= {row["case"]: row for row in rows}
-    machine = {"cores": os.cpu_count(), "machine": platform.machine(), **{name: version(name) for name in ("torch", "transformers", "scipy")}}
+    machine = {
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        **{name: version(name) for name in ("torch", "transformers", "scipy")},
+    }
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": machine, "rows": list(known.values())}, indent=2) + "\n")
+    RESULTS.write_text(
+        json.dumps({"machine": machine, "rows": list(known.values())}, indent=2) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -71,11 +71,14 @@ def make(folder: Path, gigabytes: float, dtype: str, width: int) -> dict[str, An
     import torch
     from safetensors.torch import save_file
 
-    from symmerge.model import load
-    from symmerge.orbit import keep, random_member
+    from symmerge.models.model import load
+    from symmerge.models.orbit import keep, random_member
 
     kind = getattr(torch, dtype)
-    count = {layers: sum(torch.Size(shape).numel() for _, shape in shapes(width, layers)) for layers in (0, 1)}
+    count = {
+        layers: sum(torch.Size(shape).numel() for _, shape in shapes(width, layers))
+        for layers in (0, 1)
+    }
     layers = max(1, -int(-(gigabytes * 1e9 / kind.itemsize - count[0]) // (count[1] - count[0])))
     generator = torch.Generator().manual_seed(0)
     source = folder / "source"
@@ -97,14 +100,27 @@ def make(folder: Path, gigabytes: float, dtype: str, width: int) -> dict[str, An
         shards[-1][name] = tensor
     close()
     (source / "config.json").write_text(json.dumps(config(width, layers, dtype)))
-    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (source / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
 
     model = load(source)
     keep(random_member(model, seed=1)[0], model, folder / "full.safetensors")
     restrict = {"residual": "permutation"}
-    keep(random_member(model.restrict(**restrict), seed=1)[0], model, folder / "permutation.safetensors", restrict=restrict)
+    keep(
+        random_member(model.restrict(**restrict), seed=1)[0],
+        model,
+        folder / "permutation.safetensors",
+        restrict=restrict,
+    )
     largest = max(torch.Size(shape).numel() * kind.itemsize for _, shape in shapes(width, layers))
-    return {"layers": layers, "tensors": len(weight_map), "shards": len(set(weight_map.values())), "bytes": model.bytes, "largest": largest}
+    return {
+        "layers": layers,
+        "tensors": len(weight_map),
+        "shards": len(set(weight_map.values())),
+        "bytes": model.bytes,
+        "largest": largest,
+    }
 
 
 # The jobs: each imports what it needs and returns the work to be measured
@@ -125,10 +141,24 @@ def apply_with(alignment: str, *, verified: bool) -> Callable[[Path, Path], Call
     def prepare(folder: Path, out: Path) -> Callable[[], None]:
         from symmerge import cli
 
-        for module in ("symmerge.orbit", "symmerge.verify", "transformers.models.llama.modeling_llama"):
+        for module in (
+            "symmerge.models.orbit",
+            "symmerge.verification.gate",
+            "transformers.models.llama.modeling_llama",
+        ):
             import_module(module)
-        command = ["apply", str(folder / f"{alignment}.safetensors"), str(folder / "source"), "--out", str(out)]
-        command += ["--max-shard-size", str(SHARD_BYTES / 1e9), *([] if verified else ["--no-verify"])]
+        command = [
+            "apply",
+            str(folder / f"{alignment}.safetensors"),
+            str(folder / "source"),
+            "--out",
+            str(out),
+        ]
+        command += [
+            "--max-shard-size",
+            str(SHARD_BYTES / 1e9),
+            *([] if verified else ["--no-verify"]),
+        ]
         return lambda: cli.app(command, standalone_mode=False)
 
     return prepare
@@ -137,11 +167,15 @@ def apply_with(alignment: str, *, verified: bool) -> Callable[[Path, Path], Call
 def products(folder: Path, out: Path) -> Callable[[], None]:
     import torch
 
-    from symmerge.checkpoint import open_checkpoint
+    from symmerge.checkpoints.checkpoint import open_checkpoint
 
     source = open_checkpoint(folder / "source")
     width = source.config["hidden_size"]
-    sizes = [torch.Size(source.weights.shape(name)).numel() // width for name in source.weights if len(source.weights.shape(name)) == 2]
+    sizes = [
+        torch.Size(source.weights.shape(name)).numel() // width
+        for name in source.weights
+        if len(source.weights.shape(name)) == 2
+    ]
     rotation, rows = torch.randn(width, width), torch.randn(max(sizes), width)
     result = torch.zeros_like(rows)
 
@@ -171,34 +205,73 @@ def measure(job: str, folder: Path) -> dict[str, Any]:
     os.sync()
     synced = time.perf_counter() - start
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return {"seconds": closed, "seconds_to_disk": synced, "cpu_seconds": used.ru_utime + used.ru_stime - before, "peak_rss": used.ru_maxrss * 1024}
+    return {
+        "seconds": closed,
+        "seconds_to_disk": synced,
+        "cpu_seconds": used.ru_utime + used.ru_stime - before,
+        "peak_rss": used.ru_maxrss * 1024,
+    }
 
 
 def child(*arguments: str) -> dict[str, Any]:
     """This script in a fresh process; its last line is the result."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=environment,
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="symmerge-bench-", dir=arguments.temp) as temporary:
         folder = Path(temporary)
-        made = child("--make", temporary, "--gb", str(arguments.gb), "--dtype", arguments.dtype, "--width", str(arguments.width))
+        made = child(
+            "--make",
+            temporary,
+            "--gb",
+            str(arguments.gb),
+            "--dtype",
+            arguments.dtype,
+            "--width",
+            str(arguments.width),
+        )
         runs = []
         for turn in range(arguments.rounds):
             for job in JOBS:
                 os.sync()  # nothing waits to be written when a job starts
                 load = os.getloadavg()[0]
-                runs.append({"job": job, "round": turn, "load_before": load, **child("--job", job, "--folder", temporary)})
+                runs.append(
+                    {
+                        "job": job,
+                        "round": turn,
+                        "load_before": load,
+                        **child("--job", job, "--folder", temporary),
+                    }
+                )
                 shutil.rmtree(folder / "out", ignore_errors=True)
     checkpoint = {"dtype": arguments.dtype, "width": arguments.width, **made}
-    return {"machine": machine(), "checkpoint": checkpoint, "summary": summary(runs, made), "runs": runs}
+    return {
+        "machine": machine(),
+        "checkpoint": checkpoint,
+        "summary": summary(runs, made),
+        "runs": runs,
+    }
 
 
 def machine() -> dict[str, Any]:
-    versions = {name: version(name) for name in ("torch", "transformers", "safetensors", "symmerge")}
-    return {"cpus": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version(), **versions}
+    versions = {
+        name: version(name) for name in ("torch", "transformers", "safetensors", "symmerge")
+    }
+    return {
+        "cpus": os.cpu_count(),
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        **versions,
+    }
 
 
 def summary(runs: list[dict[str, Any]], made: dict[str, Any]) -> list[dict[str, Any]]:
@@ -207,7 +280,10 @@ def summary(runs: list[dict[str, Any]], made: dict[str, Any]) -> list[dict[str, 
     rows = []
     for job in JOBS:
         mine = [run for run in runs if run["job"] == job]
-        speeds = {key: [made["bytes"] / run[key] / 1e9 for run in mine] for key in ("seconds", "seconds_to_disk")}
+        speeds = {
+            key: [made["bytes"] / run[key] / 1e9 for run in mine]
+            for key in ("seconds", "seconds_to_disk")
+        }
         peak = max(run["peak_rss"] for run in mine)
         rows.append(
             {
@@ -229,8 +305,12 @@ def summary(runs: list[dict[str, Any]], made: dict[str, Any]) -> list[dict[str, 
 
 def show(found: dict[str, Any]) -> None:
     made = found["checkpoint"]
-    print(f"{made['bytes'] / 1e9:.2f} GB, {made['dtype']}, width {made['width']}, {made['layers']} layers, largest tensor {made['largest'] / 1e6:.0f} MB")
-    print(f"{'job':20}{'GB/s':>7}{'median':>8}{'ratio':>7}  | to disk{'median':>8}{'ratio':>7}  | peak MB  limit")
+    print(
+        f"{made['bytes'] / 1e9:.2f} GB, {made['dtype']}, width {made['width']}, {made['layers']} layers, largest tensor {made['largest'] / 1e6:.0f} MB"
+    )
+    print(
+        f"{'job':20}{'GB/s':>7}{'median':>8}{'ratio':>7}  | to disk{'median':>8}{'ratio':>7}  | peak MB  limit"
+    )
     for row in found["summary"]:
         print(
             f"{row['job']:20}{row['best_gb_s']:7.2f}{row['median_gb_s']:8.2f}{row['ratio']:7.2f}  |{row['best_to_disk_gb_s']:8.2f}"
@@ -239,12 +319,18 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gb", type=float, default=2.0, help="at least so many gigabytes of weights")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--gb", type=float, default=2.0, help="at least so many gigabytes of weights"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--width", type=int, default=1024, help="of the stream; a multiple of 256")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--temp", type=Path, help="where to put the checkpoints; three times --gb are needed")
+    parser.add_argument(
+        "--temp", type=Path, help="where to put the checkpoints; three times --gb are needed"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--job", choices=JOBS, help=argparse.SUPPRESS)

@@ -37,8 +37,8 @@ def make(count: int) -> tuple[Any, tuple[Any, Any], list[dict[str, Any]]]:
     from transformers import BertConfig, BertForMaskedLM
 
     import symmerge as sm
-    from symmerge.tasks.language import rows_per_batch
-    from symmerge.verify import full_module
+    from symmerge.evaluation.tasks.language import rows_per_batch
+    from symmerge.verification.gate import full_module
 
     modules = []
     for seed in (0, 1):
@@ -68,7 +68,7 @@ def seconds(work: Callable[[], Any]) -> tuple[float, float]:
 
 def speed(rounds: int) -> list[dict[str, Any]]:
     """The first round, numbered 0, warms up both."""
-    from symmerge.statistics import Gatherer
+    from symmerge.observation.statistics import Gatherer
 
     spec, modules, batches = make(rounds + 1)
     gatherer = Gatherer(spec, modules)
@@ -77,20 +77,30 @@ def speed(rounds: int) -> list[dict[str, Any]]:
         load = os.getloadavg()[0]
         passes = seconds(lambda batch=batch: plain(modules, batch))
         statistics = seconds(lambda batch=batch: gatherer.batch(batch))
-        runs.append({"round": turn, "tokens": batch["input_ids"].numel(), "load": load, "plain_seconds": passes, "statistics_seconds": statistics})
+        runs.append(
+            {
+                "round": turn,
+                "tokens": batch["input_ids"].numel(),
+                "load": load,
+                "plain_seconds": passes,
+                "statistics_seconds": statistics,
+            }
+        )
     return runs
 
 
 def memory() -> dict[str, Any]:
-    from symmerge.checkpoint import return_freed_memory
-    from symmerge.statistics import PARTS, gather
+    from symmerge.checkpoints.checkpoint import return_freed_memory
+    from symmerge.observation.statistics import PARTS, gather
 
     return_freed_memory()  # as the command line does
     spec, modules, batches = make(3)
     plain(modules, batches[0])
     before = peak()
     found = gather(spec, modules, batches)
-    kept = sum(getattr(moments, part).nbytes for moments in found.moments.values() for part in PARTS)
+    kept = sum(
+        getattr(moments, part).nbytes for moments in found.moments.values() for part in PARTS
+    )
     return {
         "before_bytes": before,
         "gained_bytes": peak() - before,
@@ -106,8 +116,16 @@ def peak() -> int:
 
 def child(*arguments: str, **environment: str) -> Any:
     """This script in a fresh process; its last line is the result."""
-    settings = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | environment
-    done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=True, env=settings)
+    settings = {
+        name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"
+    } | environment
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=settings,
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -124,28 +142,55 @@ def run(rounds: int) -> dict[str, Any]:
 def summed_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """The median over batches, by the clock and in processor time."""
     warm = runs[1:]
-    clock, processor = ([run["statistics_seconds"][at] / run["plain_seconds"][at] for run in warm] for at in (0, 1))
-    row = {"best_ratio": min(clock), "median_ratio": median(clock), "worst_ratio": max(clock), "median_cpu_ratio": median(processor)}
-    extra = runs[0]["statistics_seconds"][1] - median([run["statistics_seconds"][1] for run in warm])
-    return {**row, "first_batch_extra_cpu_seconds": extra, "limit": WANTED_RATIO, "within": row["median_ratio"] <= WANTED_RATIO}
+    clock, processor = (
+        [run["statistics_seconds"][at] / run["plain_seconds"][at] for run in warm] for at in (0, 1)
+    )
+    row = {
+        "best_ratio": min(clock),
+        "median_ratio": median(clock),
+        "worst_ratio": max(clock),
+        "median_cpu_ratio": median(processor),
+    }
+    extra = runs[0]["statistics_seconds"][1] - median(
+        [run["statistics_seconds"][1] for run in warm]
+    )
+    return {
+        **row,
+        "first_batch_extra_cpu_seconds": extra,
+        "limit": WANTED_RATIO,
+        "within": row["median_ratio"] <= WANTED_RATIO,
+    }
 
 
 def machine() -> dict[str, Any]:
     versions = {name: version(name) for name in ("torch", "transformers", "symmerge")}
-    return {"cpus": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version(), **versions}
+    return {
+        "cpus": os.cpu_count(),
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        **versions,
+    }
 
 
 def show(found: dict[str, Any]) -> None:
-    print(f"{'threads':10}{'best':>7}{'median':>8}{'worst':>7}{'cpu':>7}   (statistics / plain passes of both models; limit {WANTED_RATIO})")
+    print(
+        f"{'threads':10}{'best':>7}{'median':>8}{'worst':>7}{'cpu':>7}   (statistics / plain passes of both models; limit {WANTED_RATIO})"
+    )
     for row in found["summary"]:
-        print(f"{row['threads']:10}{row['best_ratio']:7.3f}{row['median_ratio']:8.3f}{row['worst_ratio']:7.3f}{row['median_cpu_ratio']:7.3f}")
+        print(
+            f"{row['threads']:10}{row['best_ratio']:7.3f}{row['median_ratio']:8.3f}{row['worst_ratio']:7.3f}{row['median_cpu_ratio']:7.3f}"
+        )
     used = found["memory"]
     sizes = [used[key] / 1e9 for key in ("gained_bytes", "kept_bytes", "limit_bytes")]
-    print(f"peak memory beyond both models: {sizes[0]:.2f} GB, of which statistics {sizes[1]:.2f} GB (limit {sizes[2]:.1f} GB)")
+    print(
+        f"peak memory beyond both models: {sizes[0]:.2f} GB, of which statistics {sizes[1]:.2f} GB (limit {sizes[2]:.1f} GB)"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--child", choices=("speed", "memory"), help=argparse.SUPPRESS)

@@ -28,23 +28,58 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import symmerge as sm
-from symmerge.alignment import Alignment
+from symmerge.evaluation.tasks.base import Groups
+from symmerge.matching.distillation import Lesson, Lessons, loss_of
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.learner import Learner
-from symmerge.matching.lessons import Lesson, Lessons, loss_of
-from symmerge.tasks.base import Groups
-from symmerge.verify import full_module
+from symmerge.models.alignment import Alignment
+from symmerge.verification.gate import full_module
 
 WANTED = 1.6
-WARMINGS = {"cpu": 1, "cuda": 20}  # of both before the rounds: the first replays of a graph took nearly twice as long
+WARMINGS = {
+    "cpu": 1,
+    "cuda": 20,
+}  # of both before the rounds: the first replays of a graph took nearly twice as long
 RESULTS = Path(__file__).parent / "results"
-WIDE: dict[str, Any] = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8, "vocab_size": 4096}
+WIDE: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "vocab_size": 4096,
+}
 # case -> class, config, samples of a batch, tokens of a sample
 CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
-    "gpt2": ("GPT2LMHeadModel", {"n_embd": 256, "n_layer": 6, "n_head": 8, "vocab_size": 4096, "n_positions": 256, "tie_word_embeddings": False}, 12, 256),
-    "llama": ("LlamaForCausalLM", {**WIDE, "intermediate_size": 704, "num_key_value_heads": 4}, 12, 256),
-    "bert": ("BertForMaskedLM", {**WIDE, "intermediate_size": 1024, "max_position_embeddings": 128}, 24, 128),
-    "vit": ("ViTForImageClassification", {**WIDE, "intermediate_size": 512, "image_size": 32, "patch_size": 4, "num_labels": 10}, 64, 0),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        {
+            "n_embd": 256,
+            "n_layer": 6,
+            "n_head": 8,
+            "vocab_size": 4096,
+            "n_positions": 256,
+            "tie_word_embeddings": False,
+        },
+        12,
+        256,
+    ),
+    "llama": (
+        "LlamaForCausalLM",
+        {**WIDE, "intermediate_size": 704, "num_key_value_heads": 4},
+        12,
+        256,
+    ),
+    "bert": (
+        "BertForMaskedLM",
+        {**WIDE, "intermediate_size": 1024, "max_position_embeddings": 128},
+        24,
+        128,
+    ),
+    "vit": (
+        "ViTForImageClassification",
+        {**WIDE, "intermediate_size": 512, "image_size": 32, "patch_size": 4, "num_labels": 10},
+        64,
+        0,
+    ),
     "gpt2-small": ("GPT2LMHeadModel", {}, 4, 512),
 }
 
@@ -83,7 +118,10 @@ def count(case: str) -> str:
     lesson = learner.lessons[0]
     learner.t.fill_(0.5)
     learner._descend((lesson,))  # what is made once is there then
-    bare, learned = counted(lambda: plain(learner, lesson)), counted(lambda: learner._descend((lesson,)))
+    bare, learned = (
+        counted(lambda: plain(learner, lesson)),
+        counted(lambda: learner._descend((lesson,))),
+    )
     extra = learned - bare
     most = ", ".join(f"{name} {number}" for name, number in extra.most_common(10))
     return f"{case}: plain {bare.total()}, learned {learned.total()}, extra {learned.total() - bare.total()}: {most}"
@@ -99,19 +137,32 @@ def learner_of(case: str, device: str, batch_shape: tuple[int, int] | None = Non
     models = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        models.append(sm.canonicalize(sm.load(kind(kind.config_class(**{"num_labels": 10, **config})))))
+        models.append(
+            sm.canonicalize(sm.load(kind(kind.config_class(**{"num_labels": 10, **config}))))
+        )
     a, b = models
     generator = torch.Generator().manual_seed(0)
 
     def batch(_: Any) -> dict[str, torch.Tensor]:
         if not length:
-            return {"pixel_values": torch.randn(rows, 3, 32, 32, generator=generator), "labels": torch.zeros(rows, dtype=torch.long)}
+            return {
+                "pixel_values": torch.randn(rows, 3, 32, 32, generator=generator),
+                "labels": torch.zeros(rows, dtype=torch.long),
+            }
         tokens = torch.randint(a.spec.sizes["vocabulary"], (rows, length), generator=generator)
         return {"input_ids": tokens, "labels": tokens}
 
     parents = [full_module(model, torch.float32).to(device) for model in models]
     lessons = Lessons(Groups(((0,),) * 4, batch), parents, "parents", torch.device(device))
-    return Learner(LearnedMatching(device=device), a, b, Alignment.identity(a.spec), lessons, lessons, list(a.spec.hidden))
+    return Learner(
+        LearnedMatching(device=device),
+        a,
+        b,
+        Alignment.identity(a.spec),
+        lessons,
+        lessons,
+        list(a.spec.hidden),
+    )
 
 
 def plain(learner: Learner, lesson: Lesson) -> None:
@@ -147,7 +198,10 @@ def run(case: str, rounds: int, device: str) -> dict[str, Any]:
     learner = learner_of(case, device)
     lesson = learner.lessons[0]
     learner.t.fill_(0.5)
-    training, step = (lambda: plain(learner, lesson)), (lambda: learner._step(learner.tally.steps + 1))
+    training, step = (
+        (lambda: plain(learner, lesson)),
+        (lambda: learner._step(learner.tally.steps + 1)),
+    )
     for _ in range(3):
         step()
     if device == "cuda":
@@ -160,27 +214,57 @@ def run(case: str, rounds: int, device: str) -> dict[str, Any]:
     runs = []
     for turn in range(rounds):
         load = os.getloadavg()[0]
-        runs.append({"round": turn, "load": load, "plain_seconds": seconds(training, device), "learned_seconds": seconds(step, device)})
+        runs.append(
+            {
+                "round": turn,
+                "load": load,
+                "plain_seconds": seconds(training, device),
+                "learned_seconds": seconds(step, device),
+            }
+        )
     ratios = [row["learned_seconds"] / row["plain_seconds"] for row in runs]
     forward = median(row["plain_seconds"] for row in runs)
     beside = {
-        "asking_the_parents": seconds(lambda: learner.lessons._made(learner.lessons._batch(1)), device) / forward,
+        "asking_the_parents": seconds(
+            lambda: learner.lessons._made(learner.lessons._batch(1)), device
+        )
+        / forward,
         "a_look": seconds(lambda: learner._look(lambda line: None, None), device) / forward,
         "assignments": seconds(learner._reassign, device) / forward,
     }
-    row = {"case": case, "device": device, "best_ratio": min(ratios), "median_ratio": median(ratios), "worst_ratio": max(ratios)}
-    return {**row, "limit": WANTED, "within": row["median_ratio"] <= WANTED, "in_plain_steps": beside, "runs": runs}
+    row = {
+        "case": case,
+        "device": device,
+        "best_ratio": min(ratios),
+        "median_ratio": median(ratios),
+        "worst_ratio": max(ratios),
+    }
+    return {
+        **row,
+        "limit": WANTED,
+        "within": row["median_ratio"] <= WANTED,
+        "in_plain_steps": beside,
+        "runs": runs,
+    }
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print(f"{'case':12}{'best':>7}{'median':>8}{'worst':>7}   (learned step / forward and backward; limit {WANTED})   besides, in plain steps")
+    print(
+        f"{'case':12}{'best':>7}{'median':>8}{'worst':>7}   (learned step / forward and backward; limit {WANTED})   besides, in plain steps"
+    )
     for row in rows:
-        beside = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in row["in_plain_steps"].items())
-        print(f"{row['case']:12}{row['best_ratio']:7.3f}{row['median_ratio']:8.3f}{row['worst_ratio']:7.3f}   {beside}")
+        beside = ", ".join(
+            f"{name.replace('_', ' ')} {value:.1f}" for name, value in row["in_plain_steps"].items()
+        )
+        print(
+            f"{row['case']:12}{row['best_ratio']:7.3f}{row['median_ratio']:8.3f}{row['worst_ratio']:7.3f}   {beside}"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--case", choices=CASES, action="append")
@@ -195,7 +279,13 @@ def main() -> None:
     show(rows)
     versions = {name: version(name) for name in ("torch", "transformers")}
     gpu = {"gpu": torch.cuda.get_device_name()} if arguments.device == "cuda" else {}
-    machine = {"cpus": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version(), **versions, **gpu}
+    machine = {
+        "cpus": os.cpu_count(),
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        **versions,
+        **gpu,
+    }
     file = arguments.results or RESULTS / f"learn-{arguments.device}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"machine": machine, "cases": rows}, indent=2) + "\n")

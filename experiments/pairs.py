@@ -40,26 +40,43 @@ def _value(text: str) -> Any:
         return text
 
 
-def found_by(row: str, pair: list[Any], options: argparse.Namespace, earlier: dict[str, Any]) -> Any:
+def found_by(
+    row: str, pair: list[Any], options: argparse.Namespace, earlier: dict[str, Any]
+) -> Any:
     """The pair aligned as the row says."""
     import symmerge as sm
+    from symmerge.evaluation.tasks.base import some
     from symmerge.matching.learned import FIRST_SAMPLES, most_inputs
     from symmerge.matching.recipes import recipe, with_options
-    from symmerge.tasks.base import some
 
     name, given = parsed(row)
     chosen = recipe(OURS.get(name, name))
     if chosen.needs_data:
         source = given.pop("data", options.train)
         usual = most_inputs(options.task, source)
-        task = sm.make_task(options.task, source, pair, most=given.pop("samples", options.samples or usual), seed=1, device=options.device)
-        given["data"] = some(task, FIRST_SAMPLES[task.name]) if chosen.method == "activations" else task
+        task = sm.make_task(
+            options.task,
+            source,
+            pair,
+            most=given.pop("samples", options.samples or usual),
+            seed=1,
+            device=options.device,
+        )
+        given["data"] = (
+            some(task, FIRST_SAMPLES[task.name]) if chosen.method == "activations" else task
+        )
     if given.get("start") in earlier:
         given["start"] = earlier[given["start"]].solution.alignment
-    return sm.align(*pair, with_options(chosen, **given, device=options.device), report=lambda line: print("   ", line, flush=True) if options.talk else None)
+    return sm.align(
+        *pair,
+        with_options(chosen, **given, device=options.device),
+        report=lambda line: print("   ", line, flush=True) if options.talk else None,
+    )
 
 
-def measure(row: str, pair: list[Any], held: Any, options: argparse.Namespace, earlier: dict[str, Any]) -> Cell:
+def measure(
+    row: str, pair: list[Any], held: Any, options: argparse.Namespace, earlier: dict[str, Any]
+) -> Cell:
     import symmerge as sm
 
     began, more = time.time(), {}
@@ -69,7 +86,9 @@ def measure(row: str, pair: list[Any], held: Any, options: argparse.Namespace, e
         found = earlier[row] = found_by(row, pair, options, earlier)
         a, b, settings = found.reference, found.aligned, found.solution.settings
         more = {name: settings[name] for name in ("learned", "chosen") if name in settings}
-        more |= {"changed": sm.verify(pair[1], b).difference}  # how far B's function moved: rounding
+        more |= {
+            "changed": sm.verify(pair[1], b).difference
+        }  # how far B's function moved: rounding
         if options.alignments:
             options.alignments.mkdir(parents=True, exist_ok=True)
             name = re.sub(r"[^\w.-]+", "-", f"{'-'.join(model.path.name for model in pair)}-{row}")
@@ -77,26 +96,43 @@ def measure(row: str, pair: list[Any], held: Any, options: argparse.Namespace, e
     seconds = time.time() - began
     curve = sm.barrier(a, b, held, options.points, device=options.device)
     losses = [point["loss"] for point in curve.points]
-    return {"barrier_mean": curve.barrier_mean, "barrier_linear": curve.barrier_linear, "losses": losses, "seconds": seconds, **more}
+    return {
+        "barrier_mean": curve.barrier_mean,
+        "barrier_linear": curve.barrier_linear,
+        "losses": losses,
+        "seconds": seconds,
+        **more,
+    }
 
 
 def table(found: list[Cell]) -> str:
+    from symmerge.report.phrases import estimate
     from symmerge.report.results import Estimate
-    from symmerge.report.words import estimate
 
     lines = [f"{'':40}{'over the mean':>20}{'over the line':>20}{'middle':>20}"]
     for row in dict.fromkeys(cell["row"] for cell in found):
         cells = [cell for cell in found if cell["row"] == row]
-        middle = [cell["losses"][len(cell["losses"]) // 2] - (cell["losses"][0] + cell["losses"][-1]) / 2 for cell in cells]
-        columns = [[cell["barrier_mean"] for cell in cells], [cell["barrier_linear"] for cell in cells], middle]
-        lines.append(f"{row:40}" + "".join(f"{estimate(Estimate.of(column)):>20}" for column in columns))
+        middle = [
+            cell["losses"][len(cell["losses"]) // 2] - (cell["losses"][0] + cell["losses"][-1]) / 2
+            for cell in cells
+        ]
+        columns = [
+            [cell["barrier_mean"] for cell in cells],
+            [cell["barrier_linear"] for cell in cells],
+            middle,
+        ]
+        lines.append(
+            f"{row:40}" + "".join(f"{estimate(Estimate.of(column)):>20}" for column in columns)
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     import symmerge as sm
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", type=Path, nargs="+", required=True)
     parser.add_argument("--task", required=True)
     parser.add_argument("--data", required=True, help="what is measured on")
@@ -112,13 +148,20 @@ def main() -> None:
     options = parser.parse_args()
     models = [sm.load(folder) for folder in options.models]
     widest = max(models, key=lambda model: model.parameters)
-    models = [model if model.parameters == widest.parameters else sm.widen(model, widest) for model in models]
+    models = [
+        model if model.parameters == widest.parameters else sm.widen(model, widest)
+        for model in models
+    ]
     held = sm.make_task(options.task, options.data, models[:2], samples=options.test_samples)
     found: list[Cell] = json.loads(options.out.read_text()) if options.out.exists() else []
     for pair in combinations(models, 2):
         earlier: dict[str, Any] = {}
         for row in options.rows:
-            key = {"row": row, "pair": [model.path.name for model in pair], "points": options.points}
+            key = {
+                "row": row,
+                "pair": [model.path.name for model in pair],
+                "points": options.points,
+            }
             if any({name: cell[name] for name in key} == key for cell in found):
                 continue
             try:

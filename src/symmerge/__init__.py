@@ -1,24 +1,26 @@
 """symmerge: merge Transformers that were trained from different initialisations."""
 
-from symmerge.align import Aligned, align, same
-from symmerge.alignment import Alignment, apply
-from symmerge.barrier import Curve, barrier
-from symmerge.canonical import canonicalize
-from symmerge.combine import combine
+from symmerge.aligning.equivalence import same
+from symmerge.aligning.many import AlignedMany, align_many
+from symmerge.aligning.pair import Aligned, align
 from symmerge.errors import SymmergeError
-from symmerge.many import AlignedMany, align_many
+from symmerge.evaluation.lines import Curve, barrier
+from symmerge.evaluation.planes import plane
+from symmerge.evaluation.tasks import make_task
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.base import Solution
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.soft import SoftMatching
 from symmerge.matching.weights import WeightMatching
-from symmerge.merge import mean, merge
-from symmerge.model import Model, load, save
-from symmerge.plane import plane
-from symmerge.soup import soup
-from symmerge.tasks import make_task
-from symmerge.verify import Verdict, verify
-from symmerge.widen import widen
+from symmerge.merging.combining import combine
+from symmerge.merging.means import merge
+from symmerge.merging.soups import soup
+from symmerge.models.alignment import Alignment, apply
+from symmerge.models.canonical import canonicalize
+from symmerge.models.interpolation import mean
+from symmerge.models.model import Model, load, save
+from symmerge.models.widening import widen
+from symmerge.verification.gate import Verdict, verify
 
 __all__ = [
     "ActivationMatching",

@@ -6,9 +6,15 @@ import os
 
 # Before any verb runs: transformers and the hub read these when they are imported, torch when it first asks for memory.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("SYMMERGE_OFFLINE", os.environ.get("HF_HUB_OFFLINE", ""))  # what the user says about it
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # checkpoints are local folders; nothing is fetched but by hub.py, where a name is given
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch: huge pages, which cost far less to get and give back
+os.environ.setdefault(
+    "SYMMERGE_OFFLINE", os.environ.get("HF_HUB_OFFLINE", "")
+)  # what the user says about it
+os.environ.setdefault(
+    "HF_HUB_OFFLINE", "1"
+)  # checkpoints are local folders; nothing is fetched but by hub.py, where a name is given
+os.environ.setdefault(
+    "THP_MEM_ALLOC_ENABLE", "1"
+)  # torch: huge pages, which cost far less to get and give back
 
 import typer
 

@@ -12,15 +12,15 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from symmerge import console
+from symmerge.cli import console
 from symmerge.cli.options import Config, choice, either
 from symmerge.errors import MismatchError
-from symmerge.experiments.cells import Cell
-from symmerge.experiments.cluster import RayEngine
-from symmerge.experiments.engines import Engine, LocalEngine
-from symmerge.experiments.given import gather, relink
-from symmerge.experiments.parts import MEASURED
-from symmerge.experiments.plan import (
+from symmerge.lab.experiments.cells import Cell
+from symmerge.lab.experiments.cluster import RayEngine
+from symmerge.lab.experiments.components import MEASURED
+from symmerge.lab.experiments.engines import Engine, LocalEngine
+from symmerge.lab.experiments.external import gather, relink
+from symmerge.lab.experiments.plan import (
     GPU_HEAVY,
     GPU_WORKERS,
     check_begun,
@@ -35,26 +35,49 @@ from symmerge.experiments.plan import (
     sized,
     usual_workers,
 )
-from symmerge.experiments.results import PAGE, RESULTS, finish, printed
-from symmerge.experiments.runner import Outcome, Report, State, finished, missing, run
-from symmerge.experiments.store import Store
-from symmerge.experiments.tables import SIZES, Experiment, cells_of, with_columns
-from symmerge.model import device_of
+from symmerge.lab.experiments.results import PAGE, RESULTS, finish, printed
+from symmerge.lab.experiments.runner import Outcome, Report, State, finished, missing, run
+from symmerge.lab.experiments.store import Store
+from symmerge.lab.experiments.tables import SIZES, Experiment, cells_of, with_columns
+from symmerge.models.model import device_of
 
 ENGINES = ("local", "ray")
 
 
 def experiment(
-    name: Annotated[str, typer.Argument(help="Which one; an unknown name lists those there are.", metavar="NAME", show_default=False)],
-    more: Annotated[list[str] | None, typer.Argument(help="More of --models.", metavar="MODELS", hidden=True, show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Where everything goes: finished cells, results.json, the page.", show_default=False)] = None,
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Which one; an unknown name lists those there are.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ],
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(help="More of --models.", metavar="MODELS", hidden=True, show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Where everything goes: finished cells, results.json, the page.",
+            show_default=False,
+        ),
+    ] = None,
     size: Annotated[
         str,
         typer.Option(
             help="smoke (does everything work), small (minutes on two cores, longer with large --models) or published (as the paper has it, on a GPU)."
         ),
     ] = "small",
-    engine: Annotated[str, typer.Option(help="Where cells are computed: local (processes of this machine) or ray (a Ray cluster).")] = "local",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="Where cells are computed: local (processes of this machine) or ray (a Ray cluster)."
+        ),
+    ] = "local",
     workers: Annotated[
         int | None,
         typer.Option(
@@ -63,9 +86,19 @@ def experiment(
             show_default=f"one per core, at most {GPU_WORKERS} with a GPU, 2 with ray",
         ),
     ] = None,
-    address: Annotated[str | None, typer.Option(help="The Ray cluster: auto or HOST:PORT.", show_default="RAY_ADDRESS, or one of this machine's own")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="The Ray cluster: auto or HOST:PORT.",
+            show_default="RAY_ADDRESS, or one of this machine's own",
+        ),
+    ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="A folder with the data sets that published sizes need; a missing one is named.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="A folder with the data sets that published sizes need; a missing one is named.",
+            show_default=False,
+        ),
     ] = None,
     models: Annotated[
         list[str] | None,
@@ -75,21 +108,55 @@ def experiment(
             show_default=False,
         ),
     ] = None,
-    test_data: Annotated[str | None, typer.Option(help="With --models: what to measure on, as --data of barrier.", show_default=False)] = None,
-    train_data: Annotated[
-        str | None, typer.Option(help="With --models: what methods look at or learn from, other data than --test-data.", show_default=False)
+    test_data: Annotated[
+        str | None,
+        typer.Option(
+            help="With --models: what to measure on, as --data of barrier.", show_default=False
+        ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cuda for published, else cpu")] = None,
+    train_data: Annotated[
+        str | None,
+        typer.Option(
+            help="With --models: what methods look at or learn from, other data than --test-data.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda.", show_default="cuda for published, else cpu")
+    ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only columns of the table with this word in their name; more than once for several. The others can follow with --resume.", show_default=False
+            help="Only columns of the table with this word in their name; more than once for several. The others can follow with --resume.",
+            show_default=False,
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many models are trained from different seeds.", min=2, show_default="by size")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on in --out: what is finished there is not computed again.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the cells, what is done, and what the rest will take; writes nothing.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Compute nothing: tables and page of what is finished so far, also while a run is at work.")] = False,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help="How many models are trained from different seeds.", min=2, show_default="by size"
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on in --out: what is finished there is not computed again."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only list the cells, what is done, and what the rest will take; writes nothing.",
+        ),
+    ] = False,
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--show",
+            help="Compute nothing: tables and page of what is finished so far, also while a run is at work.",
+        ),
+    ] = False,
     config: Config = None,
 ) -> None:
     """Compute a paper's table: every number beside the published one.
@@ -111,27 +178,48 @@ def experiment(
         choice("--size", size, SIZES)
         choice("--engine", engine, ENGINES)
         if address and engine != "ray":
-            raise MismatchError(f"--address {address} is of a Ray cluster: add --engine ray, or leave it out")
+            raise MismatchError(
+                f"--address {address} is of a Ray cluster: add --engine ray, or leave it out"
+            )
         address = address or (os.environ.get("RAY_ADDRESS") if engine == "ray" else None)
-        for_given = {" ".join(more or ()): more, "--test-data": test_data, "--train-data": train_data}
+        for_given = {
+            " ".join(more or ()): more,
+            "--test-data": test_data,
+            "--train-data": train_data,
+        }
         _check_models(name, chosen, bool(models), {"--seeds": seeds, "--data": data}, for_given)
         given = (
-            gather(name, chosen.takes, [*models, *(more or ())], test_data, train_data, samples=MEASURED.get(size, {}).get("samples"))
+            gather(
+                name,
+                chosen.takes,
+                [*models, *(more or ())],
+                test_data,
+                train_data,
+                samples=MEASURED.get(size, {}).get("samples"),
+            )
             if models and chosen.takes
             else None
         )
-        asked, store = sized(size, seeds=seeds, device=device, data=data, given=given), Store(out.absolute())
+        asked, store = (
+            sized(size, seeds=seeds, device=device, data=data, given=given),
+            Store(out.absolute()),
+        )
         check_folder(out, name, asked, resume=resume or dry_run or show)
         tables = with_columns(chosen.tables(asked), column or ())
         check_given(name, tables)
         check_begun(tables)
         if dry_run:
-            console.show_table(f"{name}, size {size}: {chosen.about}; times on one worker", listed(tables, asked, store))
+            console.show_table(
+                f"{name}, size {size}: {chosen.about}; times on one worker",
+                listed(tables, asked, store),
+            )
             return
         cells = cells_of(tables)
         if show:
             if not (found := finished(cells, store)).results:
-                raise MismatchError(f"nothing of {name} at size {size} is finished in {out}: leave out --show to begin")
+                raise MismatchError(
+                    f"nothing of {name} at size {size} is finished in {out}: leave out --show to begin"
+                )
             _show(out, finish(out, name, chosen, asked, tables, found), found)
             return
         check_data(name, tables, asked, store)
@@ -148,46 +236,85 @@ def experiment(
 
 
 def _known(name: str) -> Experiment:
-    from symmerge.experiments.catalog import EXPERIMENTS  # its tables need not be built for other verbs
+    from symmerge.lab.experiments.catalog import (
+        EXPERIMENTS,  # its tables need not be built for other verbs
+    )
 
     if name not in EXPERIMENTS:
-        rows = ({"name": known, "about": found.about, "paper": found.paper, "--models": "yes" if found.takes else "no"} for known, found in EXPERIMENTS.items())
+        rows = (
+            {
+                "name": known,
+                "about": found.about,
+                "paper": found.paper,
+                "--models": "yes" if found.takes else "no",
+            }
+            for known, found in EXPERIMENTS.items()
+        )
         console.show_table("Experiments", rows)
         raise MismatchError(f"no experiment is called {name}: choose one of those listed")
     return EXPERIMENTS[name]
 
 
-def _check_models(name: str, experiment: Experiment, given: bool, for_trained: Mapping[str, Any], for_given: Mapping[str, Any]) -> None:
+def _check_models(
+    name: str,
+    experiment: Experiment,
+    given: bool,
+    for_trained: Mapping[str, Any],
+    for_given: Mapping[str, Any],
+) -> None:
     """Refuse --models where an experiment has to train, and options that are for the other kind of models."""
     if given and experiment.takes is None:
-        from symmerge.experiments.catalog import EXPERIMENTS
+        from symmerge.lab.experiments.catalog import EXPERIMENTS
 
         takers = [known for known, found in EXPERIMENTS.items() if found.takes]
-        raise MismatchError(f"{name} has to train its models itself: leave out --models, or choose {either(takers) if takers else 'another experiment'}")
-    refused = experiment.takes.refuses if given and experiment.takes else dict.fromkeys(for_given, "goes with --models: add --models A B")
+        raise MismatchError(
+            f"{name} has to train its models itself: leave out --models, or choose {either(takers) if takers else 'another experiment'}"
+        )
+    refused = (
+        experiment.takes.refuses
+        if given and experiment.takes
+        else dict.fromkeys(for_given, "goes with --models: add --models A B")
+    )
     for option, value in {**for_trained, **for_given}.items():
         if value and option in refused:
             raise MismatchError(f"{option} {refused[option]}")
 
 
-def _engine(name: str, address: str | None, workers: int | None, device: str, cells: Iterable[Cell]) -> Engine:
+def _engine(
+    name: str, address: str | None, workers: int | None, device: str, cells: Iterable[Cell]
+) -> Engine:
     if name == "local":
-        return LocalEngine(workers or usual_workers(cells, device), GPU_HEAVY if device.startswith("cuda") else None)
+        return LocalEngine(
+            workers or usual_workers(cells, device),
+            GPU_HEAVY if device.startswith("cuda") else None,
+        )
     return RayEngine(address, workers or 2, gpus=1.0 if device.startswith("cuda") else 0.0)
 
 
 @contextmanager
 def _progress(what: str, total: int) -> Iterator[Report]:
     """A bar with what is being said on a terminal, a line per finished cell elsewhere; what fails is always told."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("[dim]{task.fields[item]}"))
-    with Progress(*columns, console=console.err, transient=True, disable=not console.err.is_terminal) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[item]}"),
+    )
+    with Progress(
+        *columns, console=console.err, transient=True, disable=not console.err.is_terminal
+    ) as bar:
         task, ended = bar.add_task(what, total=total, item=""), 0
 
         def report(cell: Cell, state: State, detail: str) -> None:
             nonlocal ended
             label = cell.label or cell.key
             ended += (over := state in ("computed", "failed"))
-            bar.update(task, completed=ended, item=escape(f"{label}: {detail}" if state == "said" else label))
+            bar.update(
+                task,
+                completed=ended,
+                item=escape(f"{label}: {detail}" if state == "said" else label),
+            )
             if state in ("again", "failed"):
                 console.warn(f"{label}: {detail}" + ("; trying again" if state == "again" else ""))
             if over and not console.err.is_terminal:
@@ -199,8 +326,17 @@ def _progress(what: str, total: int) -> Iterator[Report]:
 def _show(out: Path, record: Mapping[str, Any], outcome: Outcome) -> None:
     for table in record["tables"]:
         console.show_table(table["title"], printed(table))
-    console.out.print(f"wrote {out / RESULTS} and {out / PAGE}; {outcome.computed} cells computed, {outcome.reused} were there", soft_wrap=True)
+    console.out.print(
+        f"wrote {out / RESULTS} and {out / PAGE}; {outcome.computed} cells computed, {outcome.reused} were there",
+        soft_wrap=True,
+    )
     if outcome.failed:
-        console.show_table("Failed cells", ({"cell": row["cell"], "reason": row["reason"]} for row in record["failed"]))
-        console.err.print(f"{len(outcome.failed)} cells failed: more about them in {out / 'failures.log'}; try them again with --resume", soft_wrap=True)
+        console.show_table(
+            "Failed cells",
+            ({"cell": row["cell"], "reason": row["reason"]} for row in record["failed"]),
+        )
+        console.err.print(
+            f"{len(outcome.failed)} cells failed: more about them in {out / 'failures.log'}; try them again with --resume",
+            soft_wrap=True,
+        )
         raise typer.Exit(1)

@@ -9,30 +9,40 @@ from typing import Annotated
 
 import typer
 
-from symmerge import console
-from symmerge.calibration import form, observe
-from symmerge.checkpoint import return_freed_memory
-from symmerge.cli import options
+from symmerge.checkpoints.checkpoint import return_freed_memory
+from symmerge.cli import console, options
+from symmerge.distributed import joined, own_device
 from symmerge.errors import CheckpointError, MismatchError
+from symmerge.evaluation.tasks import task_of
 from symmerge.matching.activations import doubts
-from symmerge.model import device_of, load
-from symmerge.processes import joined, own_device
-from symmerge.statistics import Statistics
-from symmerge.tasks import task_of
+from symmerge.models.model import device_of, load
+from symmerge.observation.calibration import form, observe
+from symmerge.observation.statistics import Statistics
 
 
 def statistics(
     a: options.ModelA,
     b: options.ModelB,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.", show_default=False)],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The file to write.", show_default=False)
+    ],
     data: options.Data = None,
     samples: options.Samples = None,
-    recipe: Annotated[str, typer.Option(help="For which recipe of align: each sees models in a form of its own.")] = "activations",
-    add: Annotated[list[Path] | None, typer.Option(help="Add what is in this file, of the same pair. May be repeated.", show_default=False)] = None,
+    recipe: Annotated[
+        str, typer.Option(help="For which recipe of align: each sees models in a form of its own.")
+    ] = "activations",
+    add: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Add what is in this file, of the same pair. May be repeated.", show_default=False
+        ),
+    ] = None,
     seed: options.Seed = 0,
     device: options.Device = "cpu",
     resume: options.Resume = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out if it exists.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace --out if it exists.")
+    ] = False,
     config: options.Config = None,
 ) -> None:
     """Gather statistics of what flows through two models, once; align and merge then take them with --statistics. Several files can be added up.
@@ -41,17 +51,26 @@ def statistics(
 
     Example: [bold]symmerge statistics ./seed-0 ./seed-1 --data text.txt --out ./pair.safetensors[/]
     """
-    with console.friendly("interrupted: what was gathered so far is kept, --resume goes on from it"), joined() as (rank, world):
+    with (
+        console.friendly("interrupted: what was gathered so far is kept, --resume goes on from it"),
+        joined() as (rank, world),
+    ):
         return_freed_memory()
         device_of(device)
         models = load(a), load(b)
         if out.exists() and not overwrite:
-            raise CheckpointError(f"{out} exists: choose another --out, or --overwrite to replace it")
+            raise CheckpointError(
+                f"{out} exists: choose another --out, or --overwrite to replace it"
+            )
         if not data and (not add or samples is not None):
-            raise MismatchError(f"nothing to gather: give --data: {options.INPUTS[task_of(models[0])]}; or --add files that are there")
+            raise MismatchError(
+                f"nothing to gather: give --data: {options.INPUTS[task_of(models[0])]}; or --add files that are there"
+            )
         chosen = options.chosen_recipe(name=recipe, loose=True)
         if chosen.method != "activations":
-            raise MismatchError(f"--recipe {recipe} does not look at activations: choose one of {', '.join(options.BY_METHOD['activations'])}")
+            raise MismatchError(
+                f"--recipe {recipe} does not look at activations: choose one of {', '.join(options.BY_METHOD['activations'])}"
+            )
         ready = chosen.ready(models[0]), chosen.ready(models[1])
         found = [Statistics.load(file) for file in add or []]
         for one in found:
@@ -62,14 +81,19 @@ def statistics(
             if not resume:
                 _forget(partial)
             with console.progress("looking at both models", -(-len(task.batches) // world)) as tick:
-                found.append(observe(ready, task, partial=partial, device=own_device(device), progress=tick))
+                found.append(
+                    observe(ready, task, partial=partial, device=own_device(device), progress=tick)
+                )
         total = reduce(plus, found)
         if rank:
             return
         doubts(total)
         total.save(out)
         size = out.stat().st_size / 1e6
-        console.out.print(f"wrote {out}: {total.samples} tokens, {len(total.moments)} activations, {size:.1f} MB", soft_wrap=True)
+        console.out.print(
+            f"wrote {out}: {total.samples} tokens, {len(total.moments)} activations, {size:.1f} MB",
+            soft_wrap=True,
+        )
 
 
 def _forget(partial: Path) -> None:

@@ -8,22 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from symmerge import console, mergekit
-from symmerge.align import Aligned
-from symmerge.align import align as solve
-from symmerge.cli import options
-from symmerge.combine import METHODS, combine, normalised
+from symmerge.aligning.many import AlignedMany, align_many
+from symmerge.aligning.many import write as write_many
+from symmerge.aligning.pair import Aligned
+from symmerge.aligning.pair import align as solve
+from symmerge.aligning.vocabularies import align_spelled, respell, verify_shared
+from symmerge.cli import console, options
 from symmerge.errors import MismatchError
-from symmerge.many import AlignedMany, align_many
-from symmerge.many import write as write_many
-from symmerge.matching.journal import Journal
 from symmerge.matching.recipes import Recipe
-from symmerge.matching.universe import ROUNDS, Universe
-from symmerge.merge import Attention
-from symmerge.model import Model
-from symmerge.soup import soup
-from symmerge.verify import Verdict, verify
-from symmerge.vocabulary import align_spelled, respell, verify_shared
+from symmerge.matching.resume import Journal
+from symmerge.matching.universes import ROUNDS, Universe
+from symmerge.merging import mergekit
+from symmerge.merging.combining import METHODS, combine, normalised
+from symmerge.merging.means import Attention
+from symmerge.merging.soups import soup
+from symmerge.models.model import Model
+from symmerge.verification.gate import Verdict, verify
 
 SOUP = "soup"
 COMBINE = (*METHODS, SOUP)
@@ -32,10 +32,14 @@ COMBINE = (*METHODS, SOUP)
 def check(count: int, reference: str, rounds: int | None, recipe: Path | None = None) -> None:
     """Refuse options that only many models have, before any work."""
     if count == 2 and (reference != "0" or rounds is not None):
-        raise MismatchError("--reference and --rounds are for three models or more: of two, the first is the reference")
+        raise MismatchError(
+            "--reference and --rounds are for three models or more: of two, the first is the reference"
+        )
     options.reference_of(reference, range(count))
     if recipe and not recipe.absolute().parent.is_dir():
-        raise MismatchError(f"--mergekit {recipe}: there is no folder {recipe.absolute().parent}; make it first")
+        raise MismatchError(
+            f"--mergekit {recipe}: there is no folder {recipe.absolute().parent}; make it first"
+        )
 
 
 def shares_of(weights: str | None, t: float | None, models: Sequence[Model]) -> tuple[float, ...]:
@@ -43,14 +47,22 @@ def shares_of(weights: str | None, t: float | None, models: Sequence[Model]) -> 
     count = len(models)
     if weights is None:
         if t is not None and count > 2:
-            raise MismatchError(f"-t {t:g} is a place between two models, and there are {count}: give --weights")
-        return (1 - (0.5 if t is None else t), 0.5 if t is None else t) if count == 2 else (1 / count,) * count
+            raise MismatchError(
+                f"-t {t:g} is a place between two models, and there are {count}: give --weights"
+            )
+        return (
+            (1 - (0.5 if t is None else t), 0.5 if t is None else t)
+            if count == 2
+            else (1 / count,) * count
+        )
     if t is not None:
         raise MismatchError("-t and --weights say the same twice: leave one out")
     try:
         given = [float(word) for word in weights.split(",")]
     except ValueError:
-        raise MismatchError(f"--weights {weights}: write one number per model, with commas: 0.5,0.3,0.2") from None
+        raise MismatchError(
+            f"--weights {weights}: write one number per model, with commas: 0.5,0.3,0.2"
+        ) from None
     return tuple(normalised(models, given))
 
 
@@ -65,18 +77,28 @@ class Plan:
     seed: int
     device: str
 
-    def check(self, models: Sequence[Model], *, at: bool, attention: Attention | str, repair: str | None) -> None:
+    def check(
+        self, models: Sequence[Model], *, at: bool, attention: Attention | str, repair: str | None
+    ) -> None:
         """Refuse what does not go together, before any work."""
         options.choice("--combine", self.method, COMBINE)
         plain = len(models) == 2 and self.method == "mean"
         if (at or attention != "factors") and not plain:
-            raise MismatchError("--at and --attention are for the mean of two models: leave them out")
+            raise MismatchError(
+                "--at and --attention are for the mean of two models: leave them out"
+            )
         if self.method == "slerp" and len(models) > 2:
-            raise MismatchError(f"--combine slerp goes from one model to another, and there are {len(models)}: use mean, ties or dare")
+            raise MismatchError(
+                f"--combine slerp goes from one model to another, and there are {len(models)}: use mean, ties or dare"
+            )
         if (self.method == SOUP) != (self.held_out is not None):
-            raise MismatchError("--combine soup is chosen by --held-out DATA: give both, or neither")
+            raise MismatchError(
+                "--combine soup is chosen by --held-out DATA: give both, or neither"
+            )
         if repair and self.method != "mean":
-            raise MismatchError(f"--repair brings a mean back to its parents' spread: {self.method} is none; leave it out")
+            raise MismatchError(
+                f"--repair brings a mean back to its parents' spread: {self.method} is none; leave it out"
+            )
 
     def without(self, found: Universe) -> Plan:
         """The plan for those who could be aligned."""
@@ -86,7 +108,14 @@ class Plan:
     def merged(self, models: Sequence[Model], evidence: Mapping[str, Any] | None) -> Model:
         """One model."""
         if self.method != SOUP:
-            return combine(models, self.method, self.shares, density=self.density, seed=self.seed, evidence=evidence)
+            return combine(
+                models,
+                self.method,
+                self.shares,
+                density=self.density,
+                seed=self.seed,
+                evidence=evidence,
+            )
         task = options.inputs(models, self.held_out or "", seed=self.seed, device=self.device)
         made, tried = soup(models, task, device=self.device, report=console.note, evidence=evidence)
         console.show_table(f"Soup, by the loss on {self.held_out}", tried)
@@ -98,11 +127,15 @@ def spelled(models: Sequence[Model], shared_tokens: bool) -> list[Model]:
     if not shared_tokens:
         return list(models)
     if len(models) > 2:
-        raise MismatchError(f"--shared-tokens is for two models, and there are {len(models)}: merge two at a time")
+        raise MismatchError(
+            f"--shared-tokens is for two models, and there are {len(models)}: merge two at a time"
+        )
     return [models[0], respell(models[1], models[0])]
 
 
-def pair(models: Sequence[Model], chosen: Recipe, shared_tokens: bool, journal: Journal | None = None) -> tuple[Aligned, Callable[..., Verdict]]:
+def pair(
+    models: Sequence[Model], chosen: Recipe, shared_tokens: bool, journal: Journal | None = None
+) -> tuple[Aligned, Callable[..., Verdict]]:
     """B in A's basin, and what proves that it is B still."""
     a, b = models
     if not shared_tokens:
@@ -111,10 +144,23 @@ def pair(models: Sequence[Model], chosen: Recipe, shared_tokens: bool, journal: 
     return found, partial(verify_shared, found=both)
 
 
-def together(models: Sequence[Model], chosen: Recipe, reference: str, rounds: int | None, journal: Journal | None = None) -> AlignedMany:
+def together(
+    models: Sequence[Model],
+    chosen: Recipe,
+    reference: str,
+    rounds: int | None,
+    journal: Journal | None = None,
+) -> AlignedMany:
     """All in one basin, with what went on said."""
     where = options.reference_of(reference, models)
-    found = align_many(models, chosen, reference=where, rounds=ROUNDS if rounds is None else rounds, report=console.note, journal=journal)
+    found = align_many(
+        models,
+        chosen,
+        reference=where,
+        rounds=ROUNDS if rounds is None else rounds,
+        report=console.note,
+        journal=journal,
+    )
     for why in found.universe.left_out.values():
         console.note(f"left out: {why}")
     return found
@@ -137,17 +183,25 @@ def align(
     found = together(models, chosen, reference, rounds, journal)
     if not writes:
         return
-    with console.progress("writing and verifying", 3 * len(found.models) * len(found.reference.weights.names())) as tick:
+    with console.progress(
+        "writing and verifying", 3 * len(found.models) * len(found.reference.weights.names())
+    ) as tick:
         write_many(found, models, out, overwrite=overwrite, progress=tick)
     if not found.universe.interrupted:
         journal.remove()
-    others = [out / f"aligned-{number}" for number in found.universe.members if number != found.universe.reference]
+    others = [
+        out / f"aligned-{number}"
+        for number in found.universe.members
+        if number != found.universe.reference
+    ]
     hand_over(recipe, [out / "reference", *others])
     if json:
         console.show_json(found.record())
         return
     if found.universe.interrupted:
-        console.out.print("interrupted: wrote the best so far; --resume --overwrite goes on", soft_wrap=True)
+        console.out.print(
+            "interrupted: wrote the best so far; --resume --overwrite goes on", soft_wrap=True
+        )
     spreads = found.universe.spreads
     console.out.print(
         f"{len(found.models)} models in the coordinates of {found.reference.where}: spread {spreads[0]:.3f} aligned to it, {spreads[-1]:.3f} after"

@@ -8,15 +8,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from symmerge import console
 from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
-from symmerge.cli import several
+from symmerge.cli import console, several
 from symmerge.cli.options import METHODS
 from symmerge.errors import MismatchError
+from symmerge.evaluation.simplices import Method, places, run, write
+from symmerge.evaluation.tasks import Task
 from symmerge.matching.recipes import Recipe
-from symmerge.model import Model
-from symmerge.simplex import Method, places, run, write
-from symmerge.tasks import Task
+from symmerge.models.model import Model
 
 PLAIN = "plain average"
 
@@ -24,24 +23,45 @@ PLAIN = "plain average"
 def check(models: Sequence[Path], solvers: Mapping[str, Recipe | None]) -> None:
     """Refuse what cannot be brought together, before any work."""
     if len(models) < 3:
-        raise MismatchError(f"--together is for three models or more, and there are {len(models)}: leave it out, or give more models")
-    if pairwise := [name for name, recipe in solvers.items() if recipe and (recipe.loose or recipe.method == "soft")]:
-        raise MismatchError(f"--together: {', '.join(pairwise)} aligns pairs alone; leave out --together, or this method")
+        raise MismatchError(
+            f"--together is for three models or more, and there are {len(models)}: leave it out, or give more models"
+        )
+    if pairwise := [
+        name
+        for name, recipe in solvers.items()
+        if recipe and (recipe.loose or recipe.method == "soft")
+    ]:
+        raise MismatchError(
+            f"--together: {', '.join(pairwise)} aligns pairs alone; leave out --together, or this method"
+        )
 
 
 def label(name: str, recipe: Recipe) -> str:
     """A method in words; our own recipe for it needs no name."""
-    kind = {"weights": "weight matching", "activations": "activation matching"}.get(recipe.method, f"{recipe.method} matching")
-    return (kind if name in METHODS else f"{kind}, {name}") + (" (no symmetry)" if recipe.loose else "")
+    kind = {"weights": "weight matching", "activations": "activation matching"}.get(
+        recipe.method, f"{recipe.method} matching"
+    )
+    return (kind if name in METHODS else f"{kind}, {name}") + (
+        " (no symmetry)" if recipe.loose else ""
+    )
 
 
-def measure(folder: Path, models: Sequence[Model], solvers: Mapping[str, Recipe | None], task: Task, points: int, device: str) -> dict[str, Any]:
+def measure(
+    folder: Path,
+    models: Sequence[Model],
+    solvers: Mapping[str, Recipe | None],
+    task: Task,
+    points: int,
+    device: str,
+) -> dict[str, Any]:
     """All that lies between the models, by every method, and all that is written about it."""
     methods = []
     for name, recipe in solvers.items():
         console.note(f"{len(models)} models, {name}")
         methods.append(_together(name, models, recipe) if recipe else Method(name, PLAIN, models))
-    with console.progress("evaluating", len(task.batches) * len(places(len(models), points)) * len(methods)) as tick:
+    with console.progress(
+        "evaluating", len(task.batches) * len(places(len(models), points)) * len(methods)
+    ) as tick:
         record = run(models, methods, task, points=points, device=device, progress=tick)
     write(record, folder)
     for file, text in drawing.simplex_svgs(record).items():
@@ -54,7 +74,9 @@ def _together(name: str, models: Sequence[Model], recipe: Recipe) -> Method:
     if found.universe.left_out:
         if found.universe.interrupted:
             raise KeyboardInterrupt
-        raise MismatchError(f"{name} could not bring all models together: {'; '.join(found.universe.left_out.values())}; measure without these")
+        raise MismatchError(
+            f"{name} could not bring all models together: {'; '.join(found.universe.left_out.values())}; measure without these"
+        )
     return Method(name, label(name, recipe), found.models, found.record())
 
 
@@ -63,4 +85,8 @@ def rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     count = len(record["models"])
     for method in record["methods"]:
         pairs = [method["barriers"][a][b] for a, b in combinations(range(count), 2)]
-        yield {"method": method["label"], "mean barrier of a pair": fmean(pairs), f"barrier of all {count} merged": method["means"][-1]["barrier"]}
+        yield {
+            "method": method["label"],
+            "mean barrier of a pair": fmean(pairs),
+            f"barrier of all {count} merged": method["means"][-1]["barrier"],
+        }

@@ -9,15 +9,30 @@ from typing import Annotated
 import torch
 import typer
 
-from symmerge import console
-from symmerge.canonical import canonicalize
-from symmerge.checkpoint import return_freed_memory
-from symmerge.cli.options import DTYPES, Config, Json, ModelA, ModelB, ModelPath, NoVerify, Out, Overwrite, Residual, Seed, ShardSize, choice, either
-from symmerge.inspection import summary
-from symmerge.model import Model, load, save
-from symmerge.orbit import follow, keep, random_member
-from symmerge.verify import gate
-from symmerge.verify import verify as compare
+from symmerge.checkpoints.checkpoint import return_freed_memory
+from symmerge.cli import console
+from symmerge.cli.options import (
+    DTYPES,
+    Config,
+    Json,
+    ModelA,
+    ModelB,
+    ModelPath,
+    NoVerify,
+    Out,
+    Overwrite,
+    Residual,
+    Seed,
+    ShardSize,
+    choice,
+    either,
+)
+from symmerge.models.canonical import canonicalize
+from symmerge.models.inspection import summary
+from symmerge.models.model import Model, load, save
+from symmerge.models.orbit import follow, keep, random_member
+from symmerge.verification.gate import gate
+from symmerge.verification.gate import verify as compare
 
 
 def inspect(model: ModelPath, json: Json = False, config: Config = None) -> None:
@@ -30,9 +45,13 @@ def inspect(model: ModelPath, json: Json = False, config: Config = None) -> None
         if json:
             console.show_json(found)
             return
-        console.out.print(f"{found['architecture']} ({found['family']}), {found['task']}, {found['parameters']:,} parameters", soft_wrap=True)
         console.out.print(
-            f"{found['degrees of freedom']:,} continuous degrees of freedom, and 10^{found['discrete (log10)']:.0f} permutations and signs", soft_wrap=True
+            f"{found['architecture']} ({found['family']}), {found['task']}, {found['parameters']:,} parameters",
+            soft_wrap=True,
+        )
+        console.out.print(
+            f"{found['degrees of freedom']:,} continuous degrees of freedom, and 10^{found['discrete (log10)']:.0f} permutations and signs",
+            soft_wrap=True,
         )
         console.show_table("Spaces", found["spaces"])
         console.show_table("Tensors (* reads, ~ rides along)", found["tensors"])
@@ -63,12 +82,21 @@ def random(
             overwrite,
             no_verify,
             max_shard_size,
-            lambda folder: keep(alignment, source, folder / "alignment.safetensors", restrict=restrict),
+            lambda folder: keep(
+                alignment, source, folder / "alignment.safetensors", restrict=restrict
+            ),
         )
 
 
 def apply(
-    alignment: Annotated[Path, typer.Argument(help="An alignment.safetensors, from random or align.", metavar="ALIGNMENT", show_default=False)],
+    alignment: Annotated[
+        Path,
+        typer.Argument(
+            help="An alignment.safetensors, from random or align.",
+            metavar="ALIGNMENT",
+            show_default=False,
+        ),
+    ],
     model: ModelPath,
     out: Out,
     overwrite: Overwrite = False,
@@ -100,14 +128,29 @@ def canonical(
     """
     with console.friendly():
         source = load(model)
-        _write(source, canonicalize(source.restrict(**_restrict(residual))), out, overwrite, no_verify, max_shard_size)
+        _write(
+            source,
+            canonicalize(source.restrict(**_restrict(residual))),
+            out,
+            overwrite,
+            no_verify,
+            max_shard_size,
+        )
 
 
 def verify(
     a: ModelA,
     b: ModelB,
-    dtype: Annotated[str, typer.Option(help=f"The precision to compute in: {either(DTYPES)}.")] = "float32",
-    tolerance: Annotated[float | None, typer.Option(help="The largest relative difference that counts as rounding.", show_default="by precision")] = None,
+    dtype: Annotated[
+        str, typer.Option(help=f"The precision to compute in: {either(DTYPES)}.")
+    ] = "float32",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="The largest relative difference that counts as rounding.",
+            show_default="by precision",
+        ),
+    ] = None,
     seed: Seed = 0,
     json: Json = False,
     config: Config = None,
@@ -120,7 +163,9 @@ def verify(
         choice("--dtype", dtype, DTYPES)
         models = load(a), load(b)
         with console.progress("verifying", sum(len(m.weights.names()) for m in models)) as tick:
-            verdict = compare(*models, dtype=getattr(torch, dtype), tolerance=tolerance, seed=seed, progress=tick)
+            verdict = compare(
+                *models, dtype=getattr(torch, dtype), tolerance=tolerance, seed=seed, progress=tick
+            )
         if json:
             console.show_json(verdict.record())
         else:
@@ -138,12 +183,31 @@ def _restrict(residual: str) -> dict[str, str]:
 
 
 def _write(
-    source: Model, moved: Model, out: Path, overwrite: bool, no_verify: bool, max_shard_size: float, beside: Callable[[Path], None] | None = None
+    source: Model,
+    moved: Model,
+    out: Path,
+    overwrite: bool,
+    no_verify: bool,
+    max_shard_size: float,
+    beside: Callable[[Path], None] | None = None,
 ) -> None:
     return_freed_memory()
-    with console.progress("writing and verifying", len(moved.weights.names()) * (1 if no_verify else 3)) as tick:
+    with console.progress(
+        "writing and verifying", len(moved.weights.names()) * (1 if no_verify else 3)
+    ) as tick:
         check = None if no_verify else gate(source, progress=tick)
-        save(moved, out, overwrite=overwrite, max_shard_bytes=int(max_shard_size * 1e9), progress=tick, gate=check, beside=beside)
+        save(
+            moved,
+            out,
+            overwrite=overwrite,
+            max_shard_bytes=int(max_shard_size * 1e9),
+            progress=tick,
+            gate=check,
+            beside=beside,
+        )
     done = "; ".join(f"{step['step']}: {step['what']}" for step in moved.history)
-    console.out.print(f"wrote {out} ({'not verified' if no_verify else 'verified: the same function'})", soft_wrap=True)
+    console.out.print(
+        f"wrote {out} ({'not verified' if no_verify else 'verified: the same function'})",
+        soft_wrap=True,
+    )
     console.out.print(f"what was done: {done}", soft_wrap=True)

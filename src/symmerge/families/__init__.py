@@ -17,16 +17,22 @@ FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
     neox.FAMILY,
 )
-BY_MODEL_TYPE: dict[str, Family] = {model_type: family for family in FAMILIES for model_type in family.model_types}
+BY_MODEL_TYPE: dict[str, Family] = {
+    model_type: family for family in FAMILIES for model_type in family.model_types
+}
 
 
 def family_of(model_type: object, where: object) -> Family:
     """The family of a config's `model_type`, or an error that lists what there is."""
     supported = ", ".join(sorted(BY_MODEL_TYPE))
     if model_type is None:
-        raise UnsupportedModel(f"{where}: config.json has no 'model_type': add the one the model was trained with (supported: {supported})")
+        raise UnsupportedModel(
+            f"{where}: config.json has no 'model_type': add the one the model was trained with (supported: {supported})"
+        )
     if not isinstance(model_type, str) or model_type not in BY_MODEL_TYPE:
-        raise UnsupportedModel(f"{where}: no table for model_type '{model_type}'; supported: {supported}")
+        raise UnsupportedModel(
+            f"{where}: no table for model_type '{model_type}'; supported: {supported}"
+        )
     return BY_MODEL_TYPE[model_type]
 
 

@@ -8,9 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from symmerge.errors import UnsupportedModel
-from symmerge.groups import GeneralLinear, Group, Permutation, ScaledPermutation, SignedPermutation, Trivial
-from symmerge.notation import Axes, atoms, parse
-from symmerge.spec import Norm, Scale, Space, Spec
+from symmerge.symmetry.groups import (
+    GeneralLinear,
+    Group,
+    Permutation,
+    ScaledPermutation,
+    SignedPermutation,
+    Trivial,
+)
+from symmerge.symmetry.notation import Axes, atoms, parse
+from symmerge.symmetry.spec import Norm, Scale, Space, Spec
 
 
 @dataclass(frozen=True)
@@ -72,23 +79,38 @@ class Family:
             return known[0]
         supported = ", ".join(self.architectures)
         if declared:
-            raise UnsupportedModel(f"{self.name}: {declared[0]} has no table here; supported classes: {supported}")
+            raise UnsupportedModel(
+                f"{self.name}: {declared[0]} has no table here; supported classes: {supported}"
+            )
         for architecture, (_, marker) in self.architectures.items():
             if marker in names:
                 return architecture
-        raise UnsupportedModel(f"{self.name}: the config names no class and no head was found among the tensors; supported: {supported}")
+        raise UnsupportedModel(
+            f"{self.name}: the config names no class and no head was found among the tensors; supported: {supported}"
+        )
 
     def bind(self, config: Any, names: Collection[str], architecture: str) -> Spec:
         """The table for one config."""
         reading = self.read(config, names)
         merged = {} if reading.flags.get("untied") else self.tied_spaces
         lines = dict(expand(self.table, reading))
-        tensors = {name: parse(_replace(_replace(axes, merged), reading.same)) for name, axes in lines.items()}
-        tied = {atom.space for axes in lines.values() for atom in atoms(parse(axes))} & merged.keys()
+        tensors = {
+            name: parse(_replace(_replace(axes, merged), reading.same))
+            for name, axes in lines.items()
+        }
+        tied = {
+            atom.space for axes in lines.values() for atom in atoms(parse(axes))
+        } & merged.keys()
         used = {atom.space for axes in tensors.values() for atom in atoms(axes)}
-        spaces = {space.name: space for template in reading.spaces for space in _per_layer(template, reading.layers)}
+        spaces = {
+            space.name: space
+            for template in reading.spaces
+            for space in _per_layer(template, reading.layers)
+        }
         unknown = used - spaces.keys()
-        assert not unknown, f"{self.name}: the table uses spaces that the config reader does not make: {unknown}"
+        assert not unknown, (
+            f"{self.name}: the table uses spaces that the config reader does not make: {unknown}"
+        )
         return Spec(
             family=self.name,
             architecture=architecture,
@@ -97,7 +119,11 @@ class Family:
             tensors=tensors,
             norms=tuple(self._norms(reading, tensors)),
             scales=tuple(self._scales(reading, tensors)),
-            ties={alias: target for alias, target in self.ties.items() if alias not in tensors and target in tensors and reading.flags.get("mlm", True)},
+            ties={
+                alias: target
+                for alias, target in self.ties.items()
+                if alias not in tensors and target in tensors and reading.flags.get("mlm", True)
+            },
             joined=tuple(sorted({_replace(merged[space], reading.same) for space in tied})),
             pooled=reading.pooled,
         )
@@ -108,7 +134,14 @@ class Family:
             stream = _stream(tensors[gain])
             writer, _, readers = rest.rpartition("->")
             writer = writer.removeprefix("<-").strip() or None
-            yield Norm(gain, shift if shift in tensors else None, stream, tuple(readers.split()), writer, reading.epsilon)
+            yield Norm(
+                gain,
+                shift if shift in tensors else None,
+                stream,
+                tuple(readers.split()),
+                writer,
+                reading.epsilon,
+            )
 
     def _scales(self, reading: Reading, tensors: Mapping[str, Any]) -> Iterator[Scale]:
         for gain, writer in expand(self.scales, reading):
@@ -168,7 +201,12 @@ def attention(*, heads: int, queries: int, qk: Group, vo: int | Group) -> tuple[
         Space("head.{i}", Permutation(heads)),
         Space("query.{i}", Permutation(queries), per="head.{i}"),
         Space("qk.{i}", qk, per="head.{i}", translation="drops"),
-        Space("vo.{i}", GeneralLinear(vo) if isinstance(vo, int) else vo, per="head.{i}", translation="passes"),
+        Space(
+            "vo.{i}",
+            GeneralLinear(vo) if isinstance(vo, int) else vo,
+            per="head.{i}",
+            translation="passes",
+        ),
     )
 
 

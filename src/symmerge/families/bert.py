@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families.base import Family, Reading, attention, feed_forward, visible
-from symmerge.groups import GeneralLinear, Group, Permutation, SignedPermutation, Trivial
-from symmerge.spec import Space
+from symmerge.symmetry.groups import GeneralLinear, Group, Permutation, SignedPermutation, Trivial
+from symmerge.symmetry.spec import Space
 
 # The gain of a post-LayerNorm sits on the stream itself and only follows a permutation, so nothing can be folded or rotated.
 ENCODER = """
@@ -76,14 +76,25 @@ def read(config: Any, names: Collection[str]) -> Reading:
         "pooler": any(name.endswith(".pooler.dense.weight") for name in names),
     }
     # Without a head that reads it, the pooler's output is what users of the bare encoder see.
-    pooled: Group = SignedPermutation(width) if has["nsp"] or "classifier.weight" in names else Trivial(width)
+    pooled: Group = (
+        SignedPermutation(width) if has["nsp"] or "classifier.weight" in names else Trivial(width)
+    )
     return Reading(
         layers=config.num_hidden_layers,
         spaces=(
-            *visible(vocabulary=config.vocab_size, position=config.max_position_embeddings, type=config.type_vocab_size),
+            *visible(
+                vocabulary=config.vocab_size,
+                position=config.max_position_embeddings,
+                type=config.type_vocab_size,
+            ),
             *visible(label=config.num_labels, next=2),
             Space("residual", Permutation(width)),
-            *attention(heads=config.num_attention_heads, queries=1, qk=GeneralLinear(head_size), vo=head_size),
+            *attention(
+                heads=config.num_attention_heads,
+                queries=1,
+                qk=GeneralLinear(head_size),
+                vo=head_size,
+            ),
             Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
             Space("pooled", pooled),
             Space("classifier", SignedPermutation(width)),
@@ -93,7 +104,9 @@ def read(config: Any, names: Collection[str]) -> Reading:
     )
 
 
-def _family(name: str, heads: str, architectures: dict[str, tuple[str, str]], decoder: str) -> Family:
+def _family(
+    name: str, heads: str, architectures: dict[str, tuple[str, str]], decoder: str
+) -> Family:
     table = (ENCODER + heads).replace("{base}", name)
     return Family(
         name=name,
@@ -102,9 +115,15 @@ def _family(name: str, heads: str, architectures: dict[str, tuple[str, str]], de
         table=table,
         norms="",
         read=read,
-        ties={f"{decoder}.weight": f"{name}.embeddings.word_embeddings.weight", f"{decoder}.bias": f"{decoder.rpartition('.')[0]}.bias"},
+        ties={
+            f"{decoder}.weight": f"{name}.embeddings.word_embeddings.weight",
+            f"{decoder}.bias": f"{decoder.rpartition('.')[0]}.bias",
+        },
         tied_spaces={"transform": "residual"},
-        renames=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
+        renames=(
+            (r"LayerNorm\.gamma$", "LayerNorm.weight"),
+            (r"LayerNorm\.beta$", "LayerNorm.bias"),
+        ),
         buffers=(r"\.position_ids$", r"\.token_type_ids$"),
     )
 

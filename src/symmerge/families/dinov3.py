@@ -11,8 +11,8 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families.base import Family, Reading, attention, feed_forward, gated, pair, visible
-from symmerge.groups import OrthogonalFixingOnes, RotaryPairs, Trivial
-from symmerge.spec import Space
+from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs, Trivial
+from symmerge.symmetry.spec import Space
 
 # Half of the rotary pairs turn with the row of a patch, half with its column; class and register tokens do not turn.
 TABLE = """
@@ -59,23 +59,46 @@ model.layer.{i}.layer_scale2.lambda1    <- model.layer.{i}.mlp.down_proj       i
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
-    width, heads, classifier, is_gated = config.hidden_size, config.num_attention_heads, _classifies(config), config.use_gated_mlp
+    width, heads, classifier, is_gated = (
+        config.hidden_size,
+        config.num_attention_heads,
+        _classifies(config),
+        config.use_gated_mlp,
+    )
     head_size, (patch_height, patch_width) = width // heads, pair(config.patch_size)
     shown = config.num_labels if classifier else width
     if classifier and shown > width - 2:
         raise ValueError(f"{shown} classes in a stream of {width}")
-    stream = Space("residual", OrthogonalFixingOnes(width - shown) if classifier else Trivial(width))
+    stream = Space(
+        "residual", OrthogonalFixingOnes(width - shown) if classifier else Trivial(width)
+    )
     return Reading(
         layers=config.num_hidden_layers,
         spaces=(
             stream,
-            *visible(one=1, register=config.num_register_tokens, channel=config.num_channels, patch_height=patch_height, patch_width=patch_width),
+            *visible(
+                one=1,
+                register=config.num_register_tokens,
+                channel=config.num_channels,
+                patch_height=patch_height,
+                patch_width=patch_width,
+            ),
             *visible(label=shown),
-            *attention(heads=heads, queries=1, qk=RotaryPairs(head_size, rotary=head_size), vo=head_size),
-            Space("ff.{i}", gated(config.intermediate_size) if is_gated else feed_forward(config.hidden_act, config.intermediate_size)),
+            *attention(
+                heads=heads, queries=1, qk=RotaryPairs(head_size, rotary=head_size), vo=head_size
+            ),
+            Space(
+                "ff.{i}",
+                gated(config.intermediate_size)
+                if is_gated
+                else feed_forward(config.hidden_act, config.intermediate_size),
+            ),
         ),
         flags={
-            **{bias: getattr(config, bias) for bias in ("query_bias", "key_bias", "value_bias", "proj_bias", "mlp_bias")},
+            **{
+                bias: getattr(config, bias)
+                for bias in ("query_bias", "key_bias", "value_bias", "proj_bias", "mlp_bias")
+            },
             "gated": is_gated,
             "gate_bias": is_gated and config.mlp_bias,
             "classifier": classifier,

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families.base import Family, Reading, attention, feed_forward, visible
-from symmerge.groups import GeneralLinear, OrthogonalFixingOnes
-from symmerge.spec import Space
+from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes
+from symmerge.symmetry.spec import Space
 
 TABLE = """
 transformer.wte.weight                    vocabulary   residual
@@ -44,7 +44,10 @@ def read(config: Any, names: Collection[str]) -> Reading:
             *visible(vocabulary=config.vocab_size, position=config.n_positions),
             Space("residual", OrthogonalFixingOnes(config.n_embd)),
             *attention(heads=config.n_head, queries=1, qk=GeneralLinear(head_size), vo=head_size),
-            Space("ff.{i}", feed_forward(config.activation_function, config.n_inner or 4 * config.n_embd)),
+            Space(
+                "ff.{i}",
+                feed_forward(config.activation_function, config.n_inner or 4 * config.n_embd),
+            ),
         ),
         flags={"untied": not config.tie_word_embeddings},
     )
@@ -58,6 +61,8 @@ FAMILY = Family(
     norms=NORMS,
     read=read,
     ties={"lm_head.weight": "transformer.wte.weight"},
-    renames=((r"^(wte|wpe|h|ln_f)\.", r"transformer.\1."),),  # the hub's oldest checkpoints have no prefix
+    renames=(
+        (r"^(wte|wpe|h|ln_f)\.", r"transformer.\1."),
+    ),  # the hub's oldest checkpoints have no prefix
     buffers=(r"\.attn\.(bias|masked_bias)$",),
 )

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families.base import Family, Reading, attention, gated, visible
-from symmerge.groups import Orthogonal, RotaryPairs
-from symmerge.spec import Space
+from symmerge.symmetry.groups import Orthogonal, RotaryPairs
+from symmerge.symmetry.spec import Space
 
 TABLE = """
 model.embed_tokens.weight                           vocabulary                       residual
@@ -39,7 +39,9 @@ model.norm                                   -> lm_head
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_size = (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
     kv_heads = config.num_key_value_heads
     attention_bias = getattr(config, "attention_bias", False)
     return Reading(
@@ -67,7 +69,10 @@ def read(config: Any, names: Collection[str]) -> Reading:
 FAMILY = Family(
     name="llama",
     model_types=("llama", "mistral", "qwen2"),
-    architectures=dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"), ("causal-lm", "model.embed_tokens.weight")),
+    architectures=dict.fromkeys(
+        ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"),
+        ("causal-lm", "model.embed_tokens.weight"),
+    ),
     table=TABLE,
     norms=NORMS,
     read=read,

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families.base import Family, Reading, attention, gated, visible
-from symmerge.groups import OrthogonalFixingOnes, Permutation, RotaryPairs
-from symmerge.spec import Space
+from symmerge.symmetry.groups import OrthogonalFixingOnes, Permutation, RotaryPairs
+from symmerge.symmetry.spec import Space
 
 # Local and global layers turn by other angles, but in the same pairs. The first half of Wi goes through the activation: it is the gate.
 TABLE = """
@@ -56,7 +56,9 @@ def read(config: Any, names: Collection[str]) -> Reading:
         spaces=(
             *visible(vocabulary=config.vocab_size, label=config.num_labels),
             Space("residual", OrthogonalFixingOnes(width)),
-            *attention(heads=heads, queries=1, qk=RotaryPairs(head_size, rotary=head_size), vo=head_size),
+            *attention(
+                heads=heads, queries=1, qk=RotaryPairs(head_size, rotary=head_size), vo=head_size
+            ),
             Space("ff.{i}", gated(config.intermediate_size)),
             Space("transform", Permutation(width)),
         ),

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families.base import Family, Reading, attention, feed_forward, visible
-from symmerge.groups import OrthogonalFixingOnes, RotaryPairs
-from symmerge.spec import Space
+from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
+from symmerge.symmetry.spec import Space
 
 # Parallel and sequential blocks differ in what the second norm sees, not in who writes and reads the stream: one table serves both.
 TABLE = """
@@ -39,13 +39,20 @@ gpt_neox.final_layer_norm                       -> lm_head
 def read(config: Any, names: Collection[str]) -> Reading:
     head_size = config.hidden_size // config.num_attention_heads
     rotary = int(head_size * config.rope_parameters.get("partial_rotary_factor", 1.0))
-    rotary += rotary % 2  # transformers makes one frequency per started pair, so an odd number is rounded up
+    rotary += (
+        rotary % 2
+    )  # transformers makes one frequency per started pair, so an odd number is rounded up
     return Reading(
         layers=config.num_hidden_layers,
         spaces=(
             *visible(vocabulary=config.vocab_size),
             Space("residual", OrthogonalFixingOnes(config.hidden_size)),
-            *attention(heads=config.num_attention_heads, queries=1, qk=RotaryPairs(head_size, rotary=rotary), vo=head_size),
+            *attention(
+                heads=config.num_attention_heads,
+                queries=1,
+                qk=RotaryPairs(head_size, rotary=rotary),
+                vo=head_size,
+            ),
             Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
         ),
         flags={"untied": not config.tie_word_embeddings, "attention_bias": config.attention_bias},

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families.base import Family, Reading, attention, feed_forward, visible
-from symmerge.groups import OrthogonalFixingOnes, Permutation, RotaryPairs
-from symmerge.spec import Space
+from symmerge.symmetry.groups import OrthogonalFixingOnes, Permutation, RotaryPairs
+from symmerge.symmetry.spec import Space
 
 # The sines and cosines are stored, though never trained: they are visible, and stay as they are.
 TABLE = """
@@ -61,16 +61,25 @@ def read(config: Any, names: Collection[str]) -> Reading:
     return Reading(
         layers=config.num_hidden_layers,
         spaces=(
-            *visible(vocabulary=config.vocab_size, type=config.type_vocab_size, label=config.num_labels),
+            *visible(
+                vocabulary=config.vocab_size, type=config.type_vocab_size, label=config.num_labels
+            ),
             *visible(position=config.max_position_embeddings, angle=head_size),
             Space("embedding", OrthogonalFixingOnes(config.embedding_size)),
             Space("residual", Permutation(width)),
-            *attention(heads=heads, queries=1, qk=rotary, vo=rotary if config.rotary_value else head_size),
+            *attention(
+                heads=heads, queries=1, qk=rotary, vo=rotary if config.rotary_value else head_size
+            ),
             Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
             Space("classifier", feed_forward(config.hidden_act, width)),
             Space("transform", Permutation(config.embedding_size)),
         ),
-        flags={"mlm": mlm, "classifier": "classifier.dense.weight" in names, "projected": projected, "untied": mlm and not config.tie_word_embeddings},
+        flags={
+            "mlm": mlm,
+            "classifier": "classifier.dense.weight" in names,
+            "projected": projected,
+            "untied": mlm and not config.tie_word_embeddings,
+        },
         same={} if projected else {"embedding": "residual"},
     )
 

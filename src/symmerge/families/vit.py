@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families.base import Family, Reading, attention, feed_forward, pair, visible
-from symmerge.groups import GeneralLinear, OrthogonalFixingOnes
-from symmerge.spec import Space
+from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes
+from symmerge.symmetry.spec import Space
 
 TABLE = """
 vit.embeddings.cls_token                               one one      residual
@@ -50,10 +50,21 @@ def read(config: Any, names: Collection[str]) -> Reading:
     return Reading(
         layers=config.num_hidden_layers,
         spaces=(
-            *visible(one=1, position=patches + 1, channel=config.num_channels, patch_height=patch_height, patch_width=patch_width),
+            *visible(
+                one=1,
+                position=patches + 1,
+                channel=config.num_channels,
+                patch_height=patch_height,
+                patch_width=patch_width,
+            ),
             *visible(label=config.num_labels),
             Space("residual", OrthogonalFixingOnes(config.hidden_size)),
-            *attention(heads=config.num_attention_heads, queries=1, qk=GeneralLinear(head_size), vo=head_size),
+            *attention(
+                heads=config.num_attention_heads,
+                queries=1,
+                qk=GeneralLinear(head_size),
+                vo=head_size,
+            ),
             Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
         ),
         flags={"qkv_bias": config.qkv_bias},

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Literal, final
 
 import torch
 
-from symmerge.calibration import calibrate, form, only
 from symmerge.errors import MismatchError, SymmergeWarning
+from symmerge.evaluation.tasks.base import Task
 from symmerge.matching.search import Matching, Moves, Report
-from symmerge.model import Model
-from symmerge.probe import Probe, make_probe
-from symmerge.statistics import Statistics
-from symmerge.tasks.base import Task
+from symmerge.models.model import Model
+from symmerge.observation.calibration import calibrate, form, only
+from symmerge.observation.probe import Probe, make_probe
+from symmerge.observation.statistics import Statistics
 
 MOVES: Moves = {
     "stream": (0.0, 0.3, 3.0),
@@ -55,7 +55,9 @@ class ActivationMatching(Matching):
         if self.data is None and self.statistics is None:
             found = make_probe([a, b], seed=self.seed, device=self.device)
             if found is None:
-                raise MismatchError(f"{a.where} writes no text of its own (no language model, or too large): give data to see activations on")
+                raise MismatchError(
+                    f"{a.where} writes no text of its own (no language model, or too large): give data to see activations on"
+                )
             return replace(found, seen=only(found.seen, a.spec.stream, self.places))
         if self.statistics is not None:
             self.statistics.check(form(a, b))
@@ -64,8 +66,14 @@ class ActivationMatching(Matching):
             assert self.statistics is not None
             found = Probe("the objective", [], [], torch.zeros(0, 0), None, self.statistics)
         else:
-            options: dict[str, Any] = {"held_out": self.held_out, "partial": self.partial, "device": self.device}
-            found = calibrate((a, b), self.data, statistics=self.statistics, progress=report, **options)
+            options: dict[str, Any] = {
+                "held_out": self.held_out,
+                "partial": self.partial,
+                "device": self.device,
+            }
+            found = calibrate(
+                (a, b), self.data, statistics=self.statistics, progress=report, **options
+            )
         seen = found.seen
         assert isinstance(seen, Statistics)
         doubts(seen)
@@ -73,12 +81,25 @@ class ActivationMatching(Matching):
 
     @property
     def moves(self) -> Moves:
-        return {name: values for name, values in MOVES.items() if name != "score" or self.weighting is None}
+        return {
+            name: values
+            for name, values in MOVES.items()
+            if name != "score" or self.weighting is None
+        }
 
     def _options(self) -> dict[str, Any]:
         plain = replace(self, data=None, statistics=None, partial=None, token_counts=None)
-        about = self.data.record() if self.data else {"data": self.statistics.header.get("inputs") if self.statistics else "self"}
-        return {**super(ActivationMatching, plain)._options(), "data": about, "statistics": None, "partial": None}
+        about = (
+            self.data.record()
+            if self.data
+            else {"data": self.statistics.header.get("inputs") if self.statistics else "self"}
+        )
+        return {
+            **super(ActivationMatching, plain)._options(),
+            "data": about,
+            "statistics": None,
+            "partial": None,
+        }
 
 
 def doubts(found: Statistics) -> None:
@@ -88,4 +109,8 @@ def doubts(found: Statistics) -> None:
         few = f"{found.samples} tokens for spaces of up to {widest} coordinates: correlations are mostly chance; give {FEWEST * widest} or more"
         warnings.warn(few, SymmergeWarning, stacklevel=2)
     if constant := sum(moments.constant for moments in found.moments.values()):
-        warnings.warn(f"{constant} coordinates never change on this data: nothing is known of them", SymmergeWarning, stacklevel=2)
+        warnings.warn(
+            f"{constant} coordinates never change on this data: nothing is known of them",
+            SymmergeWarning,
+            stacklevel=2,
+        )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import nan
 from typing import Any
 
-from symmerge.alignment import Alignment
+from symmerge.models.alignment import Alignment
 
 
 @dataclass(frozen=True)

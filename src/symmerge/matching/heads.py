@@ -14,11 +14,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symmerge.groups import Element, GeneralLinear, Gram, Group, Orthogonal, Permutation, linalg
-from symmerge.groups.dense import descend_invertible
-from symmerge.groups.monomial import assign
-from symmerge.notation import Role
-from symmerge.spec import Occurrence, Spec
+from symmerge.symmetry.groups import (
+    Element,
+    GeneralLinear,
+    Gram,
+    Group,
+    Orthogonal,
+    Permutation,
+    linalg,
+)
+from symmerge.symmetry.groups.dense import descend_invertible
+from symmerge.symmetry.groups.monomial import assign
+from symmerge.symmetry.notation import Role
+from symmerge.symmetry.spec import Occurrence, Spec
 
 Sides = Callable[[Occurrence], tuple[Tensor, Tensor, float]]
 """Both models' views of a piece, with B moved in every space but those in question, and how much the piece counts."""
@@ -42,14 +50,26 @@ def layers(spec: Spec) -> list[Heads]:
     found = []
     for outer in dict.fromkeys(space.per for space in spec.hidden.values() if space.per):
         inner = [space.name for space in spec.hidden.values() if space.per == outer]
-        queries = next((name for name in inner if isinstance(spec.spaces[name].group, Permutation) and _holds_others(spec, name, inner)), None)
+        queries = next(
+            (
+                name
+                for name in inner
+                if isinstance(spec.spaces[name].group, Permutation)
+                and _holds_others(spec, name, inner)
+            ),
+            None,
+        )
         found.append(Heads(outer, queries, tuple(name for name in inner if name != queries)))
     return found
 
 
 def _holds_others(spec: Spec, name: str, inner: list[str]) -> bool:
     """Whether a space stands outside another of its layer in some tensor: query heads do, bases do not."""
-    return any(atom.space in inner and atom.space != name for met in spec.occurrences(name) for atom in met.piece.atoms)
+    return any(
+        atom.space in inner and atom.space != name
+        for met in spec.occurrences(name)
+        for atom in met.piece.atoms
+    )
 
 
 @dataclass(frozen=True)
@@ -78,10 +98,16 @@ class _Crossed:
 
 def _crossed(sides: Sides, met: Occurrence, heads: Heads) -> _Crossed:
     atoms = [atom.space for atom in met.piece.atoms]
-    front = [atoms.index(heads.outer)] + ([atoms.index(heads.queries)] if heads.queries in atoms else []) + [met.position]
+    front = (
+        [atoms.index(heads.outer)]
+        + ([atoms.index(heads.queries)] if heads.queries in atoms else [])
+        + [met.position]
+    )
     *views, scale = sides(met)
     a, b = (_front(view, front, heads.queries in atoms) for view in views)
-    left, right = (torch.einsum("bqnm,bqkm->bqnk", side, side).double().mul_(scale) for side in (a, b))
+    left, right = (
+        torch.einsum("bqnm,bqkm->bqnk", side, side).double().mul_(scale) for side in (a, b)
+    )
     return _Crossed(torch.einsum("apnm,bqkm->abpqnk", a, b).double().mul_(scale), left, right)
 
 
@@ -92,19 +118,30 @@ def _front(view: Tensor, front: list[int], has_queries: bool) -> Tensor:
     return view.flatten(3) if view.ndim > 3 else view.unsqueeze(-1)
 
 
-def match_heads(spec: Spec, heads: Heads, sides: Sides, options: HeadOptions, *, rounds: int = 4) -> dict[str, Element]:
+def match_heads(
+    spec: Spec, heads: Heads, sides: Sides, options: HeadOptions, *, rounds: int = 4
+) -> dict[str, Element]:
     """The elements of one attention layer that bring B's heads closest to A's."""
-    followers = {base for base in heads.bases if options.follow and spec.spaces[base].translation == "drops"}
+    followers = {
+        base for base in heads.bases if options.follow and spec.spaces[base].translation == "drops"
+    }
     bases = [base for base in heads.bases if base not in followers]
     evidence = {
-        (base, role): [_crossed(sides, met, heads) for met in spec.occurrences(base) if met.role is role]
+        (base, role): [
+            _crossed(sides, met, heads) for met in spec.occurrences(base) if met.role is role
+        ]
         for base in bases
         for role in (Role.WRITES, Role.READS)
     }
     groups = {base: _inside(spec.spaces[base].group) for base in bases}
     order, score = _pairs(evidence, groups, heads, rounds)
     if options.metric != "best":
-        scores = [METRICS[options.metric](*(_circuit(evidence[base, role], order) for role in (Role.WRITES, Role.READS))) for base in bases]
+        scores = [
+            METRICS[options.metric](
+                *(_circuit(evidence[base, role], order) for role in (Role.WRITES, Role.READS))
+            )
+            for base in bases
+        ]
         score = torch.stack(scores).sum(0)
     moves = heads.outer in spec.hidden
     place = assign(score) if moves else torch.arange(spec.sizes[heads.outer])
@@ -116,8 +153,14 @@ def match_heads(spec: Spec, heads: Heads, sides: Sides, options: HeadOptions, *,
         write, read = _grams(evidence, base, order, (index, place))
         found[base] = _basis(spec.spaces[base].group, groups[base], write, read, options)
     for base in followers:
-        leader = found[bases[0]] if spec.spaces[bases[0]].group == spec.spaces[base].group else spec.spaces[base].group.identity(spec.batch(base))
-        found[base] = {part: value.clone() for part, value in leader.items()}  # files of tensors hold no two names for one
+        leader = (
+            found[bases[0]]
+            if spec.spaces[bases[0]].group == spec.spaces[base].group
+            else spec.spaces[base].group.identity(spec.batch(base))
+        )
+        found[base] = {
+            part: value.clone() for part, value in leader.items()
+        }  # files of tensors hold no two names for one
     return found
 
 
@@ -166,11 +209,18 @@ def _cosine(write: _Circuit, read: _Circuit) -> Tensor:
 
 def _spectrum(write: _Circuit, read: _Circuit) -> Tensor:
     """Less the distance between the circuits' singular values: the roots of the eigenvalues of (x x')(y y')."""
-    own, other = ((linalg.eigvals(w @ r).abs()).sort(-1).values.sqrt() for w, r in ((write.left, read.left), (write.right, read.right)))
+    own, other = (
+        (linalg.eigvals(w @ r).abs()).sort(-1).values.sqrt()
+        for w, r in ((write.left, read.left), (write.right, read.right))
+    )
     return -(own - other).norm(dim=-1)
 
 
-METRICS: dict[str, Callable[[_Circuit, _Circuit], Tensor]] = {"frobenius": _frobenius, "cosine": _cosine, "spectrum": _spectrum}
+METRICS: dict[str, Callable[[_Circuit, _Circuit], Tensor]] = {
+    "frobenius": _frobenius,
+    "cosine": _cosine,
+    "spectrum": _spectrum,
+}
 
 
 def _pairs(evidence, groups, heads: Heads, rounds: int) -> tuple[Tensor, Tensor]:
@@ -180,12 +230,19 @@ def _pairs(evidence, groups, heads: Heads, rounds: int) -> tuple[Tensor, Tensor]
     order = torch.arange(count, device=first.device).expand(*first.shape[:2], count).clone()
     score = torch.zeros(first.shape[:2], device=first.device, dtype=first.dtype)
     for _ in range(rounds if heads.queries else 1):
-        score, options = torch.zeros_like(score), torch.zeros(*first.shape[:2], count, count, device=first.device, dtype=first.dtype)
+        score, options = (
+            torch.zeros_like(score),
+            torch.zeros(*first.shape[:2], count, count, device=first.device, dtype=first.dtype),
+        )
         for base, group in groups.items():
             write, read = _grams(evidence, base, order)
-            if isinstance(group, Orthogonal) and not heads.queries:  # the gain of the best rotation, without the rotation itself
+            if (
+                isinstance(group, Orthogonal) and not heads.queries
+            ):  # the gain of the best rotation, without the rotation itself
                 score += 2 * linalg.svdvals(write.cross + read.cross).sum(-1)
-                score -= sum(gram.needs_right().diagonal(dim1=-2, dim2=-1).sum(-1) for gram in (write, read))
+                score -= sum(
+                    gram.needs_right().diagonal(dim1=-2, dim2=-1).sum(-1) for gram in (write, read)
+                )
                 continue
             element = group.nearest(write, read)
             for role, gram in ((Role.WRITES, write), (Role.READS, read)):
@@ -214,9 +271,14 @@ def _inner(group: Group, element: Element, role: Role, cross: Tensor) -> Tensor:
     return (cross * matrix[:, :, None, None]).sum((-2, -1))
 
 
-def _grams(evidence, base: str, order: Tensor, pairs: tuple[Tensor, Tensor] | None = None) -> tuple[Gram, Gram]:
+def _grams(
+    evidence, base: str, order: Tensor, pairs: tuple[Tensor, Tensor] | None = None
+) -> tuple[Gram, Gram]:
     """The evidence of writers and of readers; zero where there are none."""
-    write, read = (_gram(evidence[base, role], order, pairs) if evidence[base, role] else None for role in (Role.WRITES, Role.READS))
+    write, read = (
+        _gram(evidence[base, role], order, pairs) if evidence[base, role] else None
+        for role in (Role.WRITES, Role.READS)
+    )
     nothing = torch.zeros_like((write or read).cross)  # type: ignore[union-attr]
     return write or Gram(nothing, nothing), read or Gram(nothing, nothing)
 
@@ -229,7 +291,9 @@ def _gram(items: list[_Crossed], order: Tensor, pairs: tuple[Tensor, Tensor] | N
         if met.shape[2] > 1:
             picked = order[:, :, :, None, None, None].expand(*order.shape, 1, *met.shape[-2:])
             met = met.gather(3, picked)
-        cross = cross.to(met) + met.sum((2, 3)) if met.shape[2] > 1 else cross.to(met) + met[:, :, 0, 0]
+        cross = (
+            cross.to(met) + met.sum((2, 3)) if met.shape[2] > 1 else cross.to(met) + met[:, :, 0, 0]
+        )
         right = right.to(met) + item.right.sum(1)[None]
     right = right.expand_as(cross)
     if pairs is None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from symmerge.alignment import Alignment
+from symmerge.matching.distillation import Lesson, Lessons
 from symmerge.matching.learner import Course, Learner, quick_products
-from symmerge.matching.lessons import Lesson, Lessons
 from symmerge.matching.samplers import Shares
-from symmerge.model import Model
+from symmerge.models.alignment import Alignment
+from symmerge.models.model import Model
 
 if TYPE_CHECKING:
     from symmerge.matching.learned import LearnedMatching
@@ -34,9 +34,24 @@ class Joint(Course):
         self._begin(options, lessons, held)
         self.members: list[Learner] = []
         for other, start in zip(others, starts, strict=True):
-            self.members.append(Learner(options, reference, other, start, lessons, held, spaces, beside=self.members[0] if self.members else None))
+            self.members.append(
+                Learner(
+                    options,
+                    reference,
+                    other,
+                    start,
+                    lessons,
+                    held,
+                    spaces,
+                    beside=self.members[0] if self.members else None,
+                )
+            )
         self.first, self.sampler = self.members[0], shares
-        self.module, self.discrete, self.tally = self.first.module, self.first.discrete, self.first.tally
+        self.module, self.discrete, self.tally = (
+            self.first.module,
+            self.first.discrete,
+            self.first.tally,
+        )
         for member in self.members:
             member.tally = self.tally  # what is counted is counted together
         self.reference = self.first.a.whole.clone()

@@ -14,31 +14,50 @@ from typing import Any, ClassVar, Literal, final, get_args
 
 import torch
 
-from symmerge.alignment import Alignment
+from symmerge.distributed import agreed, own_device, place
 from symmerge.errors import DataError, MismatchError
+from symmerge.evaluation.tasks.base import UNLABELLED, Task, some
+from symmerge.evaluation.tasks.catalog import OWN, OWN_LABELLED, make_task, task_of
+from symmerge.evaluation.tasks.preprocessing import same_tokenizers
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.base import Solution
+from symmerge.matching.distillation import Lessons, Target, batch_size, shuffled
 from symmerge.matching.joint import Joint
-from symmerge.matching.journal import Entry, Journal
 from symmerge.matching.learner import Interrupted, Learner
-from symmerge.matching.lessons import Lessons, Target, batch_size, shuffled
+from symmerge.matching.resume import Entry, Journal
 from symmerge.matching.samplers import DIRICHLET, Sampler, Shares
 from symmerge.matching.search import Matching, Report
-from symmerge.matching.universe import Universe
+from symmerge.matching.universes import Universe
 from symmerge.matching.weights import WeightMatching
-from symmerge.model import Model, device_of
-from symmerge.processes import agreed, own_device, place
-from symmerge.spec import Spec, listing
-from symmerge.tasks.base import UNLABELLED, Task, some
-from symmerge.tasks.choose import same_tokenizers
-from symmerge.tasks.make import OWN, OWN_LABELLED, make_task, task_of
-from symmerge.verify import full_module
+from symmerge.models.alignment import Alignment
+from symmerge.models.model import Model, device_of
+from symmerge.symmetry.spec import Spec, listing
+from symmerge.verification.gate import full_module
 
-PARTS = {"residual": ("residual",), "heads": ("head", "query", "qk", "vo"), "ff": ("ff",), "classifier": ("pooled", "classifier", "transform")}
+PARTS = {
+    "residual": ("residual",),
+    "heads": ("head", "query", "qk", "vo"),
+    "ff": ("ff",),
+    "classifier": ("pooled", "classifier", "transform"),
+}
 """What moves, in words; the spaces that belong to each."""
-SAMPLES = {"clm": 2000, "mlm": 4000, "image": 10_000, "text": 10_000}  # to learn from: as many as there are, up to these
-OWN_SAMPLES = {"clm": 512, "mlm": 1024, "image": 4000}  # of text the parents write or pictures that are drawn, where there is no data
-FIRST_SAMPLES = {"clm": 24, "mlm": 48, "image": 256, "text": 256}  # of them, for the start by activations: more have not helped
+SAMPLES = {
+    "clm": 2000,
+    "mlm": 4000,
+    "image": 10_000,
+    "text": 10_000,
+}  # to learn from: as many as there are, up to these
+OWN_SAMPLES = {
+    "clm": 512,
+    "mlm": 1024,
+    "image": 4000,
+}  # of text the parents write or pictures that are drawn, where there is no data
+FIRST_SAMPLES = {
+    "clm": 24,
+    "mlm": 48,
+    "image": 256,
+    "text": 256,
+}  # of them, for the start by activations: more have not helped
 
 
 def most_inputs(kind: str, data: str) -> int | None:
@@ -81,11 +100,22 @@ class LearnedMatching:
     def __post_init__(self) -> None:
         Sampler(self.sampler)
         Shares(self.concentration)
-        wrong = {"steps": self.steps < 1, "rate": not self.rate > 0, "batch": self.batch is not None and self.batch < 1, "accumulate": self.accumulate < 1}
-        wrong |= {"epochs": self.epochs is not None and not self.epochs > 0, "held_out": not 0 < self.held_out < 1, "patience": self.patience < 1}
+        wrong = {
+            "steps": self.steps < 1,
+            "rate": not self.rate > 0,
+            "batch": self.batch is not None and self.batch < 1,
+            "accumulate": self.accumulate < 1,
+        }
+        wrong |= {
+            "epochs": self.epochs is not None and not self.epochs > 0,
+            "held_out": not 0 < self.held_out < 1,
+            "patience": self.patience < 1,
+        }
         for name, bad in wrong.items():
             if bad:
-                raise MismatchError(f"{name} {getattr(self, name)}: give a number above 0{' and below 1' if name == 'held_out' else ''}")
+                raise MismatchError(
+                    f"{name} {getattr(self, name)}: give a number above 0{' and below 1' if name == 'held_out' else ''}"
+                )
         if self.target not in get_args(Target):
             raise MismatchError(f"target {self.target}: there are {', '.join(get_args(Target))}")
         if self.data and self.target == "labels":
@@ -94,20 +124,36 @@ class LearnedMatching:
     def record(self) -> dict[str, Any]:
         """The options, for solution.json."""
         start = self.first_solver()
-        plain = {name: value for name, value in asdict(replace(self, data=None, start=None)).items() if name not in ("data", "start")}
+        plain = {
+            name: value
+            for name, value in asdict(replace(self, data=None, start=None)).items()
+            if name not in ("data", "start")
+        }
         return {
             **plain,
             "data": self.data.record() if self.data else "self",
-            "start": start.record() if isinstance(start, Matching) else "identity" if start == "identity" else "given",
+            "start": start.record()
+            if isinstance(start, Matching)
+            else "identity"
+            if start == "identity"
+            else "given",
         }
 
     def first_solver(self) -> Matching | Alignment | Literal["identity"]:
-        return self.first(self.data, seed=self.seed, device=self.device) if self.start is None else self.start
+        return (
+            self.first(self.data, seed=self.seed, device=self.device)
+            if self.start is None
+            else self.start
+        )
 
     @staticmethod
     def first(data: Task | None, **options: Any) -> Matching:
         """Where learning starts if nothing else is said: what was made for the parents is no data, and weight matching lets them write for itself."""
-        return WeightMatching(**options) if data is None or data.data == "self" else LearnedMatching.activations(data, **options)
+        return (
+            WeightMatching(**options)
+            if data is None or data.data == "self"
+            else LearnedMatching.activations(data, **options)
+        )
 
     @staticmethod
     def activations(data: Task | None, **options: Any) -> ActivationMatching:
@@ -121,20 +167,35 @@ class LearnedMatching:
         wanted = {space for name in self.spaces for space in PARTS.get(name, (name,))}
         found = [name for name in table.hidden if {name, name.partition(".")[0]} & wanted]
         for name in self.spaces:
-            if not any({space, space.partition(".")[0]} & {*PARTS.get(name, (name,))} for space in table.hidden):
-                there = {part for part, spaces in PARTS.items() if any(space.partition(".")[0] in spaces for space in table.hidden)}
-                raise MismatchError(f"nothing of this model is called '{name}': there are {', '.join(sorted(there))}, and the spaces {listing(table.hidden)}")
+            if not any(
+                {space, space.partition(".")[0]} & {*PARTS.get(name, (name,))}
+                for space in table.hidden
+            ):
+                there = {
+                    part
+                    for part, spaces in PARTS.items()
+                    if any(space.partition(".")[0] in spaces for space in table.hidden)
+                }
+                raise MismatchError(
+                    f"nothing of this model is called '{name}': there are {', '.join(sorted(there))}, and the spaces {listing(table.hidden)}"
+                )
         return found
 
-    def solve(self, a: Model, b: Model, *, report: Report | None = None, journal: Journal | None = None) -> Solution:
+    def solve(
+        self, a: Model, b: Model, *, report: Report | None = None, journal: Journal | None = None
+    ) -> Solution:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. Ctrl-C returns the best so far."""
         report = report or _silent
         began = time.perf_counter()
         if a.spec.fingerprint != b.spec.fingerprint:
-            raise MismatchError(f"{a.where} and {b.where} cannot be aligned; they differ in: {'; '.join(a.spec.differences(b.spec))}")
+            raise MismatchError(
+                f"{a.where} and {b.where} cannot be aligned; they differ in: {'; '.join(a.spec.differences(b.spec))}"
+            )
         spaces = self.chosen(a.spec)
         if self.data is None and task_of(a) not in OWN:
-            raise MismatchError(f"{a.where} has no inputs without data (it is a classifier of texts): give data to learn from")
+            raise MismatchError(
+                f"{a.where} has no inputs without data (it is a classifier of texts): give data to learn from"
+            )
         if self.data is None and self.target == "labels" and task_of(a) not in OWN_LABELLED:
             raise DataError(UNLABELLED)
         entry = agreed(journal.read) if journal else None
@@ -176,10 +237,16 @@ class LearnedMatching:
             relaxed=None,
         )
 
-    def first_solution(self, a: Model, b: Model, report: Report, journal: Journal | None) -> Solution:
+    def first_solution(
+        self, a: Model, b: Model, report: Report, journal: Journal | None
+    ) -> Solution:
         start = self.first_solver()
         if not isinstance(start, Matching):
-            found = Alignment.identity(a.spec) if start == "identity" else Alignment(a.spec, start.elements)
+            found = (
+                Alignment.identity(a.spec)
+                if start == "identity"
+                else Alignment(a.spec, start.elements)
+            )
             found.check()
             return Solution(found, (), {}, (), True, 0.0)
         return agreed(lambda: start.solve(a, b, report=report, journal=journal))
@@ -191,13 +258,28 @@ class LearnedMatching:
         if task is None:
             kind = task_of(models[0])
             report(f"no data to learn from: {OWN[kind]}")
-            task = make_task(kind, "self", models, most=most_inputs(kind, "self"), seed=self.seed, device=str(device))
+            task = make_task(
+                kind,
+                "self",
+                models,
+                most=most_inputs(kind, "self"),
+                seed=self.seed,
+                device=str(device),
+            )
         same_tokenizers(models)
         learned, held = shuffled(task, self.batch or batch_size(task), self.seed, self.held_out)
-        parents = [full_module(model, torch.float32).to(device) for model in models] if self.target == "parents" else []
-        return Lessons(learned, parents, self.target, device), Lessons(held, parents, self.target, device)
+        parents = (
+            [full_module(model, torch.float32).to(device) for model in models]
+            if self.target == "parents"
+            else []
+        )
+        return Lessons(learned, parents, self.target, device), Lessons(
+            held, parents, self.target, device
+        )
 
-    def refine(self, models: Sequence[Model], found: Universe, report: Report | None = None) -> Universe:
+    def refine(
+        self, models: Sequence[Model], found: Universe, report: Report | None = None
+    ) -> Universe:
         """All members' elements together, from where universe matching left them. Preconditions: canonical; the models are the universe's members."""
         report = report or _silent
         *others, reference = sorted(found.members, key=lambda number: number == found.reference)
@@ -205,7 +287,9 @@ class LearnedMatching:
         lessons, judged = self.lessons(models, report)
         starts = [found.alignments[number] for number in others]
         given = self._with_steps(lessons), at[reference], [at[number] for number in others], starts
-        joint = Joint(*given, lessons, judged, self.chosen(models[0].spec), Shares(self.concentration))
+        joint = Joint(
+            *given, lessons, judged, self.chosen(models[0].spec), Shares(self.concentration)
+        )
         interrupted = False
         try:
             joint.run(report)
@@ -214,22 +298,47 @@ class LearnedMatching:
         except Interrupted as reason:
             report(str(reason))
         learned = dict(zip(others, joint.best, strict=True))
-        alignments = tuple(learned.get(number, alignment) for number, alignment in enumerate(found.alignments))
-        settings = {**found.settings, **self.record(), "learned": joint.tally.record(), "losses": list(joint.losses)}
+        alignments = tuple(
+            learned.get(number, alignment) for number, alignment in enumerate(found.alignments)
+        )
+        settings = {
+            **found.settings,
+            **self.record(),
+            "learned": joint.tally.record(),
+            "losses": list(joint.losses),
+        }
         return replace(found, alignments=alignments, interrupted=interrupted, settings=settings)
 
-    def _learner(self, a: Model, b: Model, start: Alignment, spaces: list[str], report: Report) -> Learner:
+    def _learner(
+        self, a: Model, b: Model, start: Alignment, spaces: list[str], report: Report
+    ) -> Learner:
         lessons, judged = self.lessons([a, b], report)
         return Learner(self._with_steps(lessons), a, b, start, lessons, judged, spaces)
 
     def _with_steps(self, lessons: Lessons) -> LearnedMatching:
-        return self if self.epochs is None else replace(self, steps=max(1, round(self.epochs * len(lessons) / (self.accumulate * place()[1]))))
+        return (
+            self
+            if self.epochs is None
+            else replace(
+                self,
+                steps=max(1, round(self.epochs * len(lessons) / (self.accumulate * place()[1]))),
+            )
+        )
 
 
 def _taken_up(table: Spec, entry: Entry) -> Solution:
     """What is known of the start of a run that was interrupted."""
     first = entry.record["start"]
-    return Solution(Alignment(table, entry.elements["best"]), (), {}, (), False, 0.0, {"chosen": first["chosen"]}, tuple(first["tried"]))
+    return Solution(
+        Alignment(table, entry.elements["best"]),
+        (),
+        {},
+        (),
+        False,
+        0.0,
+        {"chosen": first["chosen"]},
+        tuple(first["tried"]),
+    )
 
 
 def _silent(line: str) -> None:

@@ -18,19 +18,28 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from symmerge.alignment import Alignment, apply
+from symmerge.checkpoints.weights import MemoryWeights
+from symmerge.distributed import agreed, anyone, place, summed
 from symmerge.errors import MismatchError, SymmergeError, SymmergeWarning
-from symmerge.groups import Element
-from symmerge.groups.monomial import assign
-from symmerge.matching.journal import Entry, Journal
-from symmerge.matching.lessons import Lesson, Lessons, loss_of
+from symmerge.matching.distillation import Lesson, Lessons, loss_of
+from symmerge.matching.gradients import (
+    Block,
+    Bundle,
+    Slope,
+    bundled_slopes,
+    bundles,
+    slopes,
+    stacks,
+    whole,
+)
+from symmerge.matching.resume import Entry, Journal
 from symmerge.matching.samplers import Sampler
-from symmerge.matching.slopes import Block, Bundle, Slope, bundled_slopes, bundles, slopes, stacks, whole
-from symmerge.model import Model
-from symmerge.notation import Role
-from symmerge.processes import agreed, anyone, place, summed
-from symmerge.verify import full_module
-from symmerge.weights import MemoryWeights
+from symmerge.models.alignment import Alignment, apply
+from symmerge.models.model import Model
+from symmerge.symmetry.groups import Element
+from symmerge.symmetry.groups.monomial import assign
+from symmerge.symmetry.notation import Role
+from symmerge.verification.gate import full_module
 
 if TYPE_CHECKING:
     from symmerge.matching.learned import LearnedMatching
@@ -131,8 +140,12 @@ class Course(ABC):
                 self._reassign()
             if step % every == 0 or step == options.steps:
                 self._look(report, journal)
-                since = len(self.losses) - 1 - min(range(len(self.losses)), key=self.losses.__getitem__)
-                if since >= options.patience and not (self.discrete and step < 2 * resolve):  # flips of both kinds have their turn
+                since = (
+                    len(self.losses) - 1 - min(range(len(self.losses)), key=self.losses.__getitem__)
+                )
+                if since >= options.patience and not (
+                    self.discrete and step < 2 * resolve
+                ):  # flips of both kinds have their turn
                     self.tally.stopped = f"no better for {since} looks"
                     report(f"stopped at step {step}: {self.tally.stopped}")
                     return
@@ -141,7 +154,9 @@ class Course(ABC):
         generator, options = self._generator(step), self.options
         rate = options.rate * schedule(step, options.steps)
         rank, processes = place()
-        numbers = torch.randint(len(self.lessons), (options.accumulate * processes,), generator=generator)[rank::processes]
+        numbers = torch.randint(
+            len(self.lessons), (options.accumulate * processes,), generator=generator
+        )[rank::processes]
         chosen = tuple(self.lessons[int(number)] for number in numbers)
         self._draw(generator)
         for walker in self.walking:
@@ -159,10 +174,17 @@ class Course(ABC):
     def _finite(self) -> None:
         """Stop where a loss, or an element, is no number any more, in any of the processes."""
         bad = (~self.seen_losses[1 : int(self.counter) + 1].isfinite()).nonzero()
-        turned = [value for walker in self.walking for element in walker.turned.values() for value in element.values()]
+        turned = [
+            value
+            for walker in self.walking
+            for element in walker.turned.values()
+            for value in element.values()
+        ]
         lost = not all(bool(value.isfinite().all()) for value in turned)
         if anyone(bool(len(bad)) or lost):
-            self._stop(f"the loss was not finite at step {int(bad[0]) + 1 if len(bad) else self.tally.steps}")
+            self._stop(
+                f"the loss was not finite at step {int(bad[0]) + 1 if len(bad) else self.tally.steps}"
+            )
 
     def _stop(self, why: str) -> NoReturn:
         self.tally.stopped = why
@@ -183,7 +205,11 @@ class Course(ABC):
         if better:
             self._keep()
         self.losses.append(loss)
-        flips = f", {self.tally.flips_kept} of {self.tally.flips_tried} flips kept" if self.discrete else ""
+        flips = (
+            f", {self.tally.flips_kept} of {self.tally.flips_tried} flips kept"
+            if self.discrete
+            else ""
+        )
         report(
             f"step {self.tally.steps} of {self.options.steps}: loss of the middle {loss:.4f} on held-out inputs{', the best so far' if better else ''}{flips}"
         )
@@ -214,17 +240,29 @@ class Learner(Course):
         self._begin(options, lessons, held)
         self.table, self.sampler = a.spec, Sampler(options.sampler)
         self.original, self.base, self.best = b, start, start
-        self.first: Mapping[str, Any] = {}  # how the start was found, for whoever takes the run up again
+        self.first: Mapping[
+            str, Any
+        ] = {}  # how the start was found, for whoever takes the run up again
         # Turning starts at the identity: `base` is what was folded into B's weights, `turned` what has been learned since.
         self.bundled = bundled = beside.bundled if beside else bundles(self.table, spaces)
         self.tangents = {bundle: _zeros(bundle, self.device) for bundle in bundled}
         self.turned = {bundle: _still(bundle, self.device) for bundle in bundled}
-        self.discrete = [name for name in spaces if "index" in start[name] and self.table.sizes[name] > 1] if options.permutations else []
+        self.discrete = (
+            [name for name in spaces if "index" in start[name] and self.table.sizes[name] > 1]
+            if options.permutations
+            else []
+        )
         if not self.tangents and not self.discrete:
-            raise MismatchError("nothing can be learned: none of the spaces chosen can move; choose others with --spaces")
+            raise MismatchError(
+                "nothing can be learned: none of the spaces chosen can move; choose others with --spaces"
+            )
         self.stacked = stacked = beside.stacked if beside else stacks(self.table, bundled)
         self.a, self.b, self.moved = (Block(stacked, self.device) for _ in range(3))
-        self.mean, self.gradient = (beside.mean, beside.gradient) if beside else (Block(stacked, self.device) for _ in range(2))
+        self.mean, self.gradient = (
+            (beside.mean, beside.gradient)
+            if beside
+            else (Block(stacked, self.device) for _ in range(2))
+        )
         for name, tensor in self.a.tensors.items():
             tensor.copy_(a.weights[name])
         self.kinds: dict[str, list[str]] = {}
@@ -237,11 +275,19 @@ class Learner(Course):
         else:
             self._build_module(a)
         self.met = {met.piece.tensor for space in spaces for met in self.table.occurrences(space)}
-        self.parameters: list[Tensor] = [value for parts in self.tangents.values() for value in parts.values()]
+        self.parameters: list[Tensor] = [
+            value for parts in self.tangents.values() for value in parts.values()
+        ]
         self.t = torch.zeros((), device=self.device)
         recorded = self.device.type == "cuda"
         rate = torch.tensor(options.rate, device=self.device) if recorded else options.rate
-        self.optimiser = torch.optim.Adam(self.parameters, lr=rate, betas=(0.9, 0.99), capturable=recorded, fused=True) if self.parameters else None
+        self.optimiser = (
+            torch.optim.Adam(
+                self.parameters, lr=rate, betas=(0.9, 0.99), capturable=recorded, fused=True
+            )
+            if self.parameters
+            else None
+        )
 
     @property
     def walking(self) -> Sequence[Learner]:
@@ -293,9 +339,15 @@ class Learner(Course):
     def alignment(self) -> Alignment:
         """Where the run is, in float64 and mended: rotations that walked a long way are rotations still, and bases can be inverted."""
         still = Alignment.identity(self.table)
-        turned = {bundle: {part: value.cpu() for part, value in element.items()} for bundle, element in self.turned.items()}
+        turned = {
+            bundle: {part: value.cpu() for part, value in element.items()}
+            for bundle, element in self.turned.items()
+        }
         learned = {
-            name: {part: turned[bundle][part][number] if part in turned[bundle] else value for part, value in still[name].items()}
+            name: {
+                part: turned[bundle][part][number] if part in turned[bundle] else value
+                for part, value in still[name].items()
+            }
             for bundle, number, name in self._spaces()
         }
         found = Alignment(self.table, {**still.elements, **learned}).compose(self.base)
@@ -307,7 +359,11 @@ class Learner(Course):
 
     def _spaces(self) -> Iterator[tuple[Bundle, int, str]]:
         """Every space that moves continuously, and where it lies."""
-        return ((bundle, number, name) for bundle in self.tangents for number, name in enumerate(bundle.names))
+        return (
+            (bundle, number, name)
+            for bundle in self.tangents
+            for number, name in enumerate(bundle.names)
+        )
 
     # one step
 
@@ -320,14 +376,19 @@ class Learner(Course):
     @torch.no_grad()
     def _move(self) -> None:
         """Put B's weights where it lies now into `moved`."""
-        turned = {bundle: {part: value.float() for part, value in element.items()} for bundle, element in self.turned.items()}
+        turned = {
+            bundle: {part: value.float() for part, value in element.items()}
+            for bundle, element in self.turned.items()
+        }
         for stack, source in self.b.stacks.items():
             stack.transport(turned, source, self.moved.stacks[stack])
 
     def _descend(self, lessons: tuple[Lesson, ...]) -> None:
         with quick_products(self.device):
             self._place()
-            loss = self._pass_back(lessons, self.t)  # the gradient by B's tensors is t times that by the model's
+            loss = self._pass_back(
+                lessons, self.t
+            )  # the gradient by B's tensors is t times that by the model's
             with torch.no_grad():
                 self._gather()
                 self._point_uphill()
@@ -363,13 +424,19 @@ class Learner(Course):
         for bundle, parts in self.tangents.items():
             uphill = bundle.group.slope(found[bundle][Role.WRITES], found[bundle][Role.READS])
             for part, value in parts.items():
-                value.grad = uphill[part].contiguous()  # as the parameter is: the fused step takes no other
+                value.grad = uphill[
+                    part
+                ].contiguous()  # as the parameter is: the fused step takes no other
 
     def _together(self) -> None:
         """Several processes look at different inputs and take the same step."""
         if place()[1] == 1:
             return
-        mine = {f"{number}": value.grad for number, value in enumerate(self.parameters) if value.grad is not None}
+        mine = {
+            f"{number}": value.grad
+            for number, value in enumerate(self.parameters)
+            if value.grad is not None
+        }
         for name, total in summed(mine).items():
             mine[name].copy_(total / place()[1])
 
@@ -381,7 +448,9 @@ class Learner(Course):
         self.optimiser.step()
         into, found = [], []
         for bundle, parts in self.tangents.items():
-            element = bundle.group.moved(self.turned[bundle], {part: value.double() for part, value in parts.items()})
+            element = bundle.group.moved(
+                self.turned[bundle], {part: value.double() for part, value in parts.items()}
+            )
             into += self.turned[bundle].values()
             found += [element[part] for part in self.turned[bundle]]
         _copy(into, found)
@@ -395,7 +464,9 @@ class Learner(Course):
 
         Two proposals take turns: a step down the gradient, and what is most alike now that everything else has moved.
         """
-        lessons = torch.randperm(len(self.lessons), generator=self._generator(self.tally.steps, 1))[:JUDGES]
+        lessons = torch.randperm(len(self.lessons), generator=self._generator(self.tally.steps, 1))[
+            :JUDGES
+        ]
         probe = [self.lessons[int(number)] for number in lessons]
         self.turns += 1
         downhill = self._downhill(probe) if self.turns % 2 else {}
@@ -404,7 +475,9 @@ class Learner(Course):
         now = self._judged(probe)
         for kind, names in self.kinds.items():
             order = self._proposed(names, downhill, kind)
-            tried = sum(int((index != torch.arange(index.shape[-1])).sum()) for index in order.values())
+            tried = sum(
+                int((index != torch.arange(index.shape[-1])).sum()) for index in order.values()
+            )
             if not tried:
                 continue
             here = self.alignment()
@@ -429,12 +502,20 @@ class Learner(Course):
         self._gather()
         return slopes(self.table, self.discrete, self.gradient.tensors, self.moved.tensors)
 
-    def _proposed(self, names: list[str], downhill: Mapping[str, Slope], kind: str) -> dict[str, Tensor]:
+    def _proposed(
+        self, names: list[str], downhill: Mapping[str, Slope], kind: str
+    ) -> dict[str, Tensor]:
         moved = self.moved.tensors
         if downhill:
             grams = slopes(self.table, names, moved, moved)
-            return {name: reassign(whole(grams[name]), whole(downhill[name]), self.share[kind]) for name in names}
-        return {name: assign(whole(found)) for name, found in slopes(self.table, names, self.a.tensors, moved).items()}
+            return {
+                name: reassign(whole(grams[name]), whole(downhill[name]), self.share[kind])
+                for name in names
+            }
+        return {
+            name: assign(whole(found))
+            for name, found in slopes(self.table, names, self.a.tensors, moved).items()
+        }
 
     def _flipped(self, order: Mapping[str, Tensor], here: Alignment) -> Alignment:
         still = Alignment.identity(self.table)
@@ -449,24 +530,46 @@ class Learner(Course):
         if self.optimiser and self.optimiser.state:
             for which in ("exp_avg", "exp_avg_sq"):
                 state[which] = {
-                    name: {part: self.optimiser.state[value][which][number].cpu() for part, value in self.tangents[bundle].items()}
+                    name: {
+                        part: self.optimiser.state[value][which][number].cpu()
+                        for part, value in self.tangents[bundle].items()
+                    }
                     for bundle, number, name in self._spaces()
                 }
-        record = {"start": self.first, "learned": {"losses": self.losses, "share": self.share, "turns": self.turns, "tally": self.tally.record()}}
+        record = {
+            "start": self.first,
+            "learned": {
+                "losses": self.losses,
+                "share": self.share,
+                "turns": self.turns,
+                "tally": self.tally.record(),
+            },
+        }
         return Entry(record, {"current": self.base.elements, "best": self.best.elements, **state})
 
     def restore(self, entry: Entry) -> None:
         known = entry.record["learned"]
         self.losses, self.tally = list(known["losses"]), Tally(**known["tally"])
         self.share, self.turns = dict(known["share"]), known["turns"]
-        current, self.best = (Alignment(self.table, entry.elements[which]) for which in ("current", "best"))
+        current, self.best = (
+            Alignment(self.table, entry.elements[which]) for which in ("current", "best")
+        )
         self._fold(current)
         self.counter.fill_(self.tally.steps)
         for bundle, parts in self.tangents.items() if "exp_avg" in entry.elements else ():
             for part, value in parts.items():
-                kept = {which: torch.stack([entry.elements[which][name][part] for name in bundle.names]) for which in ("exp_avg", "exp_avg_sq")}
+                kept = {
+                    which: torch.stack([entry.elements[which][name][part] for name in bundle.names])
+                    for which in ("exp_avg", "exp_avg_sq")
+                }
                 assert self.optimiser
-                self.optimiser.state[value] = {name: kept.to(self.device) for name, kept in {"step": torch.tensor(float(self.tally.steps)), **kept}.items()}
+                self.optimiser.state[value] = {
+                    name: kept.to(self.device)
+                    for name, kept in {
+                        "step": torch.tensor(float(self.tally.steps)),
+                        **kept,
+                    }.items()
+                }
 
 
 def schedule(step: int, steps: int) -> float:
@@ -487,7 +590,9 @@ def reassign(gram: Tensor, downhill: Tensor, share: float) -> Tensor:
     ratio = torch.where(gained > 0, apart.clamp_min(0) / gained, torch.inf)
     nearest = ratio.flatten(0, -2).amin(-1).sort().values
     at = min(len(nearest) - 1, max(1, math.ceil(share * len(nearest))))
-    length = nearest[at] * 1.01  # past the last of them: at that very length it is a tie, and rounding would decide
+    length = (
+        nearest[at] * 1.01
+    )  # past the last of them: at that very length it is a tie, and rounding would decide
     if not bool(length.isfinite()):
         return torch.arange(n).expand(gram.shape[:-1]).clone()
     return assign(gram - length * downhill)
@@ -500,7 +605,9 @@ def quick_products(device: torch.device) -> Iterator[None]:
         yield
         return
     matmul = torch.backends.cuda.matmul
-    kept = getattr(matmul, "fp32_precision", None)  # torch 2.9 and newer have both settings, and refuse to run where they disagree: the older one sets both
+    kept = getattr(
+        matmul, "fp32_precision", None
+    )  # torch 2.9 and newer have both settings, and refuse to run where they disagree: the older one sets both
     before = matmul.allow_tf32 if kept is None else kept == "tf32"
     matmul.allow_tf32 = True
     try:
@@ -518,7 +625,11 @@ class _Recorded:
         self.step, self.graphs, self.side, self.waited = step, {}, torch.cuda.Stream(), set[Any]()
 
     def __call__(self, lessons: tuple[Lesson, ...]) -> None:
-        key = tuple((name, tuple(tensor.shape)) for lesson in lessons for name, tensor in _flat(lesson).items())
+        key = tuple(
+            (name, tuple(tensor.shape))
+            for lesson in lessons
+            for name, tensor in _flat(lesson).items()
+        )
         if key in self.graphs:
             self._replay(key, lessons)
             return
@@ -533,12 +644,20 @@ class _Recorded:
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         torch.cuda.current_stream().wait_stream(self.side)
-        waits = [f"{one.filename}:{one.lineno}" for one in told if "synchronizing" in str(one.message)]
-        if waits and key not in self.waited:  # what is made once and kept may have been: the next step tells
+        waits = [
+            f"{one.filename}:{one.lineno}" for one in told if "synchronizing" in str(one.message)
+        ]
+        if (
+            waits and key not in self.waited
+        ):  # what is made once and kept may have been: the next step tells
             self.waited.add(key)
             return
         if waits:
-            warnings.warn(f"steps wait for the GPU ({waits[0]}), so they are not recorded as one, and slower", SymmergeWarning, stacklevel=2)
+            warnings.warn(
+                f"steps wait for the GPU ({waits[0]}), so they are not recorded as one, and slower",
+                SymmergeWarning,
+                stacklevel=2,
+            )
         self.graphs[key] = None if waits else self._record(lessons)
 
     def _replay(self, key: Any, lessons: tuple[Lesson, ...]) -> None:
@@ -551,9 +670,14 @@ class _Recorded:
                 _flat(still)[name].copy_(tensor)
         graph.replay()
 
-    def _record(self, lessons: tuple[Lesson, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Lesson, ...]]:
+    def _record(
+        self, lessons: tuple[Lesson, ...]
+    ) -> tuple[torch.cuda.CUDAGraph, tuple[Lesson, ...]]:
         inputs = tuple(
-            Lesson({name: tensor.clone() for name, tensor in lesson.inputs.items()}, *(None if part is None else part.clone() for part in lesson[1:]))
+            Lesson(
+                {name: tensor.clone() for name, tensor in lesson.inputs.items()},
+                *(None if part is None else part.clone() for part in lesson[1:]),
+            )
             for lesson in lessons
         )
         graph = torch.cuda.CUDAGraph()
@@ -564,11 +688,17 @@ class _Recorded:
 
 def _flat(lesson: Lesson) -> dict[str, Tensor]:
     others = {"places": lesson.places, "weights": lesson.weights, "wanted": lesson.wanted}
-    return {**lesson.inputs, **{f"/{name}": tensor for name, tensor in others.items() if tensor is not None}}
+    return {
+        **lesson.inputs,
+        **{f"/{name}": tensor for name, tensor in others.items() if tensor is not None},
+    }
 
 
 def _zeros(bundle: Bundle, device: torch.device) -> dict[str, nn.Parameter]:
-    shapes = {part: (len(bundle.names), *bundle.batch, *shape) for part, shape in bundle.group.tangent().items()}
+    shapes = {
+        part: (len(bundle.names), *bundle.batch, *shape)
+        for part, shape in bundle.group.tangent().items()
+    }
     return {part: nn.Parameter(torch.zeros(shape, device=device)) for part, shape in shapes.items()}
 
 
@@ -578,4 +708,7 @@ def _copy(into: list[Tensor], found: list[Tensor]) -> None:
 
 
 def _still(bundle: Bundle, device: torch.device) -> dict[str, Tensor]:
-    return {part: value.to(device) for part, value in bundle.group.origin((len(bundle.names), *bundle.batch)).items()}
+    return {
+        part: value.to(device)
+        for part, value in bundle.group.origin((len(bundle.names), *bundle.batch)).items()
+    }

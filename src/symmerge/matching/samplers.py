@@ -11,10 +11,17 @@ from torch import Tensor
 
 from symmerge.errors import MismatchError
 
-NAMED = {"narrow": "uniform:0.4,0.6", "fixed": "fixed:0.5", "wide": "uniform:0,1", "normal": "normal:0.5,0.1"}
+NAMED = {
+    "narrow": "uniform:0.4,0.6",
+    "fixed": "fixed:0.5",
+    "wide": "uniform:0,1",
+    "normal": "normal:0.5,0.1",
+}
 """The four that have been published, under short names."""
 FORMS = {"fixed": 1, "uniform": 2, "normal": 2, "beta": 2}  # how many numbers each takes
-DIRICHLET = 10.0  # for many models; 0.1 is published, and the mean of all is worse for it (docs/log.md)
+DIRICHLET = (
+    10.0  # for many models; 0.1 is published, and the mean of all is worse for it (docs/log.md)
+)
 HELP = f"{', '.join(NAMED)}, or one of your own: fixed:0.5, uniform:0.3,0.7, normal:0.5,0.1 (mean, deviation; clipped), beta:2,2"
 
 
@@ -28,9 +35,13 @@ class Sampler:
     def __post_init__(self) -> None:
         form, numbers = self._parsed()
         low, high = (1e-3, 1e3) if form == "beta" else (0.0, 1.0)
-        wrong = not all(low <= number <= high for number in numbers) or (form == "uniform" and numbers[0] > numbers[1])
+        wrong = not all(low <= number <= high for number in numbers) or (
+            form == "uniform" and numbers[0] > numbers[1]
+        )
         if wrong:
-            raise MismatchError(f"sampler {self.name}: shares of B lie between 0 and 1, the numbers of a beta between 0.001 and 1000; {HELP}")
+            raise MismatchError(
+                f"sampler {self.name}: shares of B lie between 0 and 1, the numbers of a beta between 0.001 and 1000; {HELP}"
+            )
 
     def _parsed(self) -> tuple[str, list[float]]:
         form, _, given = NAMED.get(self.name, self.name).partition(":")
@@ -48,9 +59,18 @@ class Sampler:
         if form == "fixed":
             return numbers[0]
         if form == "uniform":
-            return numbers[0] + (numbers[1] - numbers[0]) * float(torch.rand((), generator=generator, dtype=torch.float64))
+            return numbers[0] + (numbers[1] - numbers[0]) * float(
+                torch.rand((), generator=generator, dtype=torch.float64)
+            )
         if form == "normal":
-            return min(1.0, max(0.0, numbers[0] + numbers[1] * float(torch.randn((), generator=generator, dtype=torch.float64))))
+            return min(
+                1.0,
+                max(
+                    0.0,
+                    numbers[0]
+                    + numbers[1] * float(torch.randn((), generator=generator, dtype=torch.float64)),
+                ),
+            )
         return float(_dirichlet(numbers, generator)[0])
 
 
@@ -63,7 +83,9 @@ class Shares:
 
     def __post_init__(self) -> None:
         if not 1e-3 <= self.concentration <= 1e6:
-            raise MismatchError(f"concentration {self.concentration:g}: give a number between 0.001 and a million; {DIRICHLET:g} is usual")
+            raise MismatchError(
+                f"concentration {self.concentration:g}: give a number between 0.001 and a million; {DIRICHLET:g} is usual"
+            )
 
     def draw(self, generator: torch.Generator, count: int) -> Tensor:
         """One weight per model; they sum to one."""

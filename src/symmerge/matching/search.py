@@ -11,23 +11,25 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from symmerge.alignment import Alignment, apply
-from symmerge.correlations import correlations
 from symmerge.errors import MismatchError
 from symmerge.matching.base import Solution
 from symmerge.matching.evidence import Evidence, Weighting
 from symmerge.matching.heads import HeadOptions
-from symmerge.matching.journal import Elements, Entry, Journal
+from symmerge.matching.resume import Elements, Entry, Journal
 from symmerge.matching.sweeps import Sweeps
-from symmerge.merge import merge
-from symmerge.model import Model
-from symmerge.probe import Probe
-from symmerge.statistics import Statistics
-from symmerge.verify import full_module
+from symmerge.models.alignment import Alignment, apply
+from symmerge.models.interpolation import interpolate
+from symmerge.models.model import Model
+from symmerge.observation.correlations import correlations
+from symmerge.observation.probe import Probe
+from symmerge.observation.statistics import Statistics
+from symmerge.verification.gate import full_module
 
 Report = Callable[[str], None]
 Moves = Mapping[str, tuple[Any, ...]]
-START = Weighting(norm=0.5, frequency=0.75, stream=1.0, heads=1.0, units=1.0)  # where something flows through both models
+START = Weighting(
+    norm=0.5, frequency=0.75, stream=1.0, heads=1.0, units=1.0
+)  # where something flows through both models
 LARGE = 50_000_000  # parameters: beyond, one try takes as long as all others do below
 
 
@@ -75,13 +77,25 @@ class Matching(ABC):
         """How many weightings may be tried for a model of this size."""
         return self.tries or (1 if a.parameters > LARGE else 100)
 
-    def solve(self, a: Model, b: Model, *, probe: Probe | None = None, report: Report | None = None, journal: Journal | None = None) -> Solution:
+    def solve(
+        self,
+        a: Model,
+        b: Model,
+        *,
+        probe: Probe | None = None,
+        report: Report | None = None,
+        journal: Journal | None = None,
+    ) -> Solution:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. `probe` stands for one that would be made of both. Ctrl-C returns the best so far."""
         if a.spec.fingerprint != b.spec.fingerprint:
-            raise MismatchError(f"{a.where} and {b.where} cannot be aligned; they differ in: {'; '.join(a.spec.differences(b.spec))}")
+            raise MismatchError(
+                f"{a.where} and {b.where} cannot be aligned; they differ in: {'; '.join(a.spec.differences(b.spec))}"
+            )
         size = a.spec.sizes.get("vocabulary")
         if self.token_counts is not None and len(self.token_counts) != size:
-            raise MismatchError(f"{len(self.token_counts)} token counts, but {a.where} has {size or 'no'} tokens: give one count per token")
+            raise MismatchError(
+                f"{len(self.token_counts)} token counts, but {a.where} has {size or 'no'} tokens: give one count per token"
+            )
         began = time.perf_counter()
         search = _Search(self, a, b, probe, report or (lambda line: None), journal)
         interrupted = False
@@ -110,7 +124,10 @@ class Matching(ABC):
         """The options, for solution.json."""
         counts = None if self.token_counts is None else int((self.token_counts > 0).sum())
         plain = {name: value for name, value in self._options().items() if name != "token_counts"}
-        return plain | {"dtype": str(self.dtype).removeprefix("torch."), "tokens_that_occur": counts}
+        return plain | {
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "tokens_that_occur": counts,
+        }
 
     def _options(self) -> dict[str, Any]:
         return asdict(replace(self, token_counts=None))
@@ -133,8 +150,23 @@ class _Try:
 class _Search:
     """Try weightings and starts, keep the best, and write down each step so that it can be taken up again."""
 
-    def __init__(self, options: Matching, a: Model, b: Model, probe: Probe | None, report: Report, journal: Journal | None) -> None:
-        self.options, self.a, self.b, self.probe, self.report, self.journal = options, a, b, probe, report, journal
+    def __init__(
+        self,
+        options: Matching,
+        a: Model,
+        b: Model,
+        probe: Probe | None,
+        report: Report,
+        journal: Journal | None,
+    ) -> None:
+        self.options, self.a, self.b, self.probe, self.report, self.journal = (
+            options,
+            a,
+            b,
+            probe,
+            report,
+            journal,
+        )
         self.best: _Try | None = None
         self.running: _Try | None = None
         self.tried: list[dict[str, Any]] = []
@@ -164,11 +196,15 @@ class _Search:
             first = replace(first, all_layers=not determined)
         yield first, 0
         if not (self.probe and self.probe.scored):
-            yield from ((first, start) for start in range(1, 1 if determined else self.options.starts))
+            yield from (
+                (first, start) for start in range(1, 1 if determined else self.options.starts)
+            )
             return
         seen = {first}
         for name, values in self.options.moves.items():
-            for value in values if self.probe.frequencies is not None or name != "frequency" else ():
+            for value in (
+                values if self.probe.frequencies is not None or name != "frequency" else ()
+            ):
                 assert self.best
                 candidate = replace(self.best.weighting, **{name: value})
                 if candidate not in seen and len(seen) < self.options.most_tries(self.a):
@@ -193,7 +229,9 @@ class _Search:
         better = self.best is None or found.score < self.best.score
         self.best = found if better else self.best
         shown = words(asdict(weighting))
-        self.report(f"try {len(self.tried)} ({shown}): score {found.score:.4f}{', the best so far' if better and len(self.tried) > 1 else ''}")
+        self.report(
+            f"try {len(self.tried)} ({shown}): score {found.score:.4f}{', the best so far' if better and len(self.tried) > 1 else ''}"
+        )
         self.running = None
         self._write()
 
@@ -201,7 +239,16 @@ class _Search:
         """From the journal; only the best try's elements were kept, and no other's are needed."""
         kept = self._old.elements.get("best", {})
         alignment = Alignment(self.a.spec, kept)
-        return _Try(weighting, known["score"], alignment, known["objective"], known["changes"], known["converged"], known["by_space"], known["distance"])
+        return _Try(
+            weighting,
+            known["score"],
+            alignment,
+            known["objective"],
+            known["changes"],
+            known["converged"],
+            known["by_space"],
+            known["distance"],
+        )
 
     def _solve(self, weighting: Weighting, start: int, key: Mapping[str, Any]) -> _Try:
         options = self.options
@@ -211,38 +258,92 @@ class _Search:
         if (old := self._old.record.get("running")) and old["key"] == key:
             sweeps.restore(self._old.elements.get("running", {}), old["objective"], old["changes"])
         try:
-            while len(sweeps.objective) < options.max_sweeps and not sweeps.settled(options.tolerance):
+            while len(sweeps.objective) < options.max_sweeps and not sweeps.settled(
+                options.tolerance
+            ):
                 sweeps.sweep()
-                self.report(f"sweep {len(sweeps.objective)}: objective {sweeps.objective[-1]:.4f}, {sweeps.changes[-1]} spaces changed")
+                self.report(
+                    f"sweep {len(sweeps.objective)}: objective {sweeps.objective[-1]:.4f}, {sweeps.changes[-1]} spaces changed"
+                )
                 if sweeps.all_layers:
-                    self._write(running={"key": key, "objective": sweeps.objective, "changes": sweeps.changes}, elements=sweeps.elements)
+                    self._write(
+                        running={
+                            "key": key,
+                            "objective": sweeps.objective,
+                            "changes": sweeps.changes,
+                        },
+                        elements=sweeps.elements,
+                    )
         except KeyboardInterrupt:
-            self.running = _Try(weighting, float("inf"), sweeps.alignment, sweeps.objective, sweeps.changes, False, {}, sweeps.distance)
+            self.running = _Try(
+                weighting,
+                float("inf"),
+                sweeps.alignment,
+                sweeps.objective,
+                sweeps.changes,
+                False,
+                {},
+                sweeps.distance,
+            )
             raise
         settled = sweeps.settled(options.tolerance)
         alignment = sweeps.alignment
-        score = self._score(alignment) if self.probe and self.probe.scored and options.most_tries(self.a) > 1 else sweeps.objective[-1]
-        return _Try(weighting, score, alignment, sweeps.objective, sweeps.changes, settled, sweeps.by_space(), sweeps.distance)
+        score = (
+            self._score(alignment)
+            if self.probe and self.probe.scored and options.most_tries(self.a) > 1
+            else sweeps.objective[-1]
+        )
+        return _Try(
+            weighting,
+            score,
+            alignment,
+            sweeps.objective,
+            sweeps.changes,
+            settled,
+            sweeps.by_space(),
+            sweeps.distance,
+        )
 
     def _evidence(self, weighting: Weighting) -> Evidence:
         counts = self.options.token_counts
-        frequencies = counts if counts is not None else self.probe.frequencies if self.probe else None
+        frequencies = (
+            counts if counts is not None else self.probe.frequencies if self.probe else None
+        )
         seen = self.probe.seen.activations(weighting.score) if self.probe else ()
         weights = self.a.weights, self.b.weights
-        return Evidence(self.a.spec, weights, weighting, seen, frequencies, counts is not None, self.options.device, self.options.dtype)
+        return Evidence(
+            self.a.spec,
+            weights,
+            weighting,
+            seen,
+            frequencies,
+            counts is not None,
+            self.options.device,
+            self.options.dtype,
+        )
 
     def _score(self, alignment: Alignment) -> float:
         assert self.probe
-        middle = merge(self.a, apply(alignment, self.b), self.options.share)
+        middle = interpolate(self.a, apply(alignment, self.b), self.options.share)
         return self.probe.score(full_module(middle, torch.float32).to(self.options.device))
 
-    def _write(self, running: Mapping[str, Any] | None = None, elements: Elements | None = None) -> None:
+    def _write(
+        self, running: Mapping[str, Any] | None = None, elements: Elements | None = None
+    ) -> None:
         if self.journal is None:
             return
         found = {"best": self.best.alignment.elements} if self.best else {}
-        self.journal.write(Entry({"tried": self.tried, "running": running}, found | ({"running": elements} if elements else {})))
+        self.journal.write(
+            Entry(
+                {"tried": self.tried, "running": running},
+                found | ({"running": elements} if elements else {}),
+            )
+        )
 
 
 def words(weighting: Mapping[str, Any]) -> str:
     """A weighting in one line."""
-    return ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in weighting.items())
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in weighting.items()
+    )

@@ -19,27 +19,27 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from symmerge.alignment import Alignment, apply
+from symmerge.checkpoints.weights import MemoryWeights
+from symmerge.distributed import place
 from symmerge.errors import MismatchError, SymmergeError, SymmetryError
-from symmerge.groups import Element, Group, Permutation, Trivial
-from symmerge.groups.base import Check, Gram, normal, total, uniform
-from symmerge.groups.dense import multiply
-from symmerge.groups.monomial import assign
+from symmerge.evaluation.mixture import one_table
+from symmerge.evaluation.tasks.base import Task
 from symmerge.matching.base import Solution
-from symmerge.matching.journal import Entry, Journal
+from symmerge.matching.distillation import Lesson, Lessons, Target, loss_of
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.learner import CLIP, LOOKS, MOST_HELD, Interrupted, schedule
-from symmerge.matching.lessons import Lesson, Lessons, Target, loss_of
+from symmerge.matching.resume import Entry, Journal
 from symmerge.matching.samplers import Sampler
 from symmerge.matching.search import Matching, Report
-from symmerge.mixture import one_table
-from symmerge.model import Model
-from symmerge.notation import Role
-from symmerge.processes import place
-from symmerge.spec import Space, Spec
-from symmerge.tasks.base import Task
-from symmerge.verify import full_module, verify
-from symmerge.weights import MemoryWeights
+from symmerge.models.alignment import Alignment, apply
+from symmerge.models.model import Model
+from symmerge.symmetry.groups import Element, Group, Permutation, Trivial
+from symmerge.symmetry.groups.base import Check, Gram, normal, total, uniform
+from symmerge.symmetry.groups.dense import multiply
+from symmerge.symmetry.groups.monomial import assign
+from symmerge.symmetry.notation import Role
+from symmerge.symmetry.spec import Space, Spec
+from symmerge.verification.gate import full_module, verify
 
 SINKHORN = 20
 LEAST = 1e-9  # of an entry before its logarithm: what is nothing at all could never grow
@@ -60,10 +60,16 @@ def sinkhorn(latent: Float[Tensor, "*batch n n"], times: int) -> Float[Tensor, "
     return latent.exp()
 
 
-def first_latent(size: int, batch: tuple[int, ...], noise: float, generator: torch.Generator) -> Float[Tensor, "*batch n n"]:
+def first_latent(
+    size: int, batch: tuple[int, ...], noise: float, generator: torch.Generator
+) -> Float[Tensor, "*batch n n"]:
     """The logarithm of the identity and some noise: where all is learned from."""
     widest = 2 * noise * math.sqrt(3) * math.sqrt(2 / (size + size))
-    return (torch.eye(size, dtype=torch.float64) + uniform(generator, (*batch, size, size), 0, widest)).clamp_min(LEAST).log()
+    return (
+        (torch.eye(size, dtype=torch.float64) + uniform(generator, (*batch, size, size), 0, widest))
+        .clamp_min(LEAST)
+        .log()
+    )
 
 
 @final
@@ -88,7 +94,9 @@ class SoftPermutation(Group):
     def inverse(self, element: Element) -> Element:
         raise SymmetryError("a soft permutation cannot be undone: harden it first")
 
-    def act(self, element: Element, x: Float[Tensor, "*batch n m"], role: Role) -> Float[Tensor, "*batch n m"]:
+    def act(
+        self, element: Element, x: Float[Tensor, "*batch n m"], role: Role
+    ) -> Float[Tensor, "*batch n m"]:
         return multiply(element[MATRIX], x)
 
     def check(self, element: Element) -> Check:
@@ -130,7 +138,9 @@ def relax(solution: Solution, b: Model) -> Model:
     """
     soft = solution.relaxed
     if soft is None:
-        raise MismatchError("this solution has no soft end: only SoftMatching finds one; apply its alignment instead")
+        raise MismatchError(
+            "this solution has no soft end: only SoftMatching finds one; apply its alignment instead"
+        )
     # Bases inside heads belong to the order of heads that mixing started from, so hardening is undone first; between permutations that is exact.
     start = hardened(soft, b.spec).inverse().compose(solution.alignment)
     moved = replace(apply(start, b), spec=soft.spec)
@@ -165,7 +175,9 @@ class SoftMatching:
     def __post_init__(self) -> None:
         self._exact()
         if self.sinkhorn < 1:
-            raise MismatchError(f"sinkhorn {self.sinkhorn}: rows and columns must be normalised at least once; {SINKHORN} is usual")
+            raise MismatchError(
+                f"sinkhorn {self.sinkhorn}: rows and columns must be normalised at least once; {SINKHORN} is usual"
+            )
         if not 0 <= self.noise < math.inf:
             raise MismatchError(f"noise {self.noise}: give 0 or a small number such as 0.01")
         if self.target not in get_args(Target):
@@ -173,34 +185,56 @@ class SoftMatching:
 
     def _exact(self) -> LearnedMatching:
         """The method whose elements stay symmetries, with the same options: what both do alike, and which options both refuse, is said there."""
-        return LearnedMatching(**{item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("sinkhorn", "noise")})
+        return LearnedMatching(
+            **{
+                item.name: getattr(self, item.name)
+                for item in fields(self)
+                if item.name not in ("sinkhorn", "noise")
+            }
+        )
 
     def record(self) -> dict[str, Any]:
         """The options, for solution.json."""
-        plain = {name: value for name, value in asdict(replace(self, data=None, start=None)).items() if name not in ("data", "start")}
+        plain = {
+            name: value
+            for name, value in asdict(replace(self, data=None, start=None)).items()
+            if name not in ("data", "start")
+        }
         exact = self._exact().record()
         return {**plain, "data": exact["data"], "start": exact["start"]}
 
     def chosen(self, table: Spec) -> list[str]:
         """The spaces that mix."""
-        found = [name for name in self._exact().chosen(table) if isinstance(table.spaces[name].group, Permutation) and table.sizes[name] > 1]
+        found = [
+            name
+            for name in self._exact().chosen(table)
+            if isinstance(table.spaces[name].group, Permutation) and table.sizes[name] > 1
+        ]
         if not found:
             raise MismatchError(
                 "nothing can mix: none of the spaces chosen is permuted without signs and scales; choose others with --spaces, or restrict some to permutations"
             )
         return found
 
-    def solve(self, a: Model, b: Model, *, report: Report | None = None, journal: Journal | None = None) -> Solution:
+    def solve(
+        self, a: Model, b: Model, *, report: Report | None = None, journal: Journal | None = None
+    ) -> Solution:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. Ctrl-C returns the best so far."""
         began = time.perf_counter()
         one_table([a, b])
         spaces = self.chosen(a.spec)
         entry = journal.read() if journal else None
         entry = entry if entry and "soft" in entry.record else None
-        if place()[0]:  # of several processes, which all do the same here, the first one speaks and keeps the journal
+        if place()[
+            0
+        ]:  # of several processes, which all do the same here, the first one speaks and keeps the journal
             report, journal = None, None
         report = report or (lambda line: None)
-        found = Solution(Alignment(a.spec, entry.elements["start"]), (), {}, (), False, 0.0) if entry else self._exact().first_solution(a, b, report, journal)
+        found = (
+            Solution(Alignment(a.spec, entry.elements["start"]), (), {}, (), False, 0.0)
+            if entry
+            else self._exact().first_solution(a, b, report, journal)
+        )
         if found.interrupted:
             return found
         run = _Run(self, a, b, found.alignment, spaces, *self._exact().lessons([a, b], report))
@@ -214,9 +248,13 @@ class SoftMatching:
             run.stopped = "interrupted"
         except Interrupted as reason:
             report(str(reason))
-        return replace(self._hardened(run, b, found, interrupted, report), seconds=time.perf_counter() - began)
+        return replace(
+            self._hardened(run, b, found, interrupted, report), seconds=time.perf_counter() - began
+        )
 
-    def _hardened(self, run: _Run, b: Model, start: Solution, interrupted: bool, report: Report) -> Solution:
+    def _hardened(
+        self, run: _Run, b: Model, start: Solution, interrupted: bool, report: Report
+    ) -> Solution:
         """The symmetry nearest to what was learned, and how far that is from it."""
         relaxed = run.relaxed()
         found = replace(
@@ -233,7 +271,12 @@ class SoftMatching:
         numbers = run.numbers(relaxed)
         numbers["end"]["function"] = verify(b, relax(found, b)).difference
         report(_told(numbers))
-        settings = {**self.record(), "chosen": start.settings.get("chosen", {}), "scored_on": "held-out inputs", "soft": numbers}
+        settings = {
+            **self.record(),
+            "chosen": start.settings.get("chosen", {}),
+            "scored_on": "held-out inputs",
+            "soft": numbers,
+        }
         return replace(found, settings=settings)
 
 
@@ -262,16 +305,38 @@ class _Run:
     B is moved exactly to where the start says; matrices mix from there, and begin at the identity.
     """
 
-    def __init__(self, options: SoftMatching, a: Model, b: Model, start: Alignment, spaces: list[str], lessons: Lessons, held: Lessons) -> None:
+    def __init__(
+        self,
+        options: SoftMatching,
+        a: Model,
+        b: Model,
+        start: Alignment,
+        spaces: list[str],
+        lessons: Lessons,
+        held: Lessons,
+    ) -> None:
         self.options, self.start, self.lessons, self.held = options, start, lessons, held
         self.table, self.sampler = soft_table(a.spec, spaces), Sampler(options.sampler)
         moved = apply(start, b)
-        self.a, self.b = ({name: model.weights[name].to(lessons.device, torch.float32) for name in a.spec.tensors} for model in (a, moved))
+        self.a, self.b = (
+            {name: model.weights[name].to(lessons.device, torch.float32) for name in a.spec.tensors}
+            for model in (a, moved)
+        )
         self.mixed = {met.piece.tensor for name in spaces for met in self.table.occurrences(name)}
-        self.judge = _Judge(full_module(replace(a, weights=MemoryWeights(self.a)), torch.float32).to(lessons.device))
+        self.judge = _Judge(
+            full_module(replace(a, weights=MemoryWeights(self.a)), torch.float32).to(lessons.device)
+        )
         generator = torch.Generator().manual_seed(options.seed)
-        first = {name: first_latent(self.table.sizes[name], self.table.batch(name), options.noise, generator) for name in spaces}
-        self.latent = {name: nn.Parameter(value.to(lessons.device, torch.float32)) for name, value in first.items()}
+        first = {
+            name: first_latent(
+                self.table.sizes[name], self.table.batch(name), options.noise, generator
+            )
+            for name in spaces
+        }
+        self.latent = {
+            name: nn.Parameter(value.to(lessons.device, torch.float32))
+            for name, value in first.items()
+        }
         self.best = self._copied()
         self.optimiser = torch.optim.Adam(self.latent.values(), lr=options.rate, betas=(0.9, 0.99))
         self.losses: list[float] = []
@@ -285,7 +350,10 @@ class _Run:
     def _weights(self, matrices: Matrices, t: float) -> dict[str, Tensor]:
         """Of the model at `t` between A and B mixed, by the names of the judge's parameters."""
         soft = Alignment(self.table, {name: {MATRIX: matrix} for name, matrix in matrices.items()})
-        moved = {name: soft.transport(name, tensor) if name in self.mixed else tensor for name, tensor in self.b.items()}
+        moved = {
+            name: soft.transport(name, tensor) if name in self.mixed else tensor
+            for name, tensor in self.b.items()
+        }
         found = {name: torch.lerp(self.a[name], tensor, t) for name, tensor in moved.items()}
         shared = {alias: found[target] for alias, target in self.table.ties.items()}
         return {f"module.{name}": tensor for name, tensor in {**found, **shared}.items()}
@@ -294,7 +362,13 @@ class _Run:
     def loss(self, matrices: Matrices, t: float) -> float:
         """On held-out inputs."""
         weights, number = self._weights(matrices, t), min(MOST_HELD, len(self.held))
-        return sum(float(functional_call(self.judge, weights, (self.held[at],))) for at in range(number)) / number
+        return (
+            sum(
+                float(functional_call(self.judge, weights, (self.held[at],)))
+                for at in range(number)
+            )
+            / number
+        )
 
     # the run
 
@@ -311,17 +385,35 @@ class _Run:
 
     def _step(self, step: int) -> None:
         # A generator of the step's own, so that a run that is taken up again draws what it would have drawn.
-        options, generator = self.options, torch.Generator().manual_seed(self.options.seed * 1_000_003 + step)
-        lesson, t = self.lessons[int(torch.randint(len(self.lessons), (), generator=generator))], self.sampler.draw(generator)
+        options, generator = (
+            self.options,
+            torch.Generator().manual_seed(self.options.seed * 1_000_003 + step),
+        )
+        lesson, t = (
+            self.lessons[int(torch.randint(len(self.lessons), (), generator=generator))],
+            self.sampler.draw(generator),
+        )
         self.optimiser.param_groups[0]["lr"] = options.rate * schedule(step, options.steps)
         self.optimiser.zero_grad()
         try:
             # Computed again on the way back: all the normalisations of all layers of thousands of units would not fit.
-            again = partial(checkpoint, sinkhorn, times=options.sinkhorn, use_reentrant=False, preserve_rng_state=False)
-            loss = functional_call(self.judge, self._weights({name: again(latent) for name, latent in self.latent.items()}, t), (lesson,))
+            again = partial(
+                checkpoint,
+                sinkhorn,
+                times=options.sinkhorn,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+            loss = functional_call(
+                self.judge,
+                self._weights({name: again(latent) for name, latent in self.latent.items()}, t),
+                (lesson,),
+            )
             loss.backward()
         except torch.cuda.OutOfMemoryError as error:
-            raise SymmergeError(f"the GPU's memory is full at step {step}: lower --batch, or learn fewer --spaces") from error
+            raise SymmergeError(
+                f"the GPU's memory is full at step {step}: lower --batch, or learn fewer --spaces"
+            ) from error
         self._finite(float(loss.detach()), "loss", step)
         nn.utils.clip_grad_norm_(self.latent.values(), CLIP)
         self.optimiser.step()
@@ -334,12 +426,17 @@ class _Run:
     @torch.no_grad()
     def _look(self, report: Report, journal: Journal | None) -> None:
         """Judge the middle on held-out inputs; keep the best."""
-        loss = self.loss({name: sinkhorn(latent, self.options.sinkhorn) for name, latent in self.latent.items()}, 0.5)
+        loss = self.loss(
+            {name: sinkhorn(latent, self.options.sinkhorn) for name, latent in self.latent.items()},
+            0.5,
+        )
         self._finite(loss, "held-out loss", self.steps)
         better = not self.losses or loss < min(self.losses)
         self.best = self._copied() if better else self.best
         self.losses.append(loss)
-        report(f"step {self.steps} of {self.options.steps}: loss of the middle {loss:.4f} on held-out inputs{', the best so far' if better else ''}")
+        report(
+            f"step {self.steps} of {self.options.steps}: loss of the middle {loss:.4f} on held-out inputs{', the best so far' if better else ''}"
+        )
         if journal:
             journal.write(self.entry())
 
@@ -347,21 +444,32 @@ class _Run:
 
     def relaxed(self) -> Alignment:
         """The best matrices, in float64: they act on B where the start has put it."""
-        found = {name: sinkhorn(latent.double().cpu(), self.options.sinkhorn) for name, latent in self.best.items()}
+        found = {
+            name: sinkhorn(latent.double().cpu(), self.options.sinkhorn)
+            for name, latent in self.best.items()
+        }
         return Alignment(self.table, {name: {MATRIX: matrix} for name, matrix in found.items()})
 
     def numbers(self, relaxed: Alignment) -> dict[str, Any]:
         """How far from permutations, and what that does to the middle and to B's end."""
         soft = {name: element[MATRIX] for name, element in relaxed.elements.items()}
         order = {name: assign(matrix) for name, matrix in soft.items()}
-        still = {name: torch.arange(index.shape[-1]).expand_as(index) for name, index in order.items()}
-        ways = {"start": {name: sharp(index) for name, index in still.items()}, "soft": soft, "hardened": {name: sharp(index) for name, index in order.items()}}
+        still = {
+            name: torch.arange(index.shape[-1]).expand_as(index) for name, index in order.items()
+        }
+        ways = {
+            "start": {name: sharp(index) for name, index in still.items()},
+            "soft": soft,
+            "hardened": {name: sharp(index) for name, index in order.items()},
+        }
         flips = sum(int((index != still[name]).sum()) for name, index in order.items())
         return {
             "spaces": len(soft),
             "softness": _mean([float((1 - matrix.amax(-1)).mean()) for matrix in soft.values()]),
             "flipped": flips / sum(index.numel() for index in order.values()),
-            "rows_off_one": max(float((matrix.sum(-1) - 1).abs().max()) for matrix in soft.values()),
+            "rows_off_one": max(
+                float((matrix.sum(-1) - 1).abs().max()) for matrix in soft.values()
+            ),
             "middle": {way: self.loss(matrices, 0.5) for way, matrices in ways.items()},
             "end": {"loss": self.loss(soft, 1.0) - self.loss(ways["start"], 1.0)},
             "steps": self.steps,
@@ -374,19 +482,32 @@ class _Run:
         """All that a run needs to go on."""
         states = {"current": self._copied(), "best": self.best}
         for which in ("exp_avg", "exp_avg_sq") if self.optimiser.state else ():
-            states[which] = {name: self.optimiser.state[value][which] for name, value in self.latent.items()}
-        elements = {which: {name: {LATENT: value.cpu()} for name, value in state.items()} for which, state in states.items()}
-        return Entry({"soft": {"losses": self.losses, "steps": self.steps}}, {"start": self.start.elements, **elements})
+            states[which] = {
+                name: self.optimiser.state[value][which] for name, value in self.latent.items()
+            }
+        elements = {
+            which: {name: {LATENT: value.cpu()} for name, value in state.items()}
+            for which, state in states.items()
+        }
+        return Entry(
+            {"soft": {"losses": self.losses, "steps": self.steps}},
+            {"start": self.start.elements, **elements},
+        )
 
     @torch.no_grad()
     def restore(self, entry: Entry) -> None:
         known, device = entry.record["soft"], self.lessons.device
         self.losses, self.steps = list(known["losses"]), known["steps"]
-        self.best = {name: element[LATENT].to(device) for name, element in entry.elements["best"].items()}
+        self.best = {
+            name: element[LATENT].to(device) for name, element in entry.elements["best"].items()
+        }
         for name, value in self.latent.items():
             value.copy_(entry.elements["current"][name][LATENT])
             if "exp_avg" in entry.elements:
-                kept = {which: entry.elements[which][name][LATENT].to(device) for which in ("exp_avg", "exp_avg_sq")}
+                kept = {
+                    which: entry.elements[which][name][LATENT].to(device)
+                    for which in ("exp_avg", "exp_avg_sq")
+                }
                 self.optimiser.state[value] = {"step": torch.tensor(float(self.steps)), **kept}
 
 

@@ -17,10 +17,16 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from symmerge.matching.search import Matching, Moves, Report
-from symmerge.model import Model
-from symmerge.probe import Probe, make_probe
+from symmerge.models.model import Model
+from symmerge.observation.probe import Probe, make_probe
 
-MOVES: Moves = {"stream": (0.0, 3.0), "norm": (1.0, 0.0), "units": (0.0, 0.3), "heads": (0.0,), "frequency": (0.5, 1.0)}
+MOVES: Moves = {
+    "stream": (0.0, 3.0),
+    "norm": (1.0, 0.0),
+    "units": (0.0, 0.3),
+    "heads": (0.0,),
+    "frequency": (0.5, 1.0),
+}
 
 
 @final
@@ -37,12 +43,22 @@ class WeightMatching(Matching):
     def probe(self, a: Model, b: Model, report: Report) -> Probe | None:
         if not self.own_text:
             return None
-        found = make_probe([a, b], scored=self.most_tries(a) > 1, seed=self.seed, device=self.device)
-        report("the parents wrote text of their own" if found else "no text of their own (not language models, or too large): weights alone")
+        found = make_probe(
+            [a, b], scored=self.most_tries(a) > 1, seed=self.seed, device=self.device
+        )
+        report(
+            "the parents wrote text of their own"
+            if found
+            else "no text of their own (not language models, or too large): weights alone"
+        )
         return found
 
     def probe_of_many(self, models: Sequence[Model], text: Tensor | None = None) -> Probe | None:
-        return make_probe(models, text=text, seed=self.seed, device=self.device) if self.own_text and self.most_tries(models[0]) > 1 else None
+        return (
+            make_probe(models, text=text, seed=self.seed, device=self.device)
+            if self.own_text and self.most_tries(models[0]) > 1
+            else None
+        )
 
     @property
     def moves(self) -> Moves:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from symmerge.report.structure import structure
+from symmerge.models.structure import structure
 
 if TYPE_CHECKING:
     from symmerge.report.page import curve_svg, report, simplex_svgs

@@ -33,7 +33,10 @@ SERIES = tuple(light for name, (light, _) in PALETTE.items() if name.startswith(
 # Images cannot follow the page: from transparent to a colour that stands out on white and on black.
 _BLUE, _ORANGE = (0.11, 0.5, 0.85), (0.9, 0.42, 0.05)
 RISING = LinearSegmentedColormap.from_list("rising", [(*_BLUE, 0.0), (*_BLUE, 1.0)])
-SIGNED = LinearSegmentedColormap.from_list("signed", [(0.0, (*_ORANGE, 1.0)), (0.5, (*_ORANGE, 0.0)), (0.5, (*_BLUE, 0.0)), (1.0, (*_BLUE, 1.0))])
+SIGNED = LinearSegmentedColormap.from_list(
+    "signed",
+    [(0.0, (*_ORANGE, 1.0)), (0.5, (*_ORANGE, 0.0)), (0.5, (*_BLUE, 0.0)), (1.0, (*_BLUE, 1.0))],
+)
 
 STYLE = {
     "svg.fonttype": "none",  # text stays text: it scales, can be searched, and needs no font file
@@ -56,10 +59,18 @@ STYLE = {
     "xtick.color": MUTED,
     "ytick.color": MUTED,
 }
-NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # the same results give the same bytes
+NO_METADATA = dict.fromkeys(
+    ("Creator", "Date", "Format", "Type")
+)  # the same results give the same bytes
 
 
-def draw(name: str, title: str, description: str, size: tuple[float, float], paint: Callable[[Figure], Mapping[str, float] | None]) -> str:
+def draw(
+    name: str,
+    title: str,
+    description: str,
+    size: tuple[float, float],
+    paint: Callable[[Figure], Mapping[str, float] | None],
+) -> str:
     """SVG text of what `paint` puts on a figure of `size` inches; `name` makes its ids unique in a page.
 
     What `paint` returns becomes data attributes, for scripts.
@@ -77,7 +88,9 @@ def _dress(text: str, name: str, title: str, description: str, data: Mapping[str
     text = text[text.index("<svg") :].strip()
     text = re.sub(r'style="[^"]*"', lambda found: _by_name(found[0]), text)
     text = re.sub(r'( id="| xlink:href="#|url\(#)(?=[A-Za-z])', rf"\g<1>{name}-", text)
-    text = text.replace(f'id="{name}-cursor"', f'id="{name}-cursor" visibility="hidden"')  # until a script moves it
+    text = text.replace(
+        f'id="{name}-cursor"', f'id="{name}-cursor" visibility="hidden"'
+    )  # until a script moves it
     extra = "".join(f' data-{key}="{value:.2f}"' for key, value in data.items())
     head = f'<svg role="img" aria-labelledby="{name}-title {name}-desc"{extra}'
     text = text.replace("<svg", head, 1)
@@ -94,7 +107,10 @@ def _by_name(style_attribute: str) -> str:
 
 def palette_css() -> str:
     """The palette as custom properties, for light and for dark."""
-    light, dark = ("".join(f"--{name}: {pair[at]}; " for name, pair in PALETTE.items()).strip() for at in (0, 1))
+    light, dark = (
+        "".join(f"--{name}: {pair[at]}; " for name, pair in PALETTE.items()).strip()
+        for at in (0, 1)
+    )
     return f":root {{ color-scheme: light dark; {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from matplotlib.figure import Figure as Drawing
 
+from symmerge.report.blocks import Figure, Part
 from symmerge.report.drawing import SERIES, draw
 from symmerge.report.figures import MARKERS, legend, paint_line, scale, size_of
-from symmerge.report.parts import Figure, Part
+from symmerge.report.phrases import estimate, short
 from symmerge.report.results import Estimate, number
 from symmerge.report.tables import Table
-from symmerge.report.words import estimate, short
 
 Entry = Mapping[str, Any]
 ACROSS, MORE = 2, 2.4  # panels beside one another, and inches for each further row of them
@@ -29,7 +29,9 @@ def summary(record: Mapping[str, Any]) -> str:
     entries = [entry for table in record["tables"] for entry in table["entries"]]
     known = [entry for entry in entries if entry["values"] and entry["published"] is not None]
     cells = {key for entry in entries for key in entry["cells"]}
-    said = [f"{heading(record)} ({record['paper']}), at its {record['size']['name']} size: {len(entries)} numbers from {len(cells)} measurements."]
+    said = [
+        f"{heading(record)} ({record['paper']}), at its {record['size']['name']} size: {len(entries)} numbers from {len(cells)} measurements."
+    ]
     if known:
         below = sum(_ours(entry).mean <= entry["published"] for entry in known)
         said.append(f"{below} of {len(known)} lie at or below the published ones.")
@@ -42,22 +44,52 @@ def parts(key: str, record: Mapping[str, Any]) -> Iterator[Part]:
     """A part for every table, and what failed."""
     for at, table in enumerate(record["tables"]):
         entries = [entry for entry in table["entries"] if entry["values"]]
-        text = " ".join(filter(None, (table["about"], f"What differs from the paper: {table['differs']}" if table["differs"] else "")))
+        text = " ".join(
+            filter(
+                None,
+                (
+                    table["about"],
+                    f"What differs from the paper: {table['differs']}" if table["differs"] else "",
+                ),
+            )
+        )
         columns = dict.fromkeys(entry["column"] for entry in entries)
         drawn = [
-            _curves(f"{key}-table{at}-{number}", column, [entry for entry in entries if entry["column"] == column]) for number, column in enumerate(columns)
+            _curves(
+                f"{key}-table{at}-{number}",
+                column,
+                [entry for entry in entries if entry["column"] == column],
+            )
+            for number, column in enumerate(columns)
         ]
-        yield Part(table["title"], text, figures=tuple(filter(None, drawn)), tables=(_table(table["title"], entries),))
+        yield Part(
+            table["title"],
+            text,
+            figures=tuple(filter(None, drawn)),
+            tables=(_table(table["title"], entries),),
+        )
     if record["failed"]:
         rows = [[one["cell"], one["reason"]] for one in record["failed"]]
-        yield Part("What failed", tables=(Table.of("Cells that could not be computed", ["cell", "reason"], rows),))
-    yield Part("How it was run", facts=(*((name, str(value)) for name, value in record["size"].items()), *_given(record.get("given"))))
+        yield Part(
+            "What failed",
+            tables=(Table.of("Cells that could not be computed", ["cell", "reason"], rows),),
+        )
+    yield Part(
+        "How it was run",
+        facts=(
+            *((name, str(value)) for name, value in record["size"].items()),
+            *_given(record.get("given")),
+        ),
+    )
 
 
 def _given(given: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     """What models were given, and with which data; by their content, as names may be anything."""
     if given:
-        yield "models given", f"{given['architecture']}: {', '.join(content[:12] for content in given['models'])}"
+        yield (
+            "models given",
+            f"{given['architecture']}: {', '.join(content[:12] for content in given['models'])}",
+        )
         for part, what in (("test", "measured on"), ("train", "learned from")):
             if given[part]:
                 yield what, f"{given[part]['name']} ({given[part]['content'][:12]})"
@@ -74,15 +106,28 @@ def _table(title: str, entries: Sequence[Entry]) -> Table:
     for entry in entries:
         ours, theirs = _ours(entry), entry["published"]
         beside = [theirs, None if theirs is None else ours.mean - theirs] if published else []
-        rows.append([entry["row"], entry["column"], ours, *beside, f"{len(entry['values'])} of {len(entry['cells'])}"])
+        rows.append(
+            [
+                entry["row"],
+                entry["column"],
+                ours,
+                *beside,
+                f"{len(entry['values'])} of {len(entry['cells'])}",
+            ]
+        )
     return Table.of(title, head, rows)
 
 
 def _curves(name: str, column: str, entries: Sequence[Entry]) -> Figure | None:
     """The mean loss along the line, a line for each row that has one."""
-    drawn = {tuple(entry["cells"]): entry for entry in reversed(entries) if entry.get("curves")}  # rows of the same cells have one line, the first one's
+    drawn = {
+        tuple(entry["cells"]): entry for entry in reversed(entries) if entry.get("curves")
+    }  # rows of the same cells have one line, the first one's
     known = {
-        entry["row"]: [Estimate.of([number(value) for value in point]) for point in zip(*entry["curves"], strict=True)]
+        entry["row"]: [
+            Estimate.of([number(value) for value in point])
+            for point in zip(*entry["curves"], strict=True)
+        ]
         for entry in entries
         if drawn.get(tuple(entry["cells"])) is entry
     }
@@ -98,12 +143,25 @@ def _curves(name: str, column: str, entries: Sequence[Entry]) -> Figure | None:
     looks = dict(zip(labels, zip(cycle(SERIES), cycle(MARKERS)), strict=False))
 
     def paint(figure: Drawing) -> None:
-        drawn = figure.subplots(-(-len(panels) // ACROSS), min(len(panels), ACROSS), sharex=True, sharey=True, squeeze=False).flatten()
+        drawn = figure.subplots(
+            -(-len(panels) // ACROSS),
+            min(len(panels), ACROSS),
+            sharex=True,
+            sharey=True,
+            squeeze=False,
+        ).flatten()
         shown: set[str] = set()
         for axes, (title, lines) in zip(drawn, panels.items(), strict=False):
             axes.set_title(title, fontsize="medium")
             for label, line in lines.items():
-                paint_line(axes, [at / (len(line) - 1) for at in range(len(line))], line, f"{title} {label}", "" if label in shown else label, *looks[label])
+                paint_line(
+                    axes,
+                    [at / (len(line) - 1) for at in range(len(line))],
+                    line,
+                    f"{title} {label}",
+                    "" if label in shown else label,
+                    *looks[label],
+                )
                 shown.add(label)
         for axes in drawn[len(panels) :]:
             axes.set_visible(False)
@@ -114,8 +172,17 @@ def _curves(name: str, column: str, entries: Sequence[Entry]) -> Figure | None:
         legend(figure)
 
     width, height = size_of([*labels])
-    svg = draw(name, f"Loss along the line, {column}", " ".join(said), (width, height + MORE * (-(-len(panels) // ACROSS) - 1)), paint)
-    return Figure.of(svg, f"{column}: loss on the straight line between the models, mean over the pairs; shaded: standard error.")
+    svg = draw(
+        name,
+        f"Loss along the line, {column}",
+        " ".join(said),
+        (width, height + MORE * (-(-len(panels) // ACROSS) - 1)),
+        paint,
+    )
+    return Figure.of(
+        svg,
+        f"{column}: loss on the straight line between the models, mean over the pairs; shaded: standard error.",
+    )
 
 
 def _panels(known: Mapping[str, list[Estimate]]) -> dict[str, dict[str, list[Estimate]]]:

@@ -13,18 +13,32 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from symmerge.report.drawing import INK, MUTED, SERIES, draw
+from symmerge.report.phrases import estimate, position, short
 from symmerge.report.results import Curve, Estimate, number
-from symmerge.report.words import estimate, position, short
 
-WIDTH, HEIGHT, LINE_HEIGHT = 5.4, 3.25, 0.22  # inches: of a figure, of one without a legend, and of a line of the legend
+WIDTH, HEIGHT, LINE_HEIGHT = (
+    5.4,
+    3.25,
+    0.22,
+)  # inches: of a figure, of one without a legend, and of a line of the legend
 COLUMN = 27  # letters that fit in half the width, where the legend has two columns
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # seven markers, eight colours: no two of 56 lines look alike
+MARKERS = (
+    "o",
+    "s",
+    "^",
+    "D",
+    "v",
+    "P",
+    "X",
+)  # seven markers, eight colours: no two of 56 lines look alike
 LOG_FROM = 20.0  # times the smallest value: where a linear axis would show one line only
 
 
 def metric_curve(curve: Curve, metric: str, name: str = "curve") -> str:
     """One metric along the path: every method with its error band, the ensemble, and both parents."""
-    lines = {method.label: [point[metric].mean for point in method.points] for method in curve.methods}
+    lines = {
+        method.label: [point[metric].mean for point in method.points] for method in curve.methods
+    }
     middle = curve.middle
     said = [
         f"{label}: {short(line[0])} at model A, {short(line[middle])} at t = {position(curve.t[middle])}, {short(line[-1])} at model B."
@@ -33,36 +47,102 @@ def metric_curve(curve: Curve, metric: str, name: str = "curve") -> str:
     if curve.ensemble:
         said.append(f"Ensemble of both: {short(curve.ensemble[metric].mean)}.")
     size = size_of([*lines, "line between A and B", "ensemble of both"])
-    return draw(name, f"{metric} along the path from model A to model B", " ".join(said), size, lambda figure: _paint_curve(figure, curve, metric))
+    return draw(
+        name,
+        f"{metric} along the path from model A to model B",
+        " ".join(said),
+        size,
+        lambda figure: _paint_curve(figure, curve, metric),
+    )
 
 
 def _paint_curve(figure: Figure, curve: Curve, metric: str) -> Mapping[str, float]:
     axes = figure.add_subplot(xlabel="t: share of model B", ylabel=metric)
     for method, colour, marker in zip(curve.methods, cycle(SERIES), cycle(MARKERS)):
-        paint_line(axes, curve.t, [point[metric] for point in method.points], method.name, method.label, colour, marker)
+        paint_line(
+            axes,
+            curve.t,
+            [point[metric] for point in method.points],
+            method.name,
+            method.label,
+            colour,
+            marker,
+        )
     ends = [curve.methods[0].points[at][metric].mean for at in (0, -1)]
-    axes.plot(curve.t[:: len(curve.t) - 1], ends, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), label="line between A and B")
+    axes.plot(
+        curve.t[:: len(curve.t) - 1],
+        ends,
+        color=MUTED,
+        linewidth=0.9,
+        linestyle=(0, (1, 2)),
+        label="line between A and B",
+    )
     if curve.ensemble and isfinite(curve.ensemble[metric].mean):
-        axes.axhline(curve.ensemble[metric].mean, color=INK, linewidth=1.1, linestyle=(0, (6, 3)), label="ensemble of both")
-    for t, value, letter, offset in zip((curve.t[0], curve.t[-1]), ends, "AB", (-12, 12), strict=True):
+        axes.axhline(
+            curve.ensemble[metric].mean,
+            color=INK,
+            linewidth=1.1,
+            linestyle=(0, (6, 3)),
+            label="ensemble of both",
+        )
+    for t, value, letter, offset in zip(
+        (curve.t[0], curve.t[-1]), ends, "AB", (-12, 12), strict=True
+    ):
         if isfinite(value):
-            axes.plot(t, value, marker="o", markersize=8, markerfacecolor="none", markeredgecolor=INK, clip_on=False)
-            axes.annotate(letter, (t, value), (offset, 0), textcoords="offset points", ha="center", va="center", fontweight="bold")
+            axes.plot(
+                t,
+                value,
+                marker="o",
+                markersize=8,
+                markerfacecolor="none",
+                markeredgecolor=INK,
+                clip_on=False,
+            )
+            axes.annotate(
+                letter,
+                (t, value),
+                (offset, 0),
+                textcoords="offset points",
+                ha="center",
+                va="center",
+                fontweight="bold",
+            )
     axes.set_xlim(curve.t[0] - 0.08, curve.t[-1] + 0.08)
     scale(axes, [point[metric].mean for method in curve.methods for point in method.points])
     axes.axvline(curve.t[0], color=INK, linewidth=0.9).set_gid("cursor")
     legend(figure)
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # what was laid out stays there, so that the cursor of the page meets the points
+    figure.set_layout_engine(
+        "none"
+    )  # what was laid out stays there, so that the cursor of the page meets the points
     (left, _), (right, _) = (axes.transData.transform((t, axes.get_ylim()[0])) for t in (0.0, 1.0))
     return {"start": float(left), "length": float(right - left)}
 
 
-def paint_line(axes: Axes, x: Sequence[float], values: Sequence[Estimate], name: str, label: str, colour: str, marker: str) -> None:
-    axes.plot(x, [value.mean for value in values], color=colour, marker=marker, markersize=3.5, label=_wrapped(label))
+def paint_line(
+    axes: Axes,
+    x: Sequence[float],
+    values: Sequence[Estimate],
+    name: str,
+    label: str,
+    colour: str,
+    marker: str,
+) -> None:
+    axes.plot(
+        x,
+        [value.mean for value in values],
+        color=colour,
+        marker=marker,
+        markersize=3.5,
+        label=_wrapped(label),
+    )
     if values[0].error is not None:
-        low, high = ([value.mean + side * (value.error or 0.0) for value in values] for side in (-1, 1))
-        axes.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0).set_gid(f"band-{name}")
+        low, high = (
+            [value.mean + side * (value.error or 0.0) for value in values] for side in (-1, 1)
+        )
+        axes.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0).set_gid(
+            f"band-{name}"
+        )
 
 
 def legend(figure: Figure) -> None:
@@ -93,8 +173,17 @@ def scale(axes: Axes, values: Sequence[float]) -> None:
 def layer_correlation(correlations: Mapping[str, Any], name: str = "layers") -> str:
     """How well the features of each layer correlate with the other model's, before and after alignment."""
     spaces = sorted({row["space"] for row in correlations["layers"]})
-    rows = {space: sorted((row for row in correlations["layers"] if row["space"] == space), key=lambda row: row["layer"]) for space in spaces}
-    said = [f"{space}: mean {_mean(rows[space], 'before')} before, {_mean(rows[space], 'after')} after alignment." for space in spaces]
+    rows = {
+        space: sorted(
+            (row for row in correlations["layers"] if row["space"] == space),
+            key=lambda row: row["layer"],
+        )
+        for space in spaces
+    }
+    said = [
+        f"{space}: mean {_mean(rows[space], 'before')} before, {_mean(rows[space], 'after')} after alignment."
+        for space in spaces
+    ]
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot(xlabel="layer", ylabel="mean correlation")
@@ -115,7 +204,13 @@ def layer_correlation(correlations: Mapping[str, Any], name: str = "layers") -> 
         legend(figure)
 
     size = size_of([f"{space}, before" for space in spaces for _ in range(2)])
-    return draw(name, "Feature correlation per layer, before and after alignment", " ".join(said), size, paint)
+    return draw(
+        name,
+        "Feature correlation per layer, before and after alignment",
+        " ".join(said),
+        size,
+        paint,
+    )
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> str:
@@ -125,10 +220,18 @@ def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> str:
 def amount(record: Mapping[str, Any], name: str = "amount") -> str:
     """The barrier against the amount of data a match has seen, with its error band; a method that needs no data is level."""
     methods = record["methods"]
-    lines = [[Estimate.of([number(value) for value in point["barriers"]]) for point in method["points"]] for method in methods]
+    lines = [
+        [Estimate.of([number(value) for value in point["barriers"]]) for point in method["points"]]
+        for method in methods
+    ]
     labels = [method["label"] for method in methods]
-    seen = sorted({float(point["samples"]) for method in methods for point in method["points"]} - {0})
-    said = [f"{label}: {estimate(line[0])} with the least data, {estimate(line[-1])} with the most." for label, line in zip(labels, lines, strict=True)]
+    seen = sorted(
+        {float(point["samples"]) for method in methods for point in method["points"]} - {0}
+    )
+    said = [
+        f"{label}: {estimate(line[0])} with the least data, {estimate(line[-1])} with the most."
+        for label, line in zip(labels, lines, strict=True)
+    ]
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot(xlabel=f"{record['unit']} (log scale)", ylabel="barrier")
@@ -148,29 +251,58 @@ def together(record: Mapping[str, Any], name: str = "together") -> str:
     """The barrier of the mean of more and more models, a line for each method."""
     methods = record["methods"]
     counts = [mean["count"] for mean in methods[0]["means"]]
-    lines = {method["label"]: [number(mean["barrier"]) for mean in method["means"]] for method in methods}
-    said = [f"{label}: {short(line[0])} with {counts[0]} models, {short(line[-1])} with {counts[-1]}." for label, line in lines.items()]
+    lines = {
+        method["label"]: [number(mean["barrier"]) for mean in method["means"]] for method in methods
+    }
+    said = [
+        f"{label}: {short(line[0])} with {counts[0]} models, {short(line[-1])} with {counts[-1]}."
+        for label, line in lines.items()
+    ]
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot(xlabel="models merged", ylabel="barrier")
         for (label, line), colour, marker in zip(lines.items(), cycle(SERIES), cycle(MARKERS)):
-            axes.plot(counts, line, color=colour, marker=marker, markersize=3.5, label=_wrapped(label))
+            axes.plot(
+                counts, line, color=colour, marker=marker, markersize=3.5, label=_wrapped(label)
+            )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         scale(axes, [value for line in lines.values() for value in line])
         legend(figure)
 
-    return draw(name, "Barrier against the number of models merged", " ".join(said), size_of([*lines]), paint)
+    return draw(
+        name,
+        "Barrier against the number of models merged",
+        " ".join(said),
+        size_of([*lines]),
+        paint,
+    )
 
 
-def objective(label: str, runs: Sequence[Sequence[float]], name: str = "objective", *, each: str = "sweep", what: str = "objective") -> str:
+def objective(
+    label: str,
+    runs: Sequence[Sequence[float]],
+    name: str = "objective",
+    *,
+    each: str = "sweep",
+    what: str = "objective",
+) -> str:
     """What a solver brought down, sweep by sweep; one line for each pair."""
     first = runs[0]
-    said = f"{len(first)} {each}s, from {short(first[0])} to {short(first[-1])}" + (f"; the first of {len(runs)} pairs." if len(runs) > 1 else ".")
+    said = f"{len(first)} {each}s, from {short(first[0])} to {short(first[-1])}" + (
+        f"; the first of {len(runs)} pairs." if len(runs) > 1 else "."
+    )
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot(xlabel=each, ylabel=what)
         for run in runs:
-            axes.plot(range(1, len(run) + 1), run, color=SERIES[1], marker="o", markersize=3.5, alpha=max(0.3, 1 / len(runs)))
+            axes.plot(
+                range(1, len(run) + 1),
+                run,
+                color=SERIES[1],
+                marker="o",
+                markersize=3.5,
+                alpha=max(0.3, 1 / len(runs)),
+            )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     return draw(name, f"{what.capitalize()} per {each}: {label}", said, (WIDTH, 2.8), paint)

@@ -13,7 +13,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from symmerge.errors import SymmergeError
-from symmerge.report import experiment, figures, tables, together, words
+from symmerge.report import experiment, figures, tables
+from symmerge.report import phrases as words
+from symmerge.report import simplices as together
 from symmerge.report.drawing import SERIES, palette_css, standalone
 from symmerge.report.results import Curve, as_curve, read_results
 from symmerge.report.sections import Section, section
@@ -27,7 +29,9 @@ def report(folder: Path, out: Path) -> Path:
     if out.suffix not in (".html", ".htm"):
         raise SymmergeError(f"{out} would be an HTML page: choose an --out that ends in .html")
     found = read_results(folder)
-    sections = [section(f"s{at}", results, named=len(found) > 1) for at, results in enumerate(found, 1)]
+    sections = [
+        section(f"s{at}", results, named=len(found) > 1) for at, results in enumerate(found, 1)
+    ]
     alone = found[0].experiment if len(found) == 1 else None
     text = _render(experiment.heading(alone) if alone else HEADING, sections)
     partial = out.with_name(f".{out.name}.partial")
@@ -38,7 +42,9 @@ def report(folder: Path, out: Path) -> Path:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise SymmergeError(f"cannot write {out}: {error.strerror}; choose another --out") from error
+        raise SymmergeError(
+            f"cannot write {out}: {error.strerror}; choose another --out"
+        ) from error
     return out
 
 
@@ -53,7 +59,13 @@ def simplex_svgs(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _render(heading: str, sections: Sequence[Section]) -> str:
-    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     script = (HERE / "page.js").read_text("utf-8")
     curves = {part.key: part.path.curve for part in sections if part.path}
     barriers = {part.name: part.barriers for part in sections if part.barriers}
@@ -78,5 +90,11 @@ def _numbers(curve: Curve) -> dict[str, Any]:
         "share": [(t - curve.t[0]) for t in curve.t],
         "metrics": list(curve.metrics),
         "methods": [method.label for method in curve.methods],
-        "values": [[[words.estimate(method.points[at][metric]) for metric in curve.metrics] for method in curve.methods] for at in range(len(curve.t))],
+        "values": [
+            [
+                [words.estimate(method.points[at][metric]) for metric in curve.metrics]
+                for method in curve.methods
+            ]
+            for at in range(len(curve.t))
+        ],
     }

@@ -11,10 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from symmerge.errors import SymmergeError
-from symmerge.estimates import mean_and_error
+from symmerge.evaluation.estimates import mean_and_error
 
 CURVE, CURVES = "symmerge.curve/1", "symmerge.curves/1"
-SIMPLEX, STRUCTURE, CORRELATIONS, AMOUNT = "symmerge.simplex/1", "symmerge.structure/1", "symmerge.correlations/1", "symmerge.amount/1"
+SIMPLEX, STRUCTURE, CORRELATIONS, AMOUNT = (
+    "symmerge.simplex/1",
+    "symmerge.structure/1",
+    "symmerge.correlations/1",
+    "symmerge.amount/1",
+)
 EXPERIMENT = "symmerge.experiment/1"
 # file -> what it may hold, what writes it
 SCHEMAS = {
@@ -37,8 +42,22 @@ WRITERS = {
     "amount.json": "what measured it (see docs/results-format.md)",
     "results.json": "symmerge experiment",
 }
-OTHERS = ("simplex.json", "solution.json", "universe.json", "structure.json", "correlations.json", "amount.json", "results.json")  # as they are
-ENOUGH = ("curve.json", "simplex.json", "solution.json", "universe.json", "results.json")  # a page needs one of them
+OTHERS = (
+    "simplex.json",
+    "solution.json",
+    "universe.json",
+    "structure.json",
+    "correlations.json",
+    "amount.json",
+    "results.json",
+)  # as they are
+ENOUGH = (
+    "curve.json",
+    "simplex.json",
+    "solution.json",
+    "universe.json",
+    "results.json",
+)  # a page needs one of them
 
 
 @dataclass(frozen=True)
@@ -104,10 +123,18 @@ class Results:
 def read_results(folder: Path) -> list[Results]:
     """The results of a folder that has one of the files that are enough, or of each of its subfolders that has one."""
     if not folder.is_dir():
-        raise SymmergeError(f"{folder} is no folder: give the one that symmerge barrier or align wrote")
-    folders = [folder] if any((folder / name).exists() for name in ENOUGH) else sorted({file.parent for name in ENOUGH for file in folder.glob(f"*/{name}")})
+        raise SymmergeError(
+            f"{folder} is no folder: give the one that symmerge barrier or align wrote"
+        )
+    folders = (
+        [folder]
+        if any((folder / name).exists() for name in ENOUGH)
+        else sorted({file.parent for name in ENOUGH for file in folder.glob(f"*/{name}")})
+    )
     if not folders:
-        raise SymmergeError(f"{folder} and its subfolders have no {', no '.join(ENOUGH)}: run symmerge barrier A B --out {folder} first")
+        raise SymmergeError(
+            f"{folder} and its subfolders have no {', no '.join(ENOUGH)}: run symmerge barrier A B --out {folder} first"
+        )
     return [_read_folder(found) for found in folders]
 
 
@@ -116,7 +143,9 @@ def _read_folder(folder: Path) -> Results:
     with whole(folder / "curve.json"):
         curve = as_curve(found["curve.json"]) if "curve.json" in found else None
     with whole(folder / "simplex.json"):
-        if "simplex.json" in found and (not found["simplex.json"]["methods"] or len(found["simplex.json"]["models"]) < 3):
+        if "simplex.json" in found and (
+            not found["simplex.json"]["methods"] or len(found["simplex.json"]["models"]) < 3
+        ):
             raise ValueError("it holds no methods, or less than three models")
     return Results(folder, curve, *(found.get(name) for name in OTHERS))
 
@@ -127,11 +156,15 @@ def read_json(file: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise SymmergeError(f"{file} cannot be read as JSON ({error}): write it again with {writer}") from error
+        raise SymmergeError(
+            f"{file} cannot be read as JSON ({error}): write it again with {writer}"
+        ) from error
     found = content.get("schema") if isinstance(content, dict) else None
     if found not in schemas:
         known = " or ".join(str(schema) for schema in schemas)
-        raise SymmergeError(f"{file} has schema {found!r}, this version reads {known}: write it again with {writer}, or update symmerge")
+        raise SymmergeError(
+            f"{file} has schema {found!r}, this version reads {known}: write it again with {writer}, or update symmerge"
+        )
     return content
 
 
@@ -141,9 +174,13 @@ def whole(file: Path) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise SymmergeError(f"{file} has no {error}: write it again with {WRITERS[file.name]}") from error
+        raise SymmergeError(
+            f"{file} has no {error}: write it again with {WRITERS[file.name]}"
+        ) from error
     except (TypeError, ValueError, AttributeError, IndexError) as error:
-        raise SymmergeError(f"{file} is not of the form it claims ({error}): write it again with {WRITERS[file.name]}") from error
+        raise SymmergeError(
+            f"{file} is not of the form it claims ({error}): write it again with {WRITERS[file.name]}"
+        ) from error
 
 
 def as_curve(record: Mapping[str, Any]) -> Curve:
@@ -160,9 +197,14 @@ def as_curve(record: Mapping[str, Any]) -> Curve:
     for pair in pairs:
         if [method["name"] for method in pair["methods"]] != names:
             raise ValueError("the pairs were merged by different methods")
-        if any(tuple(float(point["t"]) for point in method["points"]) != grid for method in pair["methods"]):
+        if any(
+            tuple(float(point["t"]) for point in method["points"]) != grid
+            for method in pair["methods"]
+        ):
             raise ValueError("the curves have different values of t")
-    methods = tuple(_method([pair["methods"][at] for pair in pairs], metrics) for at in range(len(names)))
+    methods = tuple(
+        _method([pair["methods"][at] for pair in pairs], metrics) for at in range(len(names))
+    )
     ensembles = [pair["ensemble"] for pair in pairs if pair.get("ensemble")]
     return Curve(
         task=first["task"],
@@ -180,17 +222,26 @@ def _method(runs: Sequence[Mapping[str, Any]], metrics: tuple[str, ...]) -> Meth
     return Method(
         name=str(first["name"]),
         label=str(first["label"]),
-        points=tuple(_estimates(points, metrics) for points in zip(*(run["points"] for run in runs), strict=True)),
+        points=tuple(
+            _estimates(points, metrics)
+            for points in zip(*(run["points"] for run in runs), strict=True)
+        ),
         barrier_mean=Estimate.of(barriers),
         barrier_linear=Estimate.of([number(run["barrier_linear"]) for run in runs]),
         barriers=barriers,
         settings=first.get("settings") or {},
-        objectives=tuple(tuple(map(number, run["objective"])) for run in runs if run.get("objective")),
+        objectives=tuple(
+            tuple(map(number, run["objective"])) for run in runs if run.get("objective")
+        ),
     )
 
 
-def _estimates(records: Sequence[Mapping[str, Any]], metrics: tuple[str, ...]) -> dict[str, Estimate]:
-    return {metric: Estimate.of([number(record[metric]) for record in records]) for metric in metrics}
+def _estimates(
+    records: Sequence[Mapping[str, Any]], metrics: tuple[str, ...]
+) -> dict[str, Estimate]:
+    return {
+        metric: Estimate.of([number(record[metric]) for record in records]) for metric in metrics
+    }
 
 
 def number(value: float | int | None) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from symmerge.report.phrases import estimate, position, short
 from symmerge.report.results import Curve, Estimate, number
-from symmerge.report.words import estimate, position, short
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,16 @@ class Table:
     @staticmethod
     def of(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
         """From plain values."""
-        return Table(caption, tuple(columns), tuple(tuple(Cell.of(value) for value in row) for row in rows))
+        return Table(
+            caption, tuple(columns), tuple(tuple(Cell.of(value) for value in row) for row in rows)
+        )
 
     @property
     def numeric(self) -> tuple[bool, ...]:
         """Whether a column holds numbers."""
-        return tuple(any(row[at].value is not None for row in self.rows) for at in range(len(self.columns)))
+        return tuple(
+            any(row[at].value is not None for row in self.rows) for at in range(len(self.columns))
+        )
 
 
 def as_given(value: Any) -> str:
@@ -60,17 +64,36 @@ MEAN, LINEAR = "barrier over the mean", "barrier over the line"
 def barriers(curve: Curve) -> Table:
     """Every method with both barriers and the even average's metrics; the parents and their ensemble to compare."""
     at = position(curve.t[curve.middle])
-    rows = [[method.label, method.barrier_mean, method.barrier_linear, *_metrics(curve, method.points[curve.middle])] for method in curve.methods]
+    rows = [
+        [
+            method.label,
+            method.barrier_mean,
+            method.barrier_linear,
+            *_metrics(curve, method.points[curve.middle]),
+        ]
+        for method in curve.methods
+    ]
     ends = curve.methods[0].points
-    rows += [["model A alone", None, None, *_metrics(curve, ends[0])], ["model B alone", None, None, *_metrics(curve, ends[-1])]]
+    rows += [
+        ["model A alone", None, None, *_metrics(curve, ends[0])],
+        ["model B alone", None, None, *_metrics(curve, ends[-1])],
+    ]
     if curve.ensemble:
         rows.append(["ensemble of both", None, None, *_metrics(curve, curve.ensemble)])
-    return Table.of(f"Barriers, and every metric of the model merged at t = {at}", ["method", MEAN, LINEAR, *curve.metrics], rows)
+    return Table.of(
+        f"Barriers, and every metric of the model merged at t = {at}",
+        ["method", MEAN, LINEAR, *curve.metrics],
+        rows,
+    )
 
 
 def points(curve: Curve) -> Table:
     """Every number of the curve."""
-    rows = [[Estimate(t), method.label, *_metrics(curve, point)] for method in curve.methods for t, point in zip(curve.t, method.points, strict=True)]
+    rows = [
+        [Estimate(t), method.label, *_metrics(curve, point)]
+        for method in curve.methods
+        for t, point in zip(curve.t, method.points, strict=True)
+    ]
     return Table.of("Every point of every method", ["t", "method", *curve.metrics], rows)
 
 
@@ -80,52 +103,90 @@ Row = tuple[str, Estimate, Estimate]
 
 def overview(sections: Mapping[str, Sequence[Row]]) -> Table:
     """The barriers of every section."""
-    return Table.of("Barriers of every experiment", ["experiment", "method", MEAN, LINEAR], [[title, *row] for title, rows in sections.items() for row in rows])
+    return Table.of(
+        "Barriers of every experiment",
+        ["experiment", "method", MEAN, LINEAR],
+        [[title, *row] for title, rows in sections.items() for row in rows],
+    )
 
 
 def models(curve: Curve) -> Table:
     """Which files were merged."""
     many = len(curve.pairs) > 1
     rows = [
-        [f"{at}: {letter.upper()}" if many else letter.upper(), *(pair[letter][key] for key in ("where", "architecture", "parameters", "sha256"))]
+        [
+            f"{at}: {letter.upper()}" if many else letter.upper(),
+            *(pair[letter][key] for key in ("where", "architecture", "parameters", "sha256")),
+        ]
         for at, pair in enumerate(curve.pairs, 1)
         for letter in ("a", "b")
     ]
-    return Table.of("Models", ["pair and model" if many else "model", "where", "architecture", "parameters", "sha256"], rows)
+    return Table.of(
+        "Models",
+        ["pair and model" if many else "model", "where", "architecture", "parameters", "sha256"],
+        rows,
+    )
 
 
 def settings(curve: Curve) -> Table | None:
     """How each method was set."""
-    rows = [[method.label, key, as_given(value)] for method in curve.methods for key, value in method.settings.items()]
-    return Table.of("Settings of the methods", ["method", "setting", "value"], rows) if rows else None
+    rows = [
+        [method.label, key, as_given(value)]
+        for method in curve.methods
+        for key, value in method.settings.items()
+    ]
+    return (
+        Table.of("Settings of the methods", ["method", "setting", "value"], rows) if rows else None
+    )
 
 
 def by_space(solution: Mapping[str, Any]) -> Table:
     """Where the rest of the objective lies."""
     rows = [[space, number(value)] for space, value in solution["by_space"].items()]
-    return Table.of("What is left of the objective, by space: a tensor counts for every space that it touches", ["space", "objective"], rows)
+    return Table.of(
+        "What is left of the objective, by space: a tensor counts for every space that it touches",
+        ["space", "objective"],
+        rows,
+    )
 
 
 def spaces(structure: Mapping[str, Any]) -> Table:
     """What the alignment does in every space."""
-    rows = [[space["space"], space["group"], space["kind"], space["size"], space.get("blocks", 1)] for space in structure["spaces"]]
-    return Table.of("The element found in every space", ["space", "group", "kind", "size", "blocks"], rows)
+    rows = [
+        [space["space"], space["group"], space["kind"], space["size"], space.get("blocks", 1)]
+        for space in structure["spaces"]
+    ]
+    return Table.of(
+        "The element found in every space", ["space", "group", "kind", "size", "blocks"], rows
+    )
 
 
 def correlations(results: Mapping[str, Any]) -> Table:
     """Feature correlation per layer."""
-    rows = [[row["layer"], row["space"], number(row["before"]), number(row["after"])] for row in results["layers"]]
-    return Table.of("Mean correlation of matched features", ["layer", "space", "before", "after"], rows)
+    rows = [
+        [row["layer"], row["space"], number(row["before"]), number(row["after"])]
+        for row in results["layers"]
+    ]
+    return Table.of(
+        "Mean correlation of matched features", ["layer", "space", "before", "after"], rows
+    )
 
 
 def amount(results: Mapping[str, Any]) -> Table:
     """The barrier of every method at every amount of data."""
     rows = [
-        [method["label"], point["samples"], Estimate.of([number(value) for value in point["barriers"]]), len(point["barriers"])]
+        [
+            method["label"],
+            point["samples"],
+            Estimate.of([number(value) for value in point["barriers"]]),
+            len(point["barriers"]),
+        ]
         for method in results["methods"]
         for point in method["points"]
     ]
-    return Table.of("Barrier against amount of data", ["method", results["unit"], MEAN, "pairs"], rows)
+    return Table.of(
+        "Barrier against amount of data", ["method", results["unit"], MEAN, "pairs"], rows
+    )
 
 
 def facts(curve: Curve) -> Iterator[tuple[str, str]]:
@@ -138,7 +199,11 @@ def facts(curve: Curve) -> Iterator[tuple[str, str]]:
 
 def task_facts(task: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
     """What was measured, on what."""
-    yield from (("task" if key == "name" else key, as_given(value)) for key, value in task.items() if key != "metrics")
+    yield from (
+        ("task" if key == "name" else key, as_given(value))
+        for key, value in task.items()
+        if key != "metrics"
+    )
     yield "metrics", ", ".join(metrics)
 
 

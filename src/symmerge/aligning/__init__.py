@@ -1,0 +1,1 @@
+"""The front hall: align, align_many, same (canonical forms + solver + proof)."""

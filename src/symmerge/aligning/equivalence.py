@@ -1,0 +1,50 @@
+"""Are two checkpoints the same function up to symmetry? Decided by alignment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from symmerge.aligning.pair import align
+from symmerge.matching.recipes import RECIPES
+from symmerge.models.canonical import canonicalize
+from symmerge.models.distances import distances
+from symmerge.models.model import Model
+from symmerge.verification.gate import TOLERANCE, Verdict, verify
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Whether two checkpoints are one function up to symmetry: how far their weights are apart, before and after, and the logits."""
+
+    same: bool
+    before: float
+    after: float
+    tolerance: float
+    by_space: dict[str, dict[str, float]]
+    verdict: Verdict
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def same(a: Model, b: Model, *, report: Callable[[str], None] | None = None) -> Certificate:
+    """Decide equivalence by alignment: generically, two models compute the same function exactly when a symmetry relates them."""
+    # Own text is no help here: if the models are equivalent, every weighting finds the same symmetry.
+    found = align(a, b, RECIPES["weights-only"], report=report)
+    tolerance = 10 * TOLERANCE[max((a.dtype, b.dtype), key=lambda kind: TOLERANCE[kind])]
+    verdict = verify(a, b)
+    before, after = (
+        distances(found.reference, canonicalize(b)),
+        distances(found.reference, found.aligned),
+    )
+    by_space = {space: {"before": before[space], "after": after[space]} for space in after}
+    return Certificate(
+        found.after <= tolerance and verdict.same,
+        found.before,
+        found.after,
+        tolerance,
+        by_space,
+        verdict,
+    )

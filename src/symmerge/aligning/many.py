@@ -1,0 +1,135 @@
+"""Bring many models into one basin: canonical forms, universe matching, learned refinement, and every checkpoint with proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from symmerge.aligning.pair import recipe_for
+from symmerge.checkpoints.checkpoint import new_folder, write_json
+from symmerge.errors import MismatchError
+from symmerge.matching.learned import LearnedMatching
+from symmerge.matching.recipes import Recipe, Solver
+from symmerge.matching.resume import Journal
+from symmerge.matching.search import Matching
+from symmerge.matching.universes import ROUNDS, Universe, universe
+from symmerge.models.alignment import apply
+from symmerge.models.model import Model, Progress, save
+from symmerge.models.orbit import keep
+from symmerge.verification.gate import gate
+
+
+@dataclass(frozen=True)
+class AlignedMany:
+    """All models in the coordinates of the reference, in the order given, without those that failed; and how it was found."""
+
+    models: tuple[Model, ...]
+    universe: Universe
+    recipe: Recipe
+
+    @property
+    def reference(self) -> Model:
+        return self.models[self.universe.members.index(self.universe.reference)]
+
+    def evidence(self) -> dict[str, Any]:
+        """In short, for the card of a merged model."""
+        spreads = self.universe.spreads
+        found = {
+            "recipe": self.recipe.about,
+            "reference": self.reference.where,
+            "rounds": len(spreads) - 1,
+        }
+        found |= {"spread_first": f"{spreads[0]:.3f}", "spread_last": f"{spreads[-1]:.3f}"}
+        return found | (
+            {"left_out": list(self.universe.left_out.values())} if self.universe.left_out else {}
+        )
+
+    def record(self) -> dict[str, Any]:
+        """For universe.json."""
+        return {
+            "schema": "symmerge.universe/1",
+            "recipe": self.recipe.about,
+            "models": [model.where for model in self.models],
+            **self.universe.record(),
+        }
+
+
+def align_many(
+    models: Sequence[Model],
+    matching: Solver | Recipe | None = None,
+    *,
+    reference: int | str = 0,
+    rounds: int = ROUNDS,
+    report: Callable[[str], None] | None = None,
+    journal: Journal | None = None,
+) -> AlignedMany:
+    """Find one symmetry per model that brings all together: `align_many([a, b, c])`. All stay the same functions.
+
+    `reference` is whose coordinates all take: a place in the list, or "medoid" for the one closest to all others (every pair is matched to find it).
+    """
+    chosen = recipe_for(matching)
+    if chosen.loose:
+        raise MismatchError(
+            f"this recipe is no symmetry ({chosen.about}): measure it with barrier, pair by pair"
+        )
+    if isinstance(reference, int) and not 0 <= reference < len(models):
+        raise MismatchError(
+            f"reference {reference}: there are {len(models)} models, counted from 0"
+        )
+    ready = [chosen.ready(model) for model in models]
+    first = chosen.matching
+    start = first.first_solver() if isinstance(first, LearnedMatching) else first
+    if not isinstance(start, Matching):
+        raise MismatchError(
+            "many models start from weights or activations: choose one of these with start"
+        )
+    found = universe(
+        ready, start, reference=reference, rounds=rounds, report=report, journal=journal
+    )
+    if isinstance(first, LearnedMatching) and not found.interrupted:
+        found = first.refine(
+            [ready[number].kept() for number in found.members], found, report=report
+        )
+    return AlignedMany(
+        tuple(apply(found.alignments[number], ready[number]) for number in found.members),
+        found,
+        chosen,
+    )
+
+
+def write(
+    found: AlignedMany,
+    models: Sequence[Model],
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """OUT/reference, and OUT/aligned-N for every other by its place: stock checkpoints, each verified to be the function it was, with its alignment."""
+    chosen, inputs = found.universe, tuple(model.path for model in models if model.path)
+    with new_folder(
+        out,
+        overwrite=overwrite,
+        needs_bytes=sum(model.bytes for model in found.models),
+        inputs=inputs,
+    ) as folder:
+        for number, model in zip(chosen.members, found.models, strict=True):
+            name = "reference" if number == chosen.reference else f"aligned-{number}"
+            save(
+                model,
+                folder / name,
+                progress=progress,
+                gate=gate(models[number], progress=progress),
+            )
+            if number != chosen.reference:
+                restrict = found.recipe.restricted(models[number])
+                keep(
+                    chosen.alignments[number],
+                    models[number],
+                    folder / f"alignment-{number}.safetensors",
+                    steps=found.recipe.steps,
+                    restrict=restrict,
+                )
+        write_json(folder / "universe.json", found.record())

@@ -1,0 +1,55 @@
+"""Small files of tensors with a header that says what they are: alignments, statistics, journals. Replaced whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from symmerge.errors import CheckpointError
+
+KEY = "symmerge"  # the one entry of the metadata: safetensors writes several in any order, and the same content should be the same bytes
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Write beside the place, then move there."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            partial,
+            {KEY: json.dumps(dict(header))},
+        )
+        partial.chmod(0o666 & ~_umask())  # safetensors makes its files private
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write {path}: {error}") from error
+
+
+def read_tensors(
+    path: str | Path, format: str, what: str, remedy: str
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of a file with this format; any other is refused, with what to do about it."""
+    try:
+        with safe_open(path, "pt") as file:
+            header = json.loads((file.metadata() or {}).get(KEY, "{}"))
+            # A copy: the file's bytes are mapped at addresses that are not aligned, and complex arithmetic on them crashes torch.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (safe_open is not a mapping)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path} is not {what} ({error}): {remedy}") from error
+    if not isinstance(header, dict) or header.get("format") != format:
+        raise CheckpointError(f"{path} is not {what} of this version ({format}): {remedy}")
+    return header, tensors
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

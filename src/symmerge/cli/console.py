@@ -1,0 +1,124 @@
+"""How the command line talks: tables and progress for people, plain lines for pipes, one line for errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from symmerge.errors import SymmergeError, SymmergeWarning
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def show_json(content: Any) -> None:
+    """For programs."""
+    sys.stdout.write(json.dumps(content, indent=2) + "\n")
+
+
+def show_table(title: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """A table on a terminal; tab-separated lines with a header elsewhere."""
+    rows = list(rows)
+    columns = list(rows[0]) if rows else []
+    if not out.is_terminal:
+        lines = [
+            "\t".join(columns),
+            *("\t".join(cell(row[column]) for column in columns) for row in rows),
+        ]
+        sys.stdout.write("\n".join([f"# {title}", *lines]) + "\n")
+        return
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(
+            column,
+            justify="right" if rows and isinstance(rows[0][column], int | float) else "left",
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*(cell(row[column]) for column in columns))
+    out.print(table)
+
+
+def cell(value: Any) -> str:
+    """Numbers short, nothing as nothing."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.3g}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.1e}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on a terminal's standard error; silence elsewhere."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[item]}"),
+    )
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task(what, total=total, item="")
+        yield lambda item: bar.update(task, advance=1, item=item)
+
+
+def note(line: str) -> None:
+    """What a long job is doing, on a terminal's standard error."""
+    if err.is_terminal:
+        err.print(f"[dim]{line}[/]", soft_wrap=True)
+
+
+def warn(line: str) -> None:
+    """What a user must know wherever standard error goes."""
+    err.print(f"[bold yellow]warning:[/] {_escape(line)}", soft_wrap=True)
+
+
+@contextmanager
+def friendly(interrupted: str = "interrupted: nothing was written") -> Iterator[None]:
+    """What went wrong in one line and exit code 2, warnings in one line each; an interrupt leaves nothing broken and says so."""
+    try:
+        with _warnings_shown():
+            yield
+    except SymmergeError as error:
+        err.print(f"[bold red]error:[/] {_escape(error)}", soft_wrap=True)
+        raise SystemExit(2) from error
+    except KeyboardInterrupt as error:
+        err.print(interrupted, soft_wrap=True)
+        raise SystemExit(130) from error
+    except BrokenPipeError as error:  # the reader of a pipe went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from error
+
+
+@contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """Ours as a line, others as Python shows them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", SymmergeWarning)
+        usual = warnings.showwarning
+
+        def show(
+            message: Warning | str, category: type[Warning], *others: Any, **more: Any
+        ) -> None:
+            warn(str(message)) if issubclass(category, SymmergeWarning) else usual(
+                message, category, *others, **more
+            )
+
+        warnings.showwarning = show
+        yield
+
+
+def _escape(error: Exception | str) -> str:
+    return " ".join(str(error).split()).replace("[", "\\[")

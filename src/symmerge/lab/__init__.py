@@ -1,0 +1,1 @@
+"""The laboratory: training, experiments (the papers' tables) and the demonstration."""

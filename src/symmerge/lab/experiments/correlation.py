@@ -1,0 +1,164 @@
+"""V: merging text Transformers from different initialisations by the correlation of activations. Heads, the stream, components, amount of data, features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from symmerge.lab.experiments.components import by_scale, lines, model, models, row
+from symmerge.lab.experiments.components import differs as differs_from
+from symmerge.lab.experiments.external import Takes
+from symmerge.lab.experiments.tables import Experiment, Size, Table
+
+PRETRAINED = {"small": "bert-docs", "published": "books-bert"}
+# row -> recipe, what the paper has
+HEADS = {
+    "heads stay as they are": ("correlation-ff", 4.31),
+    "heads stay in order": ("correlation-monotonic", 4.13),
+    "heads torn apart (no symmetry)": ("correlation-ignore-heads", 3.97),
+    "heads permuted": ("correlation", 3.71),
+}
+STREAM = {
+    "identity": ("none", 4.95),
+    "first place": ("residual-first", 7.58),
+    "last place": ("residual-last", 7.41),
+    "all places": ("residual-all", 7.34),
+    "anew after every block (no symmetry)": ("residual-separate", 9.38),
+}
+COMPONENTS = {
+    "plain average": "none",
+    "feed-forward": "correlation-ff",
+    "attention": "correlation-attention",
+    "feed-forward and attention": "correlation",
+    "these and the stream": "correlation-all",
+}
+# size -> data set -> what is pretrained, what is fine-tuned
+TASKS = {
+    "small": {"python-topics": ("bert-docs-long", "topics-bert")},
+    "published": {name: ("books-bert", f"{name}-bert") for name in ("sst2", "cola", "mrpc", "rte")},
+}
+# row -> recipe, what the paper has for each data set
+TUNED: Mapping[str, tuple[str, Mapping[str, float]]] = {
+    "plain average": ("none", {"sst2": 0.42, "cola": 1.31, "mrpc": 2.74, "rte": 0.53}),
+    "correlation": ("correlation", {"sst2": 0.36, "cola": 1.11, "mrpc": 1.93, "rte": 0.41}),
+    "correlation, classifier too": ("correlation-classifier", {}),
+    "ours, with data": ("activations", {}),
+}
+OURS = {"ours, no data": "symmerge", "ours, with data": "activations"}
+AMOUNTS = {"smoke": (8, 16), "small": (12, 48, 192), "published": (12, 48, 192, 1000)}
+LAYERS = {"smoke": 2, "small": 2, "published": 6}
+COLUMN = "masked text"
+ABOUT = "Highest pseudo-loss over the mean of the ends (their definition), masked text that was held out."
+DIFFERS = {
+    "small": "Two layers, 64 wide, Python's documentation; the paper merges BERT-base (MultiBERTs), so its numbers belong to other models.",
+    "published": "Smaller BERTs trained here on novels; the paper merges BERT-base (MultiBERTs): `--models multiberts`, where there is a hub.",
+}
+FURTHER_DIFFERS = "The pretrained models are those given, and are fine-tuned as our recipes say: published numbers belong to the paper's models and its fine-tuning."
+
+
+def recipe(size: Size) -> str:
+    return by_scale(size, PRETRAINED)
+
+
+def differs(size: Size) -> str:
+    return differs_from(size, by_scale(size, DIFFERS))
+
+
+def column(size: Size) -> str:
+    return size.given.column if size.given else COLUMN
+
+
+def _table(
+    size: Size, title: str, rows: Mapping[str, tuple[str, float | None]]
+) -> tuple[Table, ...]:
+    found = models(size, recipe(size))
+    entries = [
+        row(name, column(size), lines(size, found, method), "barrier_mean", published)
+        for name, (method, published) in rows.items()
+    ]
+    return (Table(title, tuple(entries), ABOUT, differs(size)),)
+
+
+def heads(size: Size) -> tuple[Table, ...]:
+    return _table(
+        size,
+        "Feed-forward and attention, by what heads may do (Table 1)",
+        {**HEADS, **{name: (method, None) for name, method in OURS.items()}},
+    )
+
+
+def stream(size: Size) -> tuple[Table, ...]:
+    ours = {"all places, decoder untied": ("residual-all-untied", None)}
+    return _table(size, "The stream alone (Table 2)", {**STREAM, **ours})
+
+
+def components(size: Size) -> tuple[Table, ...]:
+    return _table(
+        size,
+        "Curves by component",
+        {name: (method, None) for name, method in {**COMPONENTS, **OURS}.items()},
+    )
+
+
+def amount(size: Size) -> tuple[Table, ...]:
+    found = models(size, recipe(size))
+    entries = [
+        row(name, f"{count} samples", lines(size, found, method, inputs=count), "barrier_mean")
+        for count in AMOUNTS[size.name]
+        for name, method in (("correlation", "correlation"), ("ours, with data", "activations"))
+    ]
+    return (Table("Barrier against amount of data", tuple(entries), ABOUT, differs(size)),)
+
+
+def features(size: Size) -> tuple[Table, ...]:
+    cells = lines(size, models(size, recipe(size)), "correlation")
+    entries = [
+        row(f"layer {layer}, {kind}", when, cells, f"alike/{kind} {layer} {when}")
+        for layer in range(size.given.layers if size.given else LAYERS[size.name])
+        for kind in ("vo", "ff")
+        for when in ("before", "after")
+    ]
+    return (
+        Table(
+            "Correlation of matched features",
+            tuple(entries),
+            "Mean over the features of a layer, before and after they are matched.",
+            differs(size),
+        ),
+    )
+
+
+def tasks(size: Size) -> tuple[Table, ...]:
+    entries = []
+    for column, (pretrained, fine) in by_scale(size, TASKS).items():
+        found = [
+            model(size, fine, seed, base=base) for seed, base in enumerate(models(size, pretrained))
+        ]
+        for name, (method, published) in TUNED.items():
+            entries.append(
+                row(name, column, lines(size, found, method), "barrier_mean", published.get(column))
+            )
+    about = "Classifiers fine-tuned from models of different seeds, with the same head to begin with; highest loss over the mean of the ends."
+    other = differs_from(size, by_scale(size, DIFFERS), given=FURTHER_DIFFERS)
+    return (Table("Fine-tuned classifiers (Table 3)", tuple(entries), about, other),)
+
+
+ANY = Takes()
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "v-heads": Experiment(
+        "what heads may do when features are matched by correlation", "V, Table 1", heads, ANY
+    ),
+    "v-stream": Experiment(
+        "the residual stream alone, matched at one place or at all", "V, Table 2", stream, ANY
+    ),
+    "v-tasks": Experiment(
+        "classifiers fine-tuned from models of different seeds",
+        "V, Table 3",
+        tasks,
+        Takes(further=True),
+    ),
+    "v-components": Experiment("loss curves by component", "V, figures", components, ANY),
+    "v-amount": Experiment("barrier against amount of data", "V, figure", amount, ANY),
+    "v-features": Experiment(
+        "how alike features are, layer by layer, before and after", "V, figure", features, ANY
+    ),
+}

@@ -1,0 +1,120 @@
+"""What an experiment found, as one JSON file, its page, and in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
+from symmerge.evaluation.estimates import mean_and_error
+from symmerge.lab.experiments.cells import Result, with_needs
+from symmerge.lab.experiments.runner import Outcome
+from symmerge.lab.experiments.store import write_whole
+from symmerge.lab.experiments.tables import Entry, Experiment, Size, Table, cells_of, value_of
+from symmerge.report.results import EXPERIMENT
+
+RESULTS, PAGE = "results.json", "page.html"
+
+
+def finish(
+    folder: Path,
+    name: str,
+    experiment: Experiment,
+    size: Size,
+    tables: tuple[Table, ...],
+    outcome: Outcome,
+) -> dict[str, Any]:
+    """Write `results.json` and its page. No times and no places are in them: the same cells give the same bytes."""
+    record = {
+        "schema": EXPERIMENT,
+        "name": name,
+        "about": experiment.about,
+        "paper": experiment.paper,
+        "size": {
+            "name": size.name,
+            "seeds": size.seeds,
+            "points": size.points,
+            "device": size.device,
+        },
+        **({"given": size.given.record} if size.given else {}),
+        "tables": [_table(table, outcome) for table in tables],
+        "failed": [
+            {"cell": cell.label, "key": cell.key, "reason": outcome.failed[cell.key]}
+            for cell in with_needs(cells_of(tables))
+            if cell.key in outcome.failed
+        ],
+    }
+    write_whole(folder / RESULTS, record)
+    drawing.report(folder, folder / PAGE)
+    return record
+
+
+def _table(table: Table, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "title": table.title,
+        "about": table.about,
+        "differs": table.differs,
+        "rows": list(dict.fromkeys(entry.row for entry in table.entries)),
+        "columns": list(dict.fromkeys(entry.column for entry in table.entries)),
+        "entries": [_entry(entry, outcome) for entry in table.entries],
+    }
+
+
+def _entry(entry: Entry, outcome: Outcome) -> dict[str, Any]:
+    values = [
+        value if value is not None and math.isfinite(value) else None
+        for value in value_of(entry, outcome.results)
+    ]
+    finite = (
+        [] if None in values else [value for value in values if value is not None]
+    )  # one that overflowed has no place in a mean
+    mean, error = mean_and_error(finite) if finite else (None, None)
+    return {
+        "row": entry.row,
+        "column": entry.column,
+        "quantity": entry.quantity,
+        "cells": [cell.key for cell in entry.cells],
+        "values": values,
+        "mean": mean,
+        "standard_error": error,
+        "published": entry.published,
+        "curves": [
+            result["losses"]
+            for cell in entry.cells
+            if _is_line(result := outcome.results.get(cell.key, {}))
+        ],
+    }
+
+
+def _is_line(result: Result) -> bool:
+    return {"losses", "barrier_linear"} <= result.keys()
+
+
+def printed(table: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """The rows of a table as people read them: mean ± standard error, and what is published."""
+    at = {(entry["row"], entry["column"]): entry for entry in table["entries"]}
+    for row in table["rows"]:
+        yield {"": row, **{column: _words(at.get((row, column))) for column in table["columns"]}}
+
+
+def _words(entry: Mapping[str, Any] | None) -> str:
+    if entry is None:
+        return ""
+    found, asked = len(entry["values"]), len(entry["cells"])
+    mean = (
+        _number(entry["mean"])
+        if entry["mean"] is not None
+        else "not finite"
+        if found
+        else "missing"
+    )
+    error = "" if entry["standard_error"] is None else f" ± {_number(entry['standard_error'])}"
+    some = f", {found} of {asked}" if 0 < found < asked else ""
+    published = "" if entry["published"] is None else f" (published {entry['published']:g})"
+    return f"{mean}{error}{some}{published}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"

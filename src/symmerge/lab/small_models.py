@@ -1,0 +1,141 @@
+"""Small stock models of every family, with gains and biases that look trained: fresh ones hide mistakes behind ones and zeros."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_BODY: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+}
+_TEXT: dict[str, Any] = {**_BODY, "vocab_size": 101, "max_position_embeddings": 64}
+_GPT2: dict[str, Any] = {
+    "n_embd": 48,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_inner": 96,
+    "vocab_size": 101,
+    "n_positions": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+_MODERN: dict[str, Any] = {**_TEXT, "local_attention": 16, **dict.fromkeys(_TOKENS, 0)}
+_ROTARY_VIT: dict[str, Any] = {**_BODY, "image_size": 16, "patch_size": 4, "layerscale_value": 0.5}
+_MODERN_BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
+
+# name -> (transformers class, config): every family, and every variant that changes its table or its groups
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertForMaskedLM", _TEXT),
+    "bert-untied": ("BertForMaskedLM", {**_TEXT, "tie_word_embeddings": False}),
+    "bert-pretraining": ("BertForPreTraining", _TEXT),
+    "bert-classifier": (
+        "BertForSequenceClassification",
+        {**_TEXT, "num_labels": 3, "hidden_act": "relu"},
+    ),
+    "roberta": ("RobertaForMaskedLM", _TEXT),
+    "roberta-classifier": ("RobertaForSequenceClassification", {**_TEXT, "num_labels": 3}),
+    "roformer": ("RoFormerForMaskedLM", _TEXT),
+    "roformer-classifier": (
+        "RoFormerForSequenceClassification",
+        {**_TEXT, "num_labels": 3, "embedding_size": 32, "rotary_value": True},
+    ),
+    "modernbert": ("ModernBertForMaskedLM", _MODERN),
+    "modernbert-classifier": (
+        "ModernBertForSequenceClassification",
+        {**_MODERN, "num_labels": 3, **dict.fromkeys(_MODERN_BIASES, True)},
+    ),
+    "gpt2": ("GPT2LMHeadModel", _GPT2),
+    "gpt2-untied": (
+        "GPT2LMHeadModel",
+        {**_GPT2, "tie_word_embeddings": False, "activation_function": "relu"},
+    ),
+    "vit": (
+        "ViTForImageClassification",
+        {**_BODY, "image_size": 16, "patch_size": 4, "num_labels": 5},
+    ),
+    "vit-tanh": (
+        "ViTForImageClassification",
+        {
+            **_BODY,
+            "image_size": 16,
+            "patch_size": 4,
+            "num_labels": 5,
+            "qkv_bias": False,
+            "hidden_act": "tanh",
+        },
+    ),
+    "dinov3": ("DINOv3ViTModel", {**_ROTARY_VIT, "key_bias": True}),
+    "dinov3-classifier": (
+        "DINOv3ViTModel",
+        {
+            **_ROTARY_VIT,
+            "num_labels": 5,
+            "problem_type": "single_label_classification",
+            "num_register_tokens": 4,
+            "use_gated_mlp": True,
+        },
+    ),
+    "llama": ("LlamaForCausalLM", {**_TEXT, "num_key_value_heads": 2}),
+    "llama-mqa": (
+        "LlamaForCausalLM",
+        {
+            **_TEXT,
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mistral": (
+        "MistralForCausalLM",
+        {**_TEXT, "num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8},
+    ),
+    "qwen2": ("Qwen2ForCausalLM", {**_TEXT, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "neox": (
+        "GPTNeoXForCausalLM",
+        {
+            **_TEXT,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "rope_type": "default",
+            },
+        },
+    ),
+    "neox-sequential": (
+        "GPTNeoXForCausalLM",
+        {**_TEXT, "use_parallel_residual": False, "attention_bias": False},
+    ),
+}
+
+
+def small_model(
+    name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any
+) -> PreTrainedModel:
+    """A stock transformers model of `SMALL`, the same for the same seed; `changes` go into its config."""
+    import transformers
+
+    architecture, config = SMALL[name]
+    kind = getattr(transformers, architecture)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = kind(kind.config_class(**{**config, **changes}))
+    live_in(model, seed)
+    return model.to(dtype).eval()
+
+
+@torch.no_grad()
+def live_in(model: PreTrainedModel, seed: int = 0) -> None:
+    """Give gains, biases and embeddings the spread that training gives them; matrices keep a healthy scale."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
+        scale = 0.2 if parameter.ndim < 2 else parameter.shape[-1] ** -0.5
+        parameter.add_(scale * torch.randn(parameter.shape, generator=generator))

@@ -1,0 +1,49 @@
+"""Files that are made once, and appear whole; and how far one is with them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from symmerge.errors import DataError
+
+T = TypeVar("T")
+EVERY = 5.0  # seconds from one line to the next
+
+
+def once(target: Path, make: Callable[[Path], Any]) -> Path:
+    """A file or folder that `make` writes if it is not there. Two processes may both make it: the same, and one of them wins."""
+    if target.exists():
+        return target
+    partial = target.with_name(
+        f".{os.getpid()}.{target.name}"
+    )  # its ending stays: NumPy goes by it
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        make(partial)
+        partial.replace(target)
+    except OSError as error:
+        if not target.exists():
+            raise DataError(
+                f"{target} cannot be written ({error.strerror}): set SYMMERGE_CACHE to a folder for prepared data"
+            ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(
+            missing_ok=True
+        )
+    return target
+
+
+def told(items: Sequence[T], what: str) -> Iterator[T]:
+    """The same items; on a terminal's standard error a line says every few seconds how far one is."""
+    said = time.monotonic()
+    for at, item in enumerate(items):
+        if time.monotonic() - said > EVERY and sys.stderr.isatty():
+            said = time.monotonic()
+            print(f"{what}: {at:,} of {len(items):,}", file=sys.stderr, flush=True)
+        yield item

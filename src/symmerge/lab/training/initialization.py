@@ -1,0 +1,118 @@
+"""Where a training begins, and all that its weights depend on."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from symmerge.checkpoints.card import versions
+from symmerge.checkpoints.checkpoint import files_digest
+from symmerge.errors import CheckpointError, MismatchError
+from symmerge.lab.training.recipe import TrainingRecipe
+from symmerge.lab.training.reinitialization import fresh_names, opened, reinitialised
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SCHEMA = "symmerge.training/2"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A recipe and a seed; or a trained model to begin from, with a part of it initialised anew, which alone is trained if so wanted.
+
+    `head_seed` is for what a classifier has and its pretrained model has not: the same for all seeds, or their heads would not belong together.
+    """
+
+    recipe: TrainingRecipe
+    seed: int
+    begin: Path | None = None
+    fresh: str | None = None
+    only_fresh: bool = False
+    head_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.fresh and self.begin is None:
+            raise MismatchError(
+                f"fresh {self.fresh}: a part begins anew in a trained model; give its folder with --begin"
+            )
+        if self.only_fresh and not self.fresh:
+            raise MismatchError(
+                "only the fresh part is to be trained, and no part is fresh: give --fresh"
+            )
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it. Python's version is part of it: its documentation is data."""
+        known = {
+            "schema": SCHEMA,
+            "recipe": asdict(self.recipe),
+            "seed": self.seed,
+            "versions": {**versions(), "python": platform.python_version()},
+        }
+        if self.begin is not None:
+            begun = {
+                "begin": _digest(self.begin),
+                "fresh": self.fresh,
+                "only_fresh": self.only_fresh,
+            }
+            known |= begun | ({"head_seed": self.head_seed} if self.recipe.task == "text" else {})
+        return json.loads(json.dumps(known))
+
+    def model(self) -> PreTrainedModel:
+        """What training begins with."""
+        import transformers
+
+        recipe = self.recipe
+        if self.begin is None:
+            kind = getattr(transformers, recipe.architecture)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed)
+                return kind(kind.config_class(**recipe.config))
+        if self.fresh:
+            model = reinitialised(self.begin, self.fresh, self.seed)
+        elif recipe.task == "text":
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.head_seed)
+                return opened(self.begin, recipe.architecture, **recipe.config)
+        else:
+            model = opened(self.begin)
+        _check(model, recipe, self.begin)
+        if self.only_fresh and self.fresh:
+            chosen = set(fresh_names(model, self.fresh))
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name in chosen)
+        return model
+
+
+def _check(model: PreTrainedModel, recipe: TrainingRecipe, folder: Path) -> None:
+    """A model to begin from is what the recipe trains."""
+    differs = [
+        name
+        for name, value in recipe.config.items()
+        if not _agrees(getattr(model.config, name, None), value)
+    ]
+    if type(model).__name__ != recipe.architecture or differs:
+        what = f"differs in {', '.join(differs)}" if differs else f"is a {type(model).__name__}"
+        raise MismatchError(
+            f"{folder} {what}, and the recipe trains another {recipe.architecture}: choose its own recipe, or change it (--change)"
+        )
+
+
+def _agrees(there: Any, wanted: Any) -> bool:
+    return (
+        all(there.get(name) == value for name, value in wanted.items())
+        if isinstance(wanted, dict) and isinstance(there, dict)
+        else there == wanted
+    )
+
+
+def _digest(folder: Path) -> str:
+    files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
+    if not files:
+        raise CheckpointError(f"{folder} has no weights: give the folder of a trained model")
+    return files_digest(folder, files)

@@ -1,0 +1,29 @@
+"""Every training recipe by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from symmerge.errors import MismatchError
+from symmerge.lab.training.embedded import EMBEDDED
+from symmerge.lab.training.published import PUBLISHED
+from symmerge.lab.training.recipe import Schedule, TrainingRecipe, changed
+
+TRAINING: Mapping[str, TrainingRecipe] = MappingProxyType({**EMBEDDED, **PUBLISHED})
+DEMO: Mapping[str, TrainingRecipe] = MappingProxyType(
+    {name: TRAINING[name] for name in ("vit-digits", "gpt2-docs")}
+)
+"""What the demonstration trains."""
+
+
+def training_recipe(name: str) -> TrainingRecipe:
+    """One of `TRAINING`; others are refused with the list."""
+    if name not in TRAINING:
+        raise MismatchError(
+            f"no training recipe called '{name}': there are {', '.join(TRAINING)}; symmerge train --list says what they are"
+        )
+    return TRAINING[name]
+
+
+__all__ = ["DEMO", "TRAINING", "Schedule", "TrainingRecipe", "changed", "training_recipe"]

@@ -1,0 +1,93 @@
+"""A trained model with a part of it initialised anew: how "Functional Equivalence in Attention" makes models that differ in little or in everything."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from symmerge.checkpoints.checkpoint import read_json
+from symmerge.errors import CheckpointError, MismatchError, UnsupportedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PARTS = ("first-attention", "attention", "first-layer", "everything")
+_ENCODER = (
+    r"encoder\.layer\.(\d+)\.",
+    r"attention\.(self|output\.dense)\.",
+)  # not the norm that follows: it belongs to the stream
+_STACK = r"layers\.(\d+)\."
+# model type -> the name of a layer, and within it of attention
+MODULES = {
+    "gpt2": (r"h\.(\d+)\.", r"attn\."),
+    "gpt_neox": (_STACK, r"attention\."),
+    "llama": (_STACK, r"self_attn\."),
+    "mistral": (_STACK, r"self_attn\."),
+    "qwen2": (_STACK, r"self_attn\."),
+    "bert": _ENCODER,
+    "roberta": _ENCODER,
+    "roformer": _ENCODER,
+    "vit": (_STACK, r"attention\."),
+    "dinov3_vit": (r"layer\.(\d+)\.", r"attention\."),
+}
+
+
+def fresh_names(model: PreTrainedModel, part: str) -> list[str]:
+    """The parameters of a part, by the model's own names."""
+    if part not in PARTS:
+        raise MismatchError(f"part {part}: choose one of {', '.join(PARTS)}")
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if part == "everything":
+        return names
+    kind = model.config.model_type
+    if kind not in MODULES:
+        raise UnsupportedModel(
+            f"which parameters of a {kind} are attention is not known: there are {', '.join(MODULES)}"
+        )
+    layer, attention = MODULES[kind]
+    pattern = re.compile(rf"(?:^|\.){layer}{attention if 'attention' in part else ''}")
+    found = {name: int(match[1]) for name in names if (match := pattern.search(name))}
+    return [name for name, at in found.items() if at == 0 or not part.startswith("first")]
+
+
+def reinitialised(folder: Path, part: str, seed: int) -> PreTrainedModel:
+    """The model of a folder with fresh weights in a part, as its stock class initialises them; all others are as they were.
+
+    Parts: first-attention, attention, first-layer, everything.
+    """
+    model = opened(folder)
+    chosen = fresh_names(model, part)
+    if not chosen:
+        raise MismatchError(f"{folder} has no parameters in {part}: choose another part")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fresh = dict(type(model)(model.config).named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in chosen:
+                parameter.copy_(fresh[name])
+    return model
+
+
+def opened(folder: Path, architecture: str | None = None, **changes: Any) -> PreTrainedModel:
+    """A stock model in float32 from a folder, by default of the class that was saved."""
+    import transformers
+    from transformers.utils import logging
+
+    if not (folder / "config.json").exists():
+        raise CheckpointError(f"{folder} has no config.json: give the folder of a trained model")
+    named = architecture or (read_json(folder / "config.json").get("architectures") or [""])[0]
+    kind = getattr(transformers, named, None)
+    if kind is None:
+        raise UnsupportedModel(
+            f"{folder}: transformers has no class {named!r}, which its config.json names"
+        )
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        return kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True, **changes)
+    finally:
+        logging.enable_progress_bar() if shown else None

@@ -1,0 +1,50 @@
+"""Average models that lie in one basin. Nothing is aligned here; give it aligned models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from symmerge.checkpoints.weights import DerivedWeights
+from symmerge.merging.circuits import cut, inflate
+from symmerge.models.interpolation import between, comparable, merge_step, piece_time
+from symmerge.models.model import Model
+
+Attention = Literal["factors", "svd", "circuits"]
+
+
+def merge(
+    a: Model,
+    b: Model,
+    t: float = 0.5,
+    *,
+    at: Mapping[str, float] | None = None,
+    attention: Attention = "factors",
+    evidence: Mapping[str, Any] | None = None,
+) -> Model:
+    """The model at `t` on the way from `a` (t = 0) to `b` (t = 1). Lazy.
+
+    `at` gives parts another t: a space (`ff`, `vo.3`), a layer (`layer.3`), or `residual` for what meets the stream alone; the narrowest
+    counts. `attention` interpolates the factors of each head (a straight line), its circuits cut back to rank (`svd`), or its whole circuits
+    (`circuits`: heads of twice the size, no stock checkpoint). `evidence` goes into the model card.
+    """
+    comparable([a, b])
+    time = piece_time(a.spec, t, at or {})
+    what = f"{1 - t:g} x {a.where}, {t:g} x {b.where}"
+    what += "".join(f"; {name} at {value:g}" for name, value in (at or {}).items())
+    what += {
+        "factors": "",
+        "svd": "; attention by circuits, cut to rank",
+        "circuits": "; attention by circuits, in heads of twice the size",
+    }[attention]
+    step = merge_step([a, b], [1 - t, t], what) | ({"evidence": dict(evidence)} if evidence else {})
+    if attention == "circuits":
+        return inflate(a, b, time, step)
+    at_time: Callable[[str], Tensor] = partial(between, a, b, time)
+    computed = {name: partial(at_time, name) for name in a.weights}
+    if attention == "svd":
+        computed |= cut(a, b, time, at_time)
+    return a.derive(DerivedWeights(a.weights, computed), step=step)

@@ -1,0 +1,1 @@
+"""A model in hand: Model, Alignment, canonical form, orbit, widening, interpolation, inspection."""

@@ -1,0 +1,97 @@
+"""A norm that sits on the stream, right after the embedding, goes into the embedding: then even this stream rotates. Exact.
+
+Such a norm has a gain that no reader can take: what it gives lies on an ellipsoid, and a constant gain only makes spheres. But its epsilon
+lets small rows through with less than full length, so a row of the right size gives any vector that is short enough:
+``c e / sqrt(|e|^2 / d + epsilon)`` is u for e = u / c * sqrt(epsilon / (1 - |u|^2 / d c^2)). Only means are lost. Norms take them out
+anyway, and who reads the stream before any norm can compute them: all that the gain g makes is orthogonal to 1 / g.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symmerge.checkpoints.weights import Weights
+from symmerge.errors import SymmetryError
+from symmerge.symmetry.notation import Role
+from symmerge.symmetry.spec import Norm, Spec
+
+STEP = 4.0  # two models should get the same constant gain, so it is a power of this
+CANCELLED = 1e3  # by how much reading the mean from the rest may magnify rounding
+
+
+def absorb(spec: Spec, weights: Weights, norm: Norm) -> dict[str, Callable[[], Tensor]]:
+    """The tensors that change when a norm's gain becomes constant and its embedding takes it over."""
+    embedding = f"{norm.writer}.weight"
+    _refuse_cancelled(norm, weights)
+    found: dict[str, Callable[[], Tensor]] = {
+        embedding: partial(
+            _embedding, weights, norm, spec.axis_of(embedding, norm.stream, Role.WRITES)
+        ),
+        norm.gain: partial(_gain, weights, norm, spec.axis_of(embedding, norm.stream, Role.WRITES)),
+    }
+    if norm.shift:
+        found[norm.shift] = partial(_shift, weights, norm)
+    for reader in norm.readers:
+        name = f"{reader}.weight"
+        found[name] = partial(
+            _reader, weights, norm, name, spec.axis_of(name, norm.stream, Role.READS)
+        )
+    return found
+
+
+def _given(weights: Weights, norm: Norm, axis: int) -> tuple[Float[Tensor, "rows d"], float]:
+    """What the norm gives for every row, less means and shift; and the constant gain that can make all of it."""
+    rows = weights[f"{norm.writer}.weight"].movedim(axis, -1).double()
+    gain = weights[norm.gain].double()
+    given = gain * torch.nn.functional.layer_norm(rows, gain.shape, eps=norm.epsilon)
+    given = given - given.mean(-1, keepdim=True)
+    longest = given.square().mean(-1).amax().sqrt().item()
+    constant = STEP ** torch.tensor(2 * max(longest, 1e-30)).log2().div(2).ceil().item()
+    return given, constant
+
+
+def _embedding(weights: Weights, norm: Norm, axis: int) -> Tensor:
+    given, constant = _given(weights, norm, axis)
+    share = given.square().mean(-1, keepdim=True) / constant**2
+    rows = given / constant * (norm.epsilon / (1 - share)).sqrt()
+    return rows.movedim(-1, axis).to(weights[f"{norm.writer}.weight"])
+
+
+def _gain(weights: Weights, norm: Norm, axis: int) -> Tensor:
+    return torch.full_like(weights[norm.gain], _given(weights, norm, axis)[1])
+
+
+def _mean_reader(gain: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+    """Gives the mean of gain * z from gain * z less its mean, for every z without mean."""
+    zero = gain == 0
+    normal = zero.to(gain) if zero.any() else 1 / gain
+    return -normal / normal.sum()
+
+
+def _reader(weights: Weights, norm: Norm, name: str, axis: int) -> Tensor:
+    weight = weights[name].movedim(axis, -1)
+    from_rest = (
+        _mean_reader(weights[norm.gain].double()).to(weight) + 1 / weight.shape[-1]
+    )  # the shift's own mean is read as before
+    return (weight + weight.sum(-1, keepdim=True) * from_rest).movedim(-1, axis)
+
+
+def _shift(weights: Weights, norm: Norm) -> Tensor:
+    assert norm.shift
+    shift = weights[norm.shift].double()
+    rest = shift - shift.mean()
+    return (shift - _mean_reader(weights[norm.gain].double()) @ rest).to(weights[norm.shift])
+
+
+def _refuse_cancelled(norm: Norm, weights: Weights) -> None:
+    reader = _mean_reader(weights[norm.gain].double())
+    if not reader.norm() * len(reader) ** 0.5 <= CANCELLED:
+        raise SymmetryError(
+            f"{norm.gain} has gains of both signs that cancel, so that the mean of the stream cannot be told from the rest:"
+            f" rotations of '{norm.stream}' are not possible; restrict it to permutations"
+        )

@@ -1,0 +1,284 @@
+"""One group element per space: apply it, undo it, chain it, keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symmerge.checkpoints.card import versions
+from symmerge.checkpoints.tensor_file import read_tensors, write_tensors
+from symmerge.checkpoints.weights import DerivedWeights
+from symmerge.errors import CheckpointError, MismatchError, SymmetryError
+from symmerge.models.model import Model
+from symmerge.symmetry.groups import Element
+from symmerge.symmetry.notation import Piece
+from symmerge.symmetry.spec import Spec
+
+FORMAT = "symmerge.alignment/1"
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """A symmetry of every model with this table: for each hidden space, an element of its group.
+
+    `header` may say which checkpoint it was made for (`source_sha256`); then it is refused for any other.
+    """
+
+    spec: Spec
+    elements: Mapping[str, Element]
+    header: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, space: str) -> Element:
+        return self.elements[space]
+
+    @staticmethod
+    def identity(spec: Spec) -> Alignment:
+        """The symmetry that changes nothing."""
+        return Alignment(
+            spec,
+            {name: space.group.identity(spec.batch(name)) for name, space in spec.hidden.items()},
+        )
+
+    @staticmethod
+    def random(spec: Spec, generator: torch.Generator) -> Alignment:
+        """A random element of the whole symmetry group, the same for the same seed."""
+        return Alignment(
+            spec,
+            {
+                name: space.group.random(generator, spec.batch(name))
+                for name, space in spec.hidden.items()
+            },
+        )
+
+    def compose(self, inner: Alignment) -> Alignment:
+        """First `inner`, then this one. Elements that belong to a head follow it to where this one puts it."""
+        self._same_table(inner.spec)
+        found: dict[str, Element] = {}
+        for name, space in self.spec.hidden.items():
+            first = (
+                inner[name] if space.per is None else _reindex(inner[name], self._order(space.per))
+            )
+            found[name] = space.group.compose(self[name], first)
+        return Alignment(self.spec, found)
+
+    def inverse(self) -> Alignment:
+        """The symmetry that undoes this one."""
+        found: dict[str, Element] = {}
+        for name, space in self.spec.hidden.items():
+            undone = space.group.inverse(self[name])
+            found[name] = (
+                undone if space.per is None else _reindex(undone, self._order(space.per).argsort())
+            )
+        return Alignment(self.spec, found)
+
+    def _order(self, space: str) -> Tensor:
+        if space not in self.elements:  # the outer space was restricted to the identity
+            return torch.arange(self.spec.sizes[space])
+        return self[space]["index"]
+
+    def check(self) -> None:
+        """Refuse elements that are not of their groups, or not there."""
+        if self.elements.keys() != self.spec.hidden.keys():
+            odd = sorted(self.elements.keys() ^ self.spec.hidden.keys())
+            raise MismatchError(
+                f"the alignment and the table have different spaces: {', '.join(odd[:4])}"
+            )
+        for name, space in self.spec.hidden.items():
+            verdict = space.group.check_shapes(self[name], self.spec.batch(name))
+            verdict = (
+                space.group.check(self[name]) if verdict.ok else verdict
+            )  # only parts that are there can be looked into
+            if not verdict.ok:
+                raise SymmetryError(
+                    f"'{name}': {verdict.reason}: this is no symmetry; make the alignment again"
+                )
+
+    def _same_table(self, spec: Spec) -> None:
+        if spec.fingerprint != self.spec.fingerprint:
+            raise MismatchError(
+                f"made for another architecture; they differ in: {'; '.join(self.spec.differences(spec))}"
+            )
+
+    def transport(self, name: str, tensor: Tensor) -> Tensor:
+        """One tensor in the new coordinates."""
+        moved = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        cut = self.spec.pieces[name]
+        for piece in cut:
+            try:
+                result = self.act_on(piece, piece.view(tensor))
+            except SymmetryError as error:
+                raise SymmetryError(f"{name} {list(tensor.shape)}: {error}") from error
+            if len(cut) == 1:
+                return result.reshape(tensor.shape)
+            piece.view(moved).copy_(result)
+        return moved
+
+    def act_on(self, piece: Piece, view: Tensor) -> Tensor:
+        """One piece in the new coordinates."""
+        # Outer spaces first: the elements of a head are indexed by the place the head moves to.
+        order = sorted(
+            range(len(piece.atoms)),
+            key=lambda at: self.spec.spaces[piece.atoms[at].space].per is not None,
+        )
+        for position in order:
+            atom = piece.atoms[position]
+            if atom.space not in self.elements:
+                continue
+            space = self.spec.spaces[atom.space]
+            outer = None if space.per is None else next(piece.positions(space.per))
+            laid, undo = lay(view, position, outer)
+            view = undo(space.group.act(self[atom.space], laid, atom.role))
+        return view
+
+    def describe(self) -> list[dict[str, Any]]:
+        """For each space: how far its element is from doing nothing (coordinates moved, or distance from the identity)."""
+        rows = []
+        for name, space in self.spec.hidden.items():
+            element, still = self[name], space.group.identity(self.spec.batch(name))
+            moved = (
+                (element["index"] != still["index"]).double().mean().item()
+                if "index" in element
+                else None
+            )
+            change = max(
+                (_distance(element[part], still[part]) for part in element if part != "index"),
+                default=0.0,
+            )
+            rows.append(
+                {
+                    "space": name,
+                    "group": space.group.name,
+                    "size": space.group.size,
+                    "moved": moved,
+                    "change": change,
+                }
+            )
+        return rows
+
+    def save(self, path: str | Path) -> None:
+        """Write the elements as safetensors, with a header that says what they are for."""
+        header = {
+            "format": FORMAT,
+            "family": self.spec.family,
+            "spec": self.spec.fingerprint,
+            "versions": versions(),
+            **self.header,
+        }
+        tensors = {
+            f"{name}/{part}": value
+            for name, element in self.elements.items()
+            for part, value in element.items()
+        }
+        write_tensors(Path(path), tensors, header)
+
+    @staticmethod
+    def load(path: str | Path, spec: Spec) -> Alignment:
+        """Read an alignment for a table; refuse one that was made for another."""
+        header, tensors = read_alignment(path)
+        if header["spec"] != spec.fingerprint:
+            raise MismatchError(
+                f"{path} was made for another {header['family']} table: another family, size, vocabulary, tie or set of tensors"
+            )
+        elements: dict[str, dict[str, Tensor]] = {name: {} for name in spec.hidden}
+        for key, value in tensors.items():
+            name, _, part = key.rpartition("/")
+            elements.setdefault(name, {})[part] = value
+        alignment = Alignment(spec, elements, header)
+        alignment.check()
+        return alignment
+
+
+def read_alignment(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the parts of an alignment file, whatever table it is for."""
+    remedy = "make one with align or random"
+    header, tensors = read_tensors(path, FORMAT, "an alignment file", remedy)
+    if not header.keys() >= {"family", "spec"}:
+        raise CheckpointError(
+            f"{path} is not an alignment file (its header is not whole): {remedy}"
+        )
+    return header, tensors
+
+
+def lay(view: Tensor, position: int, outer: int | None):
+    """A piece as [batch, n, rest] with one space's coordinates second, and the way back."""
+    front = [] if outer is None else [outer]
+    order = [*front, position, *(dim for dim in range(view.ndim) if dim not in (*front, position))]
+    permuted = view.permute(order)
+    shape = permuted.shape
+    back = torch.tensor(order).argsort().tolist()
+    batch = 1 if outer is None else shape[0]
+    return permuted.reshape(batch, view.shape[position], -1), partial(_undo, shape, back)
+
+
+def _undo(shape: torch.Size, back: list[int], laid: Tensor) -> Tensor:
+    return laid.reshape(shape).permute(back)
+
+
+def _reindex(element: Element, order: Tensor) -> Element:
+    return {part: value[order] for part, value in element.items()}
+
+
+def _distance(value: Tensor, still: Tensor) -> float:
+    return ((value - still).norm() / still.norm().clamp_min(1e-30)).item()
+
+
+def apply(alignment: Alignment, model: Model) -> Model:
+    """The model in new coordinates: other weights, the same function. Lazy: tensors are moved as they are read.
+
+    Preconditions: made for this table; if made for one checkpoint, this is it (each tensor is compared as it is read); gains on
+    rotated streams are folded (`canonicalize`).
+    """
+    alignment._same_table(model.spec)
+    alignment.check()
+    folded = {norm.stream for norm in model.spec.norms}
+    if turning := [
+        space for space in model.spec.joined if space in folded and model.spec.rotates(space)
+    ]:
+        raise SymmetryError(
+            f"{model.where}: '{turning[0]}' is tied to the output of an activation, which cannot rotate: canonicalize first, which unties it"
+        )
+    computed = {name: partial(_moved, alignment, model, name) for name in model.spec.tensors}
+    spaces = ", ".join(f"{count} {group}" for group, count in _counts(model.spec).items())
+    moved = DerivedWeights(model.weights, computed)
+    smallest = min(computed, key=lambda name: torch.Size(model.weights.shape(name)).numel())
+    moved[
+        smallest
+    ]  # the wrong checkpoint is refused here and now, not in the middle of a long write
+    return model.derive(moved, step={"step": "apply", "what": f"one element per space ({spaces})"})
+
+
+def made_for(model: Model) -> dict[str, Any]:
+    """The header of an alignment that is meant for one checkpoint only. Reads the whole checkpoint."""
+    total = model.digest()
+    return {
+        "source_sha256": total,
+        "source_tensors": {name: model.source.digests[name] for name in model.source},
+        "source": model.where,
+    }
+
+
+def _moved(alignment: Alignment, model: Model, name: str) -> Tensor:
+    tensor = model.weights[name]
+    expected, found = (
+        digests.get(name)
+        for digests in (alignment.header.get("source_tensors", {}), model.source.digests)
+    )
+    if expected and found and expected != found:
+        origin = alignment.header.get("source", "another checkpoint")
+        raise MismatchError(
+            f"this alignment was made for {origin}, not for {model.where}: {name} has other values; apply it to the model it was made for"
+        )
+    return alignment.transport(name, tensor)
+
+
+def _counts(spec: Spec) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for space in spec.hidden.values():
+        counts[space.group.name] = counts.get(space.group.name, 0) + 1
+    return counts

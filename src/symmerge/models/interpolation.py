@@ -1,0 +1,117 @@
+"""Means and straight lines between models with the same table. Nothing is aligned here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symmerge.checkpoints.weights import DerivedWeights
+from symmerge.errors import MismatchError
+from symmerge.models.model import Model
+from symmerge.symmetry.notation import Piece
+from symmerge.symmetry.spec import Spec
+
+PieceTime = Callable[[Piece], float]
+"""Where on the line each piece of a tensor is taken."""
+
+
+def piece_time(spec: Spec, t: float, at: Mapping[str, float]) -> PieceTime:
+    """Where each piece of a tensor is taken; names that nothing answers to are refused."""
+    names = {
+        key for name in spec.tensors for piece in spec.pieces[name] for key in _names(spec, piece)
+    }
+    if unknown := sorted(at.keys() - names):
+        short = [*sorted({name for name in names if "." not in name}), "layer.0", "..."]
+        raise MismatchError(
+            f"no part called {', '.join(unknown)} in {spec.family}: there are {', '.join(short)}"
+        )
+    return lambda piece: next((at[name] for name in _names(spec, piece) if name in at), t)
+
+
+def _names(spec: Spec, piece: Piece) -> list[str]:
+    """What a piece answers to, the narrowest first."""
+    met = [atom.space for atom in piece.atoms if atom.space in spec.hidden]
+    inner = sorted(
+        (space for space in met if space != spec.stream),
+        key=lambda name: spec.spaces[name].per is None,
+    )
+    layers = [f"layer.{name.partition('.')[2]}" for name in inner if "." in name]
+    kinds = [name.partition(".")[0] for name in inner]
+    return [*inner, *layers[:1], *kinds] or met
+
+
+def between(a: Model, b: Model, time: PieceTime, name: str) -> Tensor:
+    x, y = a.weights[name], b.weights[name]
+    pieces = a.spec.pieces[name]
+    if len(pieces) == 1:
+        return torch.lerp(x, y.to(x), time(pieces[0]))
+    result = torch.empty_like(x)
+    for piece in pieces:
+        piece.view(result).copy_(torch.lerp(piece.view(x), piece.view(y.to(x)), time(piece)))
+    return result
+
+
+def interpolate(a: Model, b: Model, t: float = 0.5) -> Model:
+    """The model at `t` on the straight line from `a` (t = 0) to `b` (t = 1). Lazy."""
+    comparable([a, b])
+    computed = {name: partial(between, a, b, lambda piece: t, name) for name in a.weights}
+    step = merge_step([a, b], [1 - t, t], f"{1 - t:g} x {a.where}, {t:g} x {b.where}")
+    return a.derive(DerivedWeights(a.weights, computed), step=step)
+
+
+def mean(models: Sequence[Model], weights: Sequence[float] | None = None) -> Model:
+    """A weighted mean of models with the same table; equal weights unless given. Lazy: tensors are averaged as they are read."""
+    weights = list(weights) if weights is not None else [1 / len(models)] * len(models)
+    if len(weights) != len(models):
+        raise MismatchError(
+            f"{len(models)} models but {len(weights)} weights: give one weight per model"
+        )
+    comparable(models)
+    computed = {name: partial(_mean, models, weights, name) for name in models[0].weights}
+    names = ", ".join(
+        f"{weight:g} x {model.where}" for model, weight in zip(models, weights, strict=True)
+    )
+    return models[0].derive(
+        DerivedWeights(models[0].weights, computed), step=merge_step(models, weights, names)
+    )
+
+
+def comparable(models: Sequence[Model]) -> None:
+    """Refuse models that have no mean as they are."""
+    first = models[0]
+    for other in models[1:]:
+        if other.spec.fingerprint != first.spec.fingerprint:
+            raise MismatchError(
+                f"{first.where} and {other.where} cannot be merged; they differ in: {'; '.join(first.spec.differences(other.spec))}"
+            )
+
+
+def merge_step(models: Sequence[Model], weights: Sequence[float], what: str) -> dict[str, Any]:
+    """The record of a merge for the card: what was done, and to which parents."""
+    parents = [
+        {
+            "where": model.where,
+            "sha256": model.digest(),
+            "weight": weight,
+            "steps": [dict(step) for step in model.history],
+        }
+        for model, weight in zip(models, weights, strict=True)
+    ]
+    return {"step": "merge", "what": what, "parents": parents}
+
+
+def _mean(models: Sequence[Model], weights: Sequence[float], name: str) -> Tensor:
+    return weighted_sum((model.weights[name] for model in models), weights)
+
+
+def weighted_sum(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
+    """In the first tensor's precision; two tensors in memory if they are given one after another."""
+    total: Tensor | None = None
+    for tensor, weight in zip(tensors, weights, strict=True):
+        total = tensor * weight if total is None else total.add_(tensor.to(total), alpha=weight)
+    assert total is not None
+    return total

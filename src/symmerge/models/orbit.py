@@ -1,0 +1,52 @@
+"""Move a model along its symmetry orbit: to a random place, or where a saved alignment says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from symmerge.models.alignment import Alignment, apply, made_for, read_alignment
+from symmerge.models.canonical import canonicalize
+from symmerge.models.model import Model
+
+# Rotations need the gains folded; every other gauge a random element would only undo again.
+NEEDED = ("fold",)
+
+
+def random_member(model: Model, seed: int = 0) -> tuple[Alignment, Model]:
+    """A random element of the whole symmetry group, and the model there: other weights, the same function.
+
+    >>> from symmerge import load, verify
+    >>> from symmerge.lab.small_models import small_model
+    >>> model = load(small_model("llama"))
+    >>> verify(model, random_member(model, seed=1)[1]).same
+    True
+    """
+    ready = canonicalize(model, NEEDED)
+    alignment = Alignment.random(ready.spec, torch.Generator().manual_seed(seed))
+    return alignment, apply(alignment, ready)
+
+
+def keep(
+    alignment: Alignment,
+    model: Model,
+    path: Path,
+    *,
+    steps: tuple[str, ...] = NEEDED,
+    restrict: Mapping[str, str] | None = None,
+) -> None:
+    """Save an alignment so that `follow` can repeat it on the same checkpoint."""
+    header = {**made_for(model), "canonical": list(steps), "restrict": dict(restrict or {})}
+    replace(alignment, header=header).save(path)
+
+
+def follow(path: str | Path, model: Model) -> Model:
+    """Apply a saved alignment to the checkpoint it was made for: the same preparation, then the same elements."""
+    header, _ = read_alignment(path)
+    ready = canonicalize(
+        model.restrict(**header.get("restrict", {})), tuple(header.get("canonical", NEEDED))
+    )
+    return apply(Alignment.load(path, ready.spec), ready)

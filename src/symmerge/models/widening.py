@@ -1,0 +1,313 @@
+"""A narrow model written exactly as a model of a wider architecture: the same function, so that every method can then align the two.
+
+Every space of the narrow model lies in one of the wide model's; the table says which tensor meets it, and in which role.
+
+- The stream: x -> s R x, R with orthonormal columns. Writers become s R W, readers W R' / s. With s = sqrt(wide / narrow) the norm sees the very same mean
+  square, so its epsilon needs no correction; changing epsilon instead would not do, because one config has one epsilon for both models.
+- Units and heads: the extra ones are zero, or units used twice whose outputs are shared.
+- Inside heads: zeros. Attention divides scores by the root of the head size; queries and keys make up for it, each by half.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, final, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights
+from symmerge.errors import MismatchError
+from symmerge.models.canonical import canonicalize
+from symmerge.models.model import Model
+from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
+from symmerge.symmetry.groups.dense import ones_complement, ride
+from symmerge.symmetry.notation import Piece, Role
+from symmerge.symmetry.spec import Spec
+
+Units = Literal["zero", "split"]
+WIDTHS = {
+    "hidden_size",
+    "n_embd",
+    "intermediate_size",
+    "n_inner",
+    "num_attention_heads",
+    "n_head",
+    "num_key_value_heads",
+    "head_dim",
+    "pooler_output_size",
+}
+"""What configs call the sizes that may differ."""
+NO_MATTER = re.compile(
+    "^_|^(output|summary|pooler|classifier|initializer|pretraining|task_specific)_|drop|dtype|label|token_id|architectures|return_dict|problem_type"
+    "|chunk_size|encoder_stride|tie_word|use_cache|version"
+)
+"""What else may differ: settings of training, of loading, and of parts the tables do not have. Ties are undone, and labels counted by the table."""
+PRECISION = ("dtype", "torch_dtype")
+
+Include = Callable[[Tensor, int, Role], Tensor]
+"""How a space lies in a wider one: a piece of a tensor, which of its dimensions, and in which role, to the same with that dimension wide."""
+
+
+def widen(narrow: Model, wide: Model, *, units: Units = "zero", seed: int = 0) -> Model:
+    """The function of `narrow` as a model with the table and config of `wide` (as folded): `align(wide, widen(narrow, wide))`. Lazy.
+
+    `units` says what the extra units and heads are: dead ("zero"), or others' twins that share their output ("split"; `seed` chooses which have one).
+    Preconditions: the same class, depth and settings but for widths; a stream that rotates; nothing of `narrow` wider than in `wide`.
+    """
+    if units not in get_args(Units):
+        raise MismatchError(f"units {units}: there are {', '.join(get_args(Units))}")
+    _refuse_unlike(narrow, wide)
+    ready, target = canonicalize(narrow, ("untie", "fold")), canonicalize(wide, ("fold",))
+    _refuse_sizes(ready, target)
+    assert ready.spec.tensors == target.spec.tensors
+    into = _inclusions(ready, target.spec, units, torch.Generator().manual_seed(seed))
+    weights = DerivedWeights(
+        MemoryWeights({}),
+        {name: partial(_widened, ready, target.spec, into, name) for name in ready.weights},
+        added={
+            name: (target.spec.shapes[name], ready.weights.dtype(name)) for name in ready.weights
+        },
+    )
+    # The weights keep the narrow model's precision, and the config must say so.
+    config = {key: value for key, value in target.config.items() if key not in PRECISION} | {
+        key: narrow.config[key] for key in PRECISION if key in narrow.config
+    }
+    return ready.derive(
+        weights,
+        step={"step": "widen", "what": _what(ready.spec, target, units)},
+        config=config,
+        spec=target.spec,
+    )
+
+
+def _what(spec: Spec, target: Model, units: Units) -> str:
+    sizes = {
+        name.partition(".")[0]: f"{size} -> {target.spec.sizes[name]}"
+        for name, size in spec.sizes.items()
+        if size != target.spec.sizes[name]
+    }
+    changes = ", ".join(f"{name} {change}" for name, change in sizes.items()) or "nothing"
+    extra = {
+        "zero": "extra units and heads are zero",
+        "split": "extra units and heads share the output of others",
+    }[units]
+    return f"written in the widths of {target.where}: {changes}; {extra}"
+
+
+def _widened(model: Model, wide: Spec, into: Mapping[str, Include], name: str) -> Tensor:
+    tensor = model.weights[name]
+    result = tensor.new_empty(wide.shapes[name])
+    for small, large in zip(model.spec.pieces[name], wide.pieces[name], strict=True):
+        view = small.view(tensor)
+        for position, atom in enumerate(small.atoms):
+            if atom.space in into:
+                view = into[atom.space](view, position, _role(model.spec, small, position))
+        large.view(result).copy_(view)
+    return result
+
+
+def _role(spec: Spec, piece: Piece, position: int) -> Role:
+    """Heads have no role of their own in the table: the map that reads their values reads them."""
+    atom = piece.atoms[position]
+    reads_values = any(
+        spec.spaces[other.space].translation == "passes" and other.role is Role.READS
+        for other in piece.atoms
+    )
+    return Role.READS if reads_values and atom.space in _heads(spec) else atom.role
+
+
+def _heads(spec: Spec) -> set[str]:
+    """Heads, and the query heads that share one's keys."""
+    inside = [space for space in spec.spaces.values() if space.per]
+    return {space.per for space in inside if space.per} | {
+        space.name for space in inside if space.translation is None
+    }
+
+
+# one way to lie in a wider space for each kind of space
+
+
+def _inclusions(
+    narrow: Model, wide: Spec, units: Units, generator: torch.Generator
+) -> dict[str, Include]:
+    """For every space that is wider there."""
+    spec, found = narrow.spec, {}
+    for name, space in spec.spaces.items():
+        size, room = spec.sizes[name], wide.sizes[name]
+        if size == room:
+            continue
+        if name == spec.stream:
+            found[name] = Stream(
+                orthonormal(size, room, fixing_ones=isinstance(space.group, OrthogonalFixingOnes)),
+                stretch(size, room),
+            )
+        elif space.translation:  # inside a head
+            scale = score_scale(narrow, size, room) ** 0.5 if space.translation == "drops" else 1.0
+            found[name] = Places(places(size, room, "zero", generator), dict.fromkeys(Role, scale))
+        else:
+            index = places(size, room, units, generator)
+            uses = (
+                index[index >= 0].bincount(minlength=size)[index].double()
+            )  # what is read from several places comes in equal parts
+            found[name] = Places(index, {Role.WRITES: 1.0, Role.READS: 1 / uses, Role.RIDES: 1.0})
+    return found
+
+
+@final
+@dataclass(frozen=True)
+class Stream:
+    """x -> s R x."""
+
+    rotation: Float[Tensor, "wide narrow"]
+    stretch: float
+
+    def __call__(self, view: Tensor, position: int, role: Role) -> Tensor:
+        if role is Role.RIDES:  # a constant gain, as folding left it
+            laid = ride("a wider stream", view.movedim(position, 0)[:, None])
+            return laid[:1, 0].expand(len(self.rotation), *laid.shape[2:]).movedim(0, position)
+        matrix = self.rotation * (self.stretch if role is Role.WRITES else 1 / self.stretch)
+        return (view.movedim(position, -1) @ matrix.mT.to(view)).movedim(-1, position)
+
+
+def stretch(size: int, room: int) -> float:
+    """So that the mean square over all coordinates stays what it was."""
+    return (room / size) ** 0.5
+
+
+def orthonormal(size: int, room: int, *, fixing_ones: bool) -> Float[Tensor, "room size"]:
+    """Orthonormal columns; `fixing_ones`, the ones direction goes to the ones direction, so that what LayerNorm takes out is the same."""
+    if not fixing_ones:
+        return torch.eye(room, size, dtype=torch.float64)
+    return ones_complement(room)[:, : size - 1] @ ones_complement(size).mT + (room * size) ** -0.5
+
+
+@final
+@dataclass(frozen=True)
+class Places:
+    """Which of the narrow coordinates each wide one holds (-1: none), and times what, by role."""
+
+    index: Int[Tensor, " wide"]
+    scale: Mapping[Role, float | Float[Tensor, " wide"]]
+
+    def __call__(self, view: Tensor, position: int, role: Role) -> Tensor:
+        factor = (self.index >= 0) * torch.as_tensor(self.scale[role], dtype=torch.float64)
+        shape = [-1 if dim == position else 1 for dim in range(view.ndim)]
+        return view.index_select(position, self.index.clamp_min(0).to(view.device)) * factor.to(
+            view
+        ).reshape(shape)
+
+
+def places(size: int, room: int, units: Units, generator: torch.Generator) -> Int[Tensor, " room"]:
+    """The coordinates in their order, then nothing, or each once more in a random order until there is no room."""
+    if units == "zero":
+        return torch.cat([torch.arange(size), torch.full((room - size,), -1)])
+    twins = [torch.randperm(size, generator=generator) for _ in range(room // size)]
+    return torch.cat([torch.arange(size), *twins])[:room]
+
+
+def score_scale(model: Model, size: int, room: int) -> float:
+    """What attention scores lose in heads of another size, unless the config says that they are not scaled at all."""
+    return (room / size) ** 0.5 if model.config.get("scale_attn_weights", True) else 1.0
+
+
+# what cannot be widened
+
+
+def _refuse_unlike(narrow: Model, wide: Model) -> None:
+    """Everything but the widths must be alike."""
+    pair = f"{narrow.where} cannot be widened to {wide.where}"
+    if narrow.spec.architecture != wide.spec.architecture:
+        raise MismatchError(
+            f"{pair}; they differ in: class {narrow.spec.architecture} / {wide.spec.architecture}: give two models of one class"
+        )
+    for model in (narrow, wide):
+        if not model.stock:
+            raise MismatchError(
+                f"{pair}: the heads of {model.where} have twice the size; give what was merged, or merge with --attention svd"
+            )
+        if model.spec.pooled is not None:
+            raise MismatchError(
+                f"{pair}: {model.spec.family} shows coordinates of its stream, and a wider stream has none that lie as these do; widths must agree"
+            )
+        if not model.spec.rotates(model.spec.stream):
+            raise MismatchError(
+                f"{pair}: the norms of {model.spec.family} sit on the stream itself, with gains that cannot be folded away, and take mean and variance over"
+                " all of its coordinates, so that zeros beside a narrow stream change what they give; only models whose stream rotates can be widened"
+                " (restrict them afterwards)"
+            )
+    mine, theirs = _settings(narrow), _settings(wide)
+    differing = [
+        f"{key} {mine.get(key)} / {theirs.get(key)}"
+        for key in mine | theirs
+        if mine.get(key) != theirs.get(key)
+    ]
+    if differing:
+        raise MismatchError(
+            f"{pair}; they differ in: {'; '.join(differing)}: only widths may differ; give models that are alike in the rest"
+        )
+
+
+def _settings(model: Model) -> dict[str, Any]:
+    """All that the function depends on besides widths and weights: with the defaults that a config.json leaves out, without what its class does not know."""
+    from transformers import CONFIG_MAPPING  # slow to import, and only needed here
+
+    kind = CONFIG_MAPPING[model.config["model_type"]]
+    known, config = kind().to_dict().keys() - WIDTHS, kind.from_dict(dict(model.config)).to_dict()
+    return {
+        key: value for key, value in config.items() if key in known and not NO_MATTER.search(key)
+    } | {"labels": model.spec.sizes.get("label")}
+
+
+def _normed(spec: Spec, space: str) -> bool:
+    """Whether a norm's gain sits on a space."""
+    return any(
+        met.role is Role.RIDES
+        and met.piece.tensor.endswith("weight")
+        and len(spec.shapes[met.piece.tensor]) == 1
+        for met in spec.occurrences(space)
+    )
+
+
+def _refuse_sizes(narrow: Model, wide: Model) -> None:
+    pair = f"{narrow.where} cannot be widened to {wide.where}"
+    if wide.spec.ties:
+        raise MismatchError(
+            f"{pair}: the head of {wide.where} shares its embedding, and its last gain is constant, so that folding leaves the tie; a widened"
+            ' embedding is stretched and its head shrunk, so they cannot share: untie it first, with canonicalize(wide, ("untie",))'
+        )
+    sizes = {name: (size, wide.spec.sizes[name]) for name, size in narrow.spec.sizes.items()}
+    for name, space in narrow.spec.spaces.items():
+        if isinstance(space.group, RotaryPairs) and space.group != wide.spec.spaces[name].group:
+            raise MismatchError(
+                f"{pair}: heads of {sizes[name][0]} / {sizes[name][1]} coordinates, whose rotary frequencies differ;"
+                " give a wide model with heads of the same size, and more of them"
+            )
+        if (
+            sizes[name][0] != sizes[name][1]
+            and name != narrow.spec.stream
+            and _normed(narrow.spec, name)
+        ):
+            raise MismatchError(
+                f"{pair}: '{name}' ({sizes[name][0]} / {sizes[name][1]}) is normalised right after an activation, so that extra units would change its mean and"
+                " variance; give a wide model that differs in its feed-forward units alone"
+            )
+    larger = {
+        name.partition(".")[0]: f"{size} / {room}"
+        for name, (size, room) in sizes.items()
+        if size > room
+    }
+    smaller = any(size < room for size, room in sizes.values())
+    if larger:
+        remedy = (
+            "give a model that is at least as wide in everything (query: query heads to a key)"
+            if smaller
+            else "swap the two"
+        )
+        raise MismatchError(
+            f"{pair}, which is narrower in: {', '.join(f'{name} {change}' for name, change in larger.items())}; {remedy}"
+        )

@@ -1,0 +1,1 @@
+"""What flows through a model: activations, moments, statistics, correlations, probes."""

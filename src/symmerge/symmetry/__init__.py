@@ -1,0 +1,1 @@
+"""What may change without changing the function: the notation of tables, groups, and the table of a model."""

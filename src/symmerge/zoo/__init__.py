@@ -1,1 +1,0 @@
-"""Models made here: small ones of every family, for the demo and the tests."""

@@ -1,0 +1,527 @@
+"""Bad data and wrong tasks: a SymmergeError whose one line says what, where and the remedy, before anything is computed."""
+
+import json
+import lzma
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fixtures import checkpoint
+
+from symmerge.errors import SymmergeError
+from symmerge.evaluation.tasks import make_task
+from symmerge.lab.small_models import small_model
+from symmerge.models.model import load
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return lambda name, **changes: load(
+        checkpoint(root / f"{name}{len(list(root.iterdir()))}", name, **changes)
+    )
+
+
+def refused(words, *arguments, **options):
+    with pytest.raises(SymmergeError) as caught:
+        make_task(*arguments, **options)
+    line = str(caught.value)
+    assert "\n" not in line and len(line) < 500
+    missing = [word for word in words if word not in line]
+    assert not missing, f"{missing} not in: {line}"
+
+
+def content(name, text):
+    """A file with this text or these bytes."""
+
+    def make(folder):
+        (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+        return folder / name
+
+    return make
+
+
+def arrays(**found):
+    def make(folder):
+        np.savez(folder / "data.npz", **found)
+        return folder / "data.npz"
+
+    return make
+
+
+def picture(name, data):
+    """A folder with a class for each of the model's, and one file more."""
+
+    def make(folder):
+        from PIL import Image
+
+        for label in "01234":
+            (folder / "pictures" / label).mkdir(parents=True)
+            Image.new("RGB", (16, 16)).save(folder / "pictures" / label / "good.png")
+        (folder / "pictures" / name).parent.mkdir(exist_ok=True)
+        (folder / "pictures" / name).write_bytes(data)
+        return folder / "pictures"
+
+    return make
+
+
+IMAGES, FLOATS = np.zeros((4, 16, 16, 3), np.uint8), np.zeros((4, 3, 16, 16), np.float32)
+CLASSES = "label\ttext\n"
+
+# label -> (task, model, what makes the data, what the line must say)
+BAD = {
+    "no such file": (
+        "clm",
+        "gpt2",
+        lambda folder: folder / "none.txt",
+        ["none.txt is not there", "python-docs", "hf:NAME"],
+    ),
+    "a folder as text": ("clm", "gpt2", lambda folder: folder, ["cannot be read", "text file"]),
+    "empty text": ("clm", "gpt2", content("t.txt", ""), ["t.txt", "0 tokens", "give more data"]),
+    "text too short for one block": (
+        "clm",
+        "gpt2",
+        content("t.txt", "a" * 63),
+        ["63 tokens in blocks of 64", "0 there, 1 needed"],
+    ),
+    "text too short for a masked block": (
+        "mlm",
+        "bert",
+        content("t.txt", "a" * 63),
+        ["63 tokens in blocks of 64"],
+    ),
+    "not text": (
+        "clm",
+        "gpt2",
+        content("t.txt", b"\xff\xfe\x00a"),
+        ["t.txt is not text in UTF-8", "convert"],
+    ),
+    "not xz": (
+        "clm",
+        "gpt2",
+        content("t.txt.xz", b"plain"),
+        ["t.txt.xz cannot be read", "complete"],
+    ),
+    "cut xz": (
+        "clm",
+        "gpt2",
+        content("t.txt.xz", lzma.compress(b"plain " * 99)[:40]),
+        ["t.txt.xz cannot be read", "complete"],
+    ),
+    "empty table": ("text", "bert-classifier", content("t.tsv", ""), ["t.tsv is empty"]),
+    "only names": ("text", "bert-classifier", content("t.tsv", CLASSES), ["t.tsv is empty"]),
+    "empty JSONL": ("text", "bert-classifier", content("t.jsonl", "\n"), ["t.jsonl is empty"]),
+    "text without rows": (
+        "text",
+        "bert-classifier",
+        content("t.txt", "words"),
+        ["t.txt has no rows with labels", "TSV"],
+    ),
+    "no label column": (
+        "text",
+        "bert-classifier",
+        content("t.tsv", "text\tstars\na\t1\n"),
+        ["no column label", "it has: text, stars", "Rename"],
+    ),
+    "no text column": (
+        "text",
+        "bert-classifier",
+        content("t.csv", "label,review\n1,a\n"),
+        ["no column text", "it has: label, review"],
+    ),
+    "neither column": (
+        "text",
+        "bert-classifier",
+        content("t.jsonl", '{"a": 1, "b": 2}\n'),
+        ["no column text and no column label", "it has: a, b"],
+    ),
+    "no text column for a language model": (
+        "clm",
+        "gpt2",
+        content("t.jsonl", '{"body": "a"}\n'),
+        ["no column text;", "it has: body"],
+    ),
+    "uneven rows": (
+        "text",
+        "bert-classifier",
+        content("t.tsv", CLASSES + "1\ta\n1\ta\tb\n"),
+        ["t.tsv, line 3 has 3 columns, not 2", "label, text"],
+    ),
+    "too many columns": (
+        "text",
+        "bert-classifier",
+        content("t.tsv", "1\ta\tb\tc\n"),
+        ["line 1 has 4 columns, not 3", "name the columns"],
+    ),
+    "a row without a label": (
+        "text",
+        "bert-classifier",
+        content("t.jsonl", '{"text": "a", "label": 0}\n{"text": "b"}\n'),
+        ["row 2 lacks", "label, text"],
+    ),
+    "not JSON": (
+        "text",
+        "bert-classifier",
+        content("t.jsonl", '{"text": "a", "label": 0}\n{"text'),
+        ["t.jsonl, line 2 is not a JSON object"],
+    ),
+    "JSON that is no object": (
+        "text",
+        "bert-classifier",
+        content("t.jsonl", "17\n"),
+        ["line 1 is not a JSON object"],
+    ),
+    "label too large": (
+        "text",
+        "bert-classifier",
+        content("t.tsv", "0\ta\n3\tb\n"),
+        ["t.tsv has the label 3", "3 classes, 0 to 2"],
+    ),
+    "negative label": (
+        "text",
+        "bert-classifier",
+        content("t.tsv", "-1\ta\n"),
+        ["has the label -1", "0 to 2"],
+    ),
+    "label between classes": (
+        "text",
+        "bert-classifier",
+        content("t.tsv", "0.5\ta\n"),
+        ["has the label 0.5", "0 to 2"],
+    ),
+    "label that is no number": (
+        "text",
+        "bert-classifier",
+        content("t.tsv", "nan\ta\n"),
+        ["has the label nan", "0 to 2"],
+    ),
+    "unknown names": (
+        "text",
+        "bert-classifier",
+        content("t.tsv", CLASSES + "good\ta\nbad\tb\n"),
+        ["label bad, good", "3 classes without names", "use numbers"],
+    ),
+    "text too long": (
+        "text",
+        "bert-classifier",
+        content("t.tsv", f"0\ta\n1\t{'b' * 63}\n"),
+        ["t.tsv, row 2 has 65 tokens", "takes 64", "shorten"],
+    ),
+    "pictures as text": (
+        "text",
+        "bert-classifier",
+        arrays(x=IMAGES, y=np.arange(4)),
+        ["no rows with labels"],
+    ),
+    "text as pictures": (
+        "image",
+        "vit",
+        content("t.txt", "words"),
+        ["holds no pictures", "digits"],
+    ),
+    "no pictures": (
+        "image",
+        "vit",
+        lambda folder: folder,
+        ["has no pictures in subfolders", "one subfolder per class"],
+    ),
+    "empty arrays": (
+        "image",
+        "vit",
+        arrays(x=IMAGES[:0], y=np.arange(0)),
+        ["pictures: 0 there", "give more data"],
+    ),
+    "other arrays": (
+        "image",
+        "vit",
+        arrays(a=IMAGES, b=np.arange(4)),
+        ["has the arrays a, b", "x/y", "images/labels"],
+    ),
+    "arrays that do not match": (
+        "image",
+        "vit",
+        arrays(x=IMAGES, y=np.arange(3)),
+        ["[4, 16, 16, 3]", "[3]", "one label per picture"],
+    ),
+    "whole numbers": (
+        "image",
+        "vit",
+        arrays(x=IMAGES.astype(np.int64), y=np.arange(4)),
+        ["are int64", "uint8"],
+    ),
+    "pickled arrays": (
+        "image",
+        "vit",
+        arrays(x=np.array([{}]), y=np.arange(1)),
+        ["without running code"],
+    ),
+    "not an npz": ("image", "vit", content("data.npz", "text"), ["data.npz is not an .npz file"]),
+    "cut npz": (
+        "image",
+        "vit",
+        content("data.npz", b"PK\x03\x04 cut"),
+        ["data.npz is not an .npz file"],
+    ),
+    "no such npz": ("image", "vit", lambda folder: folder / "none.npz", ["none.npz is not there"]),
+    "ready pictures of another size": (
+        "image",
+        "vit",
+        arrays(x=FLOATS[:, :, 1:], y=np.arange(4)),
+        ["[3, 15, 16]", "takes [3, 16, 16]"],
+    ),
+    "label of a picture": (
+        "image",
+        "vit",
+        arrays(x=IMAGES, y=np.array([0, 1, 2, 5])),
+        ["has the label 5", "5 classes, 0 to 4"],
+    ),
+    "a picture that is none": (
+        "image",
+        "vit",
+        picture("0/bad.png", b"no picture"),
+        ["0/bad.png cannot be read as a picture", "replace or remove"],
+    ),
+    "an empty picture": (
+        "image",
+        "vit",
+        picture("0/bad.jpg", b""),
+        ["0/bad.jpg cannot be read as a picture"],
+    ),
+    "a class too many": (
+        "image",
+        "vit",
+        picture("cat/good.png", b""),
+        ["0, 1, 2, 3 and 2 more", "5 classes without names"],
+    ),
+    "own rows": (
+        "text",
+        "bert-classifier",
+        lambda folder: "self",
+        ["nobody makes inputs for the task text", "only for mlm, clm, image", "data with labels"],
+    ),
+    "masked for a causal model": (
+        "mlm",
+        "gpt2",
+        lambda folder: "python-docs",
+        ["GPT2LMHeadModel, for causal-lm", "mlm is for masked-lm", "use clm"],
+    ),
+    "causal for a masked model": (
+        "clm",
+        "bert",
+        lambda folder: "python-docs",
+        ["BertForMaskedLM", "use mlm"],
+    ),
+    "images for text": (
+        "image",
+        "bert-classifier",
+        lambda folder: "digits",
+        ["for text-classification", "use text"],
+    ),
+    "text for images": (
+        "text",
+        "vit",
+        lambda folder: "digits",
+        ["for image-classification", "use image"],
+    ),
+    "unknown task": (
+        "speech",
+        "gpt2",
+        lambda folder: "python-docs",
+        ["task speech", "mlm, clm, image, text"],
+    ),
+}
+
+
+@pytest.mark.parametrize("label", BAD)
+def test_bad_data(model, tmp_path, label):
+    task, name, make, words = BAD[label]
+    refused(words, task, str(make(tmp_path)), [model(name)])
+
+
+def test_the_same_data_unspoilt(model, tmp_path):
+    """The control: what the table spoils is fine before."""
+    assert make_task("clm", str(content("t.txt", "a" * 64)(tmp_path)), [model("gpt2")]).samples == 1
+    assert (
+        make_task(
+            "text",
+            str(content("t.tsv", f"0\ta\n1\t{'b' * 62}\n")(tmp_path)),
+            [model("bert-classifier")],
+        ).samples
+        == 2
+    )
+    assert (
+        make_task("image", str(arrays(x=FLOATS, y=np.arange(4))(tmp_path)), [model("vit")]).samples
+        == 4
+    )
+
+
+def test_a_damaged_picture_is_found_when_it_is_read(model, tmp_path):
+    good = (picture("0/good.txt", b"")(tmp_path) / "0" / "good.png").read_bytes()
+    (tmp_path / "pictures" / "0" / "cut.png").write_bytes(good[:45])
+    task = make_task("image", str(tmp_path / "pictures"), [model("vit")])
+    with pytest.raises(SymmergeError, match=r"cut\.png cannot be read as a picture.*replace"):
+        list(task.batches)
+
+
+def test_too_many_samples(model):
+    refused(
+        ["python-docs", "there, 100000 needed", "ask for fewer samples"],
+        "clm",
+        "python-docs",
+        [model("gpt2")],
+        samples=100000,
+    )
+    for data in ("python-docs", "self"):
+        refused(["samples 0", "at least one"], "clm", data, [model("gpt2")], samples=0)
+
+
+@pytest.mark.parametrize("name", ["roberta-classifier", "llama"])
+def test_the_longest_text_is_the_model_s(model, tmp_path, name):
+    """RoBERTa keeps two places of its table for padding; rotary models take what their config promises."""
+    a = model(name)
+    if name == "llama":
+        assert make_task("clm", "python-docs", [a], samples=1).settings == {"block": 64}
+    else:
+        refused(
+            ["row 1 has 63 tokens", "takes 62"],
+            "text",
+            str(content("t.tsv", f"1\t{'b' * 61}\n")(tmp_path)),
+            [a],
+        )
+        assert (
+            make_task("text", str(content("t.tsv", f"1\t{'b' * 60}\n")(tmp_path)), [a]).samples == 1
+        )
+
+
+def test_values_for_a_regression(model, tmp_path):
+    refused(
+        ["labels that are no numbers", "give numbers"],
+        "text",
+        str(content("t.tsv", CLASSES + "good\ta\n")(tmp_path)),
+        [model("bert-classifier", num_labels=1)],
+    )
+    several = model("bert-classifier", problem_type="multi_label_classification")
+    refused(
+        ["multi_label_classification", "one class or one value"],
+        "text",
+        str(content("t.tsv", "0\ta\n")(tmp_path)),
+        [several],
+    )
+
+
+# checkpoints without what the task needs
+
+
+def without(model, *files):
+    for file in files:
+        (Path(model.path) / file).unlink()
+    return load(model.path)
+
+
+def test_no_tokenizer(model):
+    refused(
+        ["has no tokenizer", "tokenizer.json", "into its folder"],
+        "clm",
+        "python-docs",
+        [without(model("gpt2"), "tokenizer.json", "tokenizer_config.json")],
+    )
+    refused(["in memory has no tokenizer"], "clm", "python-docs", [load(small_model("gpt2"))])
+
+
+def test_a_damaged_tokenizer(model):
+    a = model("gpt2")
+    (a.path / "tokenizer.json").write_text("{")
+    refused(["the tokenizer of", "cannot be opened", "restore"], "clm", "python-docs", [a])
+
+
+def test_another_model_s_tokenizer(model, tmp_path):
+    rows = str(content("t.tsv", "1\tzzz\n")(tmp_path))
+    refused(
+        ["has a token", "the model knows 20", "another model's"],
+        "text",
+        rows,
+        [model("bert-classifier", vocab_size=20)],
+    )
+    refused(
+        ["has a token", "the model knows 40", "another model's"],
+        "clm",
+        "python-docs",
+        [model("gpt2", vocab_size=40)],
+    )
+
+
+def test_no_mask_token(model):
+    a = model("bert")
+    config = json.loads((a.path / "tokenizer_config.json").read_text())
+    (a.path / "tokenizer_config.json").write_text(json.dumps({**config, "mask_token": None}))
+    refused(["has no mask token", "mask_token"], "mlm", "python-docs", [a])
+
+
+def test_no_image_processor(model):
+    a = without(model("vit", image_size=8, num_labels=10), "preprocessor_config.json")
+    refused(
+        ["has no image processor", "preprocessor_config.json", ".npz with floats"],
+        "image",
+        "digits",
+        [a],
+    )
+
+
+def test_an_image_processor_for_another_size(model):
+    a = model("vit", image_size=8, num_labels=10)
+    shutil.copy(model("vit").path / "preprocessor_config.json", a.path)
+    with pytest.raises(
+        SymmergeError,
+        match=r"image processor of .* gives pictures of \[3, 16, 16\].* takes \[3, 8, 8\]",
+    ):
+        list(make_task("image", "digits", [a], samples=3).batches)
+
+
+# data sets that need the network or a package
+
+
+def test_without_the_package(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    refused(
+        ["hf:glue", "need the package `datasets`", "pip install datasets", "TSV"],
+        "text",
+        "hf:glue",
+        [model("bert-classifier")],
+    )
+
+
+def test_without_the_network(model, monkeypatch):
+    class Fake:
+        @staticmethod
+        def load_dataset(name, config):
+            raise ConnectionError(f"Couldn't reach '{name}' on the Hub\n(offline)")
+
+    monkeypatch.setitem(sys.modules, "datasets", Fake)
+    refused(
+        [
+            "hf:glue cannot be opened",
+            "Couldn't reach 'glue'",
+            "without network",
+            "save_to_disk(FOLDER)",
+        ],
+        "text",
+        "hf:glue",
+        [model("bert-classifier")],
+    )
+
+
+def test_no_split_to_take(model, monkeypatch):
+    class Fake:
+        @staticmethod
+        def load_dataset(name, config):
+            return {"unsupervised": []}
+
+    monkeypatch.setitem(sys.modules, "datasets", Fake)
+    refused(
+        ["hf:imdb has the splits unsupervised", "none of validation, test, train"],
+        "text",
+        "hf:imdb",
+        [model("bert-classifier")],
+    )

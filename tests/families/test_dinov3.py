@@ -1,0 +1,161 @@
+"""A stock class without a head as a classifier: what counts of its answer, what stays where it is, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import symmerge as sm
+from symmerge.errors import MismatchError, SymmetryError, UnsupportedModel
+from symmerge.lab.small_models import small_model
+from symmerge.lab.training.embedded import EMBEDDED
+from symmerge.lab.training.loop import train
+from symmerge.lab.training.recipes import changed
+from symmerge.models.alignment import Alignment
+from symmerge.models.orbit import random_member
+from symmerge.symmetry.groups import OrthogonalFixingOnes, Trivial
+from symmerge.symmetry.spec import text
+from symmerge.verification.gate import example_inputs, full_module, logits_of
+
+NAME = "dinov3-classifier"
+BIASES = ("query_bias", "key_bias", "value_bias", "proj_bias", "mlp_bias")
+
+
+def load(name=NAME, **changes):
+    return sm.load(small_model(name, dtype=torch.float64, **changes))
+
+
+def difference(a, b):
+    return sm.verify(a, b, dtype=torch.float64).difference
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_gated_mlp": False},
+        {"num_register_tokens": 0},
+        {"patch_size": (4, 8)},
+        dict.fromkeys(BIASES, True),
+        dict.fromkeys(BIASES, False),
+        {"hidden_act": "relu", "use_gated_mlp": False},
+    ],
+    ids=str,
+)
+def test_every_variant_moves_and_stays_the_same(changes):
+    model = load(**changes)
+    for other in (
+        random_member(model, 1)[1],
+        random_member(sm.canonicalize(model), 2)[1],
+        random_member(model.restrict(residual="permutation"), 3)[1],
+    ):
+        assert difference(model, other) <= 1e-10
+        assert not torch.allclose(
+            other.weights["embeddings.cls_token"], model.weights["embeddings.cls_token"], atol=0.1
+        )
+
+
+def test_scores_are_the_first_coordinates_of_what_it_pools():
+    module = small_model(NAME)
+    model = sm.load(module)
+    inputs = example_inputs(model, 0)
+    pooled = module(**inputs).pooler_output
+    assert torch.allclose(
+        full_module(model, torch.float32)(**inputs).logits, pooled[:, :5], atol=1e-6
+    )
+    assert logits_of(model, inputs)[0].shape == (2, 5)
+    features = sm.load(small_model("dinov3"))
+    assert logits_of(features, inputs)[0].shape == (2, 48)
+
+
+def test_only_a_config_that_says_so_makes_a_classifier():
+    # Every config has two labels by default: a plain feature extractor, too.
+    for changes in (
+        {"problem_type": None},
+        {"problem_type": "regression"},
+        {"problem_type": None, "num_labels": 2},
+    ):
+        features = load(**changes).spec
+        assert (
+            features.task,
+            features.pooled,
+            features.spaces["residual"].group,
+            "label" in features.spaces,
+        ) == ("image-features", 48, Trivial(48), False)
+        assert (
+            text(features.tensors["norm.weight"]) == "residual~"
+            and not features.norms
+            and not features.scales
+        )
+    found = load().spec
+    assert (found.task, found.pooled, found.sizes["label"], found.stream) == (
+        "image-classification",
+        5,
+        5,
+        "residual",
+    )
+    assert text(found.tensors["norm.weight"]) == "(label~ + residual~)"
+    assert (
+        found.spaces["residual"].group == OrthogonalFixingOnes(43)
+        and found.fingerprint != load(num_labels=6).spec.fingerprint
+    )
+
+
+def test_features_are_compared_with_their_mean():
+    """A softmax does not see a constant; who reads features does."""
+    for name, shows in (("dinov3", True), (NAME, False)):
+        model = load(name)
+        shifted = sm.weights.DerivedWeights(
+            model.weights, {"norm.bias": lambda model=model: model.weights["norm.bias"] + 1}
+        )
+        assert (difference(model, replace(model, weights=shifted)) > 1e-2) is shows
+
+
+def test_an_element_for_all_of_the_stream_is_refused():
+    spec = sm.canonicalize(load()).spec
+    still = Alignment.identity(spec)
+    whole = OrthogonalFixingOnes(48).random(torch.Generator().manual_seed(0))
+    with pytest.raises(SymmetryError, match=r"'residual'.*expects parts.*43, 43.*48, 48"):
+        replace(still, elements={**still.elements, "residual": whole}).check()
+
+
+def test_what_cannot_be_done_is_refused():
+    with pytest.raises(MismatchError, match=r"no task measures.*single_label_classification"):
+        sm.make_task("image", "digits", [sm.load(small_model("dinov3"))])
+    with pytest.raises(UnsupportedModel, match="47 classes in a stream of 48"):
+        load(num_labels=47)
+    with pytest.raises(MismatchError, match=r"cannot be widened.*shows coordinates of its stream"):
+        sm.widen(load(), load(hidden_size=96, num_attention_heads=8))
+
+
+def test_names_of_either_age_are_read(tmp_path):
+    module = small_model(NAME)
+    module.save_pretrained(tmp_path / "stock")
+    stock = sm.load(tmp_path / "stock")
+    assert "layer.0.norm1.weight" in sm.load(tmp_path / "stock").stored_as.values()
+    assert sm.verify(stock, sm.load(module)).difference == 0
+    back = type(module).from_pretrained(sm.save(random_member(stock, 1)[1], tmp_path / "member"))
+    inputs = example_inputs(stock, 0)
+    assert torch.allclose(
+        back(**inputs).pooler_output[:, :5], module(**inputs).pooler_output[:, :5], atol=1e-4
+    )
+
+
+def test_a_trained_one_says_that_it_classifies(tmp_path):
+    recipe = changed(
+        EMBEDDED["dinov3-digits"],
+        config={"hidden_size": 32, "intermediate_size": 32},
+        schedule={"steps": 120, "batch": 32},
+    )
+    folders = [train(recipe, seed, tmp_path / str(seed)) for seed in range(2)]
+    config = json.loads((folders[0] / "config.json").read_text())
+    assert config["problem_type"] == "single_label_classification" and len(config["id2label"]) == 10
+    assert json.loads((folders[0] / "metrics.json").read_text())["held_out"]["accuracy"] > 0.5
+    a, b = map(sm.load, folders)
+    found = sm.align(a, b)
+    assert sm.verify(b, found.aligned).same
+    task = sm.make_task("image", "digits", [a, b])
+    assert (
+        sm.barrier(found.reference, found.aligned, task, points=3).barrier_mean
+        < sm.barrier(a, b, task, points=3).barrier_mean
+    )

@@ -1,0 +1,68 @@
+"""The real shapes, 12 layers and 768 wide, in float32: what is exact for a toy must stay within rounding for a model people use."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import transformers
+
+import symmerge as sm
+from symmerge.checkpoints.weights import DerivedWeights
+from symmerge.lab.small_models import live_in
+from symmerge.models.orbit import random_member
+
+# Vocabularies, positions and images are small: they cost time and add nothing to the depth or the width.
+TEXT = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "vocab_size": 2000,
+    "max_position_embeddings": 128,
+}
+# name -> transformers class, config, the tensor that moves alone in the control: a map in the middle that writes the stream
+REALISTIC = {
+    "bert-base": ("BertForMaskedLM", TEXT, "bert.encoder.layer.6.output.dense.weight"),
+    "gpt2-small": (
+        "GPT2LMHeadModel",
+        {"vocab_size": 2000, "n_positions": 128, "bos_token_id": 0, "eos_token_id": 0},
+        "transformer.h.6.mlp.c_proj.weight",
+    ),
+    "vit-base": (
+        "ViTForImageClassification",
+        {"image_size": 96, "num_labels": 100},
+        "vit.layers.6.mlp.fc2.weight",
+    ),
+    "llama": (
+        "LlamaForCausalLM",
+        {**TEXT, "num_key_value_heads": 4, "intermediate_size": 2048},
+        "model.layers.6.mlp.down_proj.weight",
+    ),
+}
+
+
+def realistic(architecture, config):
+    kind = getattr(transformers, architecture)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = kind(kind.config_class(**config))
+    live_in(module)
+    return sm.load(module)
+
+
+@pytest.mark.parametrize("name", REALISTIC)
+def test_a_random_member_of_real_size_computes_the_same_in_float32(name):
+    architecture, config, tensor = REALISTIC[name]
+    model = realistic(architecture, config)
+    assert model.spec.sizes["residual"] == 768 and "ff.11" in model.spec.hidden
+    _, member = random_member(model, 1)
+    verdict = sm.verify(model, member)
+    assert verdict.dtype == "float32" and verdict.difference <= 1e-4
+    # At this depth, too, one tensor that moves alone shows.
+    alone = replace(
+        model,
+        weights=DerivedWeights(
+            model.weights, {tensor: partial(member.weights.__getitem__, tensor)}
+        ),
+    )
+    assert sm.verify(model, alone).difference >= 1e-2

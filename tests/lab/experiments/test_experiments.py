@@ -1,0 +1,252 @@
+"""Every experiment of the catalog at its smoke size, through the engine: all cells computed, functions kept, tables full, pages written."""
+
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from fixtures import run as run_verb
+
+from symmerge.errors import DataError, MismatchError
+from symmerge.lab.experiments import components as parts
+from symmerge.lab.experiments.catalog import EXPERIMENTS
+from symmerge.lab.experiments.cells import with_needs
+from symmerge.lab.experiments.engines import LocalEngine
+from symmerge.lab.experiments.plan import check_data, check_folder, check_same, claim, digests
+from symmerge.lab.experiments.results import finish
+from symmerge.lab.experiments.runner import run
+from symmerge.lab.experiments.store import Store
+from symmerge.lab.experiments.tables import SIZES, cells_of, value_of
+from symmerge.lab.training.recipes import training_recipe
+
+SMOKE = SIZES["smoke"]
+LOOSE = ("soft", "correlation-ignore-heads", "residual-separate")  # no symmetries
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return {name: found.tables(SMOKE) for name, found in EXPERIMENTS.items()}
+
+
+@pytest.fixture(scope="module")
+def outcome(tables, tmp_path_factory):
+    """All experiments in one store: what they share is computed once."""
+    cells = [cell for shown in tables.values() for cell in cells_of(shown)]
+    found = run(cells, Store(tmp_path_factory.mktemp("experiments")), LocalEngine(2), attempts=2)
+    assert found.failed == {}
+    return found
+
+
+def test_every_table_is_full(tables, outcome):
+    for name, shown in tables.items():
+        for entry in (entry for table in shown for entry in table.entries):
+            values = value_of(entry, outcome.results)
+            assert len(values) == len(entry.cells) and all(map(math.isfinite, values)), (
+                name,
+                entry.row,
+                entry.column,
+            )
+
+
+def test_methods_keep_both_ends(tables, outcome):
+    """The lines of a pair by all methods begin and end alike, whatever lies between: proof that no method changed a function."""
+    ends, middles = {}, {}
+    for cell in {
+        cell for shown in tables.values() for cell in cells_of(shown) if cell.step.endswith(":line")
+    }:
+        losses = outcome.results[cell.key]["losses"]
+        if cell.settings["method"] not in LOOSE:
+            ends.setdefault(cell.needs, []).append((losses[0], losses[-1]))
+            middles.setdefault(cell.needs, set()).add(round(losses[1], 4))
+            assert outcome.results[cell.key].get("changed", 0.0) < 1e-4, cell.label
+    for pair, found in ends.items():
+        assert all(
+            math.isclose(one, first, rel_tol=1e-4)
+            for many in found
+            for one, first in zip(many, found[0], strict=True)
+        ), [need.label for need in pair]
+    assert max(map(len, middles.values())) > 5  # methods do differ between the ends
+
+
+def test_what_experiments_share_is_one_cell(tables):
+    every = [cell for shown in tables.values() for cell in with_needs(cells_of(shown))]
+    often = Counter(cell.label for cell in every)
+    assert often["gpt2-docs, seed 0"] > 5 and often["bert-docs, seed 0"] > 3
+    assert len({cell for cell in every if cell.label == "gpt2-docs, seed 0"}) == 1
+
+
+def test_pages_have_the_numbers(tables, outcome, tmp_path):
+    for name in ("t-methods", "f-groups"):
+        folder = tmp_path / name
+        folder.mkdir()
+        record = finish(folder, name, EXPERIMENTS[name], SMOKE, tables[name], outcome)
+        assert json.loads((folder / "results.json").read_text()) == record and not record["failed"]
+        page = (folder / "page.html").read_text("utf-8")
+        assert tables[name][0].title in page and re.search(
+            f"<h1>{re.escape(EXPERIMENTS[name].about)}</h1>", page, re.IGNORECASE
+        )
+        curves = record["tables"][0]["entries"][0].get("curves")
+        assert len(curves[0]) == SMOKE.points if name == "t-methods" else not curves
+
+
+def test_rotary_positions_leave_less_freedom(tables, outcome):
+    freedom = {
+        (entry.row, entry.column): value_of(entry, outcome.results)[0]
+        for entry in tables["f-groups"][0].entries
+    }
+    inside = "of these inside attention"
+    # 12 layers of 12 heads of size 64: two general linear groups, or one and 32 complex numbers
+    assert freedom["BERT-base, absolute", inside] == 12 * 12 * 2 * 64 * 64
+    assert (
+        freedom["RoFormer-base, rotary", inside]
+        == freedom["Llama, 12 heads, rotary", inside]
+        == 12 * 12 * (64 * 64 + 64)
+    )
+    assert (
+        freedom["DINOv3 ViT-base, rotary", inside]
+        == freedom["RoFormer-base, rotary", inside]
+        < freedom["ViT-base, absolute", inside]
+    )
+    assert freedom["Llama, 12 heads in 4 groups, rotary", inside] == 12 * 4 * (64 * 64 + 64)
+
+
+def test_sizes_are_other_cells_and_data_is_no_part_of_them(tmp_path):
+    cells = {
+        size.name: set(with_needs(cells_of(EXPERIMENTS["t-methods"].tables(size))))
+        for size in SIZES.values()
+    }
+    assert not cells["smoke"] & cells["small"] and not cells["small"] & cells["published"]
+    elsewhere = set(
+        with_needs(
+            cells_of(EXPERIMENTS["t-methods"].tables(replace(SIZES["published"], data=tmp_path)))
+        )
+    )
+    assert elsewhere == cells["published"]
+
+
+def test_an_unknown_experiment_lists_those_there_are():
+    said = run_verb("experiment", "t-nothing", expect=2)
+    assert re.search(r"t-methods.*T, Table 1", said.stdout) and all(
+        name in said.stdout for name in EXPERIMENTS
+    )
+
+
+def columns(size):
+    (table,) = EXPERIMENTS["t-methods"].tables(size)
+    return list(dict.fromkeys(entry.column for entry in table.entries)), table.differs
+
+
+def test_columns_are_there_with_their_data(tmp_path, monkeypatch):
+    monkeypatch.delenv("SYMMERGE_DATA", raising=False)
+    size, always = replace(SIZES["published"], data=tmp_path), ["cifar10", "shakespeare", "books"]
+    found, differs = columns(size)
+    assert (
+        found == always
+        and "Left out: cifar100" in differs
+        and "put tiny-imagenet.npz (or the folder tiny-imagenet-200) into" in differs
+    )
+    (tmp_path / "cifar100.npz").touch()
+    found, differs = columns(size)
+    assert (
+        found == ["cifar10", "cifar100", "shakespeare", "books"]
+        and "cifar100" not in differs
+        and "Left out: tiny-imagenet" in differs
+    )
+    (tmp_path / "tiny-imagenet-200").mkdir()
+    found, differs = columns(size)
+    assert (
+        found == ["cifar10", "cifar100", "tiny-imagenet", "shakespeare", "books"]
+        and "Left out" not in differs
+    )
+    (table,) = EXPERIMENTS["t-methods"].tables(size)
+    assert {entry.published for entry in table.entries if entry.column == "tiny-imagenet"} == {
+        2.84,
+        1.86,
+        0.47,
+        0.29,
+        0.0,
+        None,
+    }
+    assert columns(replace(SIZES["small"], data=tmp_path))[0] == ["digits", "documentation"]
+    (varied,) = EXPERIMENTS["t-samplers"].tables(size)
+    assert {entry.column for entry in varied.entries} == {"cifar10", "shakespeare"}
+
+
+def test_what_is_needed_follows_from_the_cells(tmp_path, monkeypatch):
+    monkeypatch.delenv("SYMMERGE_DATA", raising=False)
+    size, store = replace(SIZES["published"], data=tmp_path), Store(tmp_path / "out")
+    for name, missing in (
+        ("t-methods", "cifar10.npz"),
+        ("v-tasks", "books_train.txt.xz"),
+        ("f-retrain-images", "cifar10.npz"),
+    ):
+        with pytest.raises(
+            DataError,
+            match=rf"{name} at size published needs the data of [\w-]+: .*{missing} is missing.*, or use --size small",
+        ):
+            check_data(name, EXPERIMENTS[name].tables(size), size, store)
+    for name in EXPERIMENTS:
+        check_data(name, EXPERIMENTS[name].tables(SMOKE), SMOKE, store)
+    check_data("f-groups", EXPERIMENTS["f-groups"].tables(size), size, store)
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    check_data("f-retrain-images", EXPERIMENTS["f-retrain-images"].tables(size), size, store)
+
+
+def test_one_folder_has_one_data_set(tmp_path):
+    """The same files elsewhere are the same data; another file of the same name is refused, and so is another Python's documentation."""
+    out, size = tmp_path / "out", replace(SIZES["published"], data=tmp_path)
+    store, tables = Store(out), EXPERIMENTS["f-retrain-images"].tables(size)
+    (tmp_path / "cifar10.npz").write_bytes(b"pictures")
+    found = digests(tables, size, store)
+    assert list(found) == ["cifar10.npz"]
+    check_same(out, found)
+    claim(out, "f-retrain-images", size, found)
+    check_folder(out, "f-retrain-images", size, resume=True)
+    check_same(out, digests(tables, size, store))
+    claim(
+        out, "f-retrain-images", size, {"more.txt": "0"}
+    )  # another column's: what is known stays known
+    (tmp_path / "cifar10.npz").write_bytes(b"others")
+    with pytest.raises(
+        MismatchError,
+        match=r"was begun with other data \(cifar10.npz changed since\): restore it, or choose another --out",
+    ):
+        check_same(out, digests(tables, size, store))
+    said = run_verb(
+        "experiment",
+        "f-retrain-images",
+        "--size",
+        "published",
+        "--data",
+        tmp_path,
+        "--out",
+        out,
+        "--resume",
+        expect=2,
+    )
+    assert "cifar10.npz changed since" in said.stderr
+
+    small = EXPERIMENTS["t-methods"].tables(SMOKE)
+    (docs,) = digests(small, SMOKE, store).items()
+    claim(out, "t-methods", SMOKE, {docs[0]: "another Python's"})
+    with pytest.raises(MismatchError, match="Python's documentation changed since"):
+        check_same(out, dict([docs]))
+
+
+def test_words_about_a_recipe_are_no_part_of_a_cell(monkeypatch):
+    def key():
+        return parts.model(SMOKE, "vit-digits", 0).key
+
+    before, recipe = key(), training_recipe("vit-digits")
+    monkeypatch.setattr(
+        parts, "training_recipe", lambda name: replace(recipe, about="other words", takes="a while")
+    )
+    assert key() == before
+    monkeypatch.setattr(
+        parts,
+        "training_recipe",
+        lambda name: replace(recipe, schedule=replace(recipe.schedule, rate=1.0)),
+    )
+    assert key() != before

@@ -1,0 +1,157 @@
+"""The demonstration, end to end with tiny models: what it writes, what it keeps, what it leaves."""
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from transformers import pipeline
+from typer.testing import CliRunner
+
+from symmerge.cli import app, making
+from symmerge.errors import CheckpointError
+from symmerge.lab import demonstration as module
+from symmerge.lab.demonstration import demo
+from symmerge.lab.training.recipes import DEMO
+from symmerge.matching.recipes import RECIPES
+
+SIZES = {
+    "vit-digits": {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24},
+    "gpt2-docs": {"n_embd": 16, "n_head": 2, "n_inner": 24, "n_positions": 64},
+}
+TINY = {
+    name: replace(
+        recipe,
+        config={**recipe.config, **SIZES[name]},
+        schedule=replace(recipe.schedule, steps=3, batch=4, warmup=1),
+    )
+    for name, recipe in DEMO.items()
+}
+METHODS = {name: RECIPES[name] for name in ("permutations", "orthogonal")}
+ONE = {"vit-digits": TINY["vit-digits"]}
+
+
+@pytest.fixture(scope="module")
+def told():
+    return []
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory, told):
+    @contextmanager
+    def bar(what, steps):
+        ticks = []
+        yield ticks.append
+        told.append((what, steps, len(ticks)))
+
+    place = tmp_path_factory.mktemp("demo") / "out"
+    return place, demo(place, recipes=TINY, methods=METHODS, points=3, bar=bar)
+
+
+def test_the_table_has_every_method_for_every_pair(out):
+    _, outcome = out
+    assert [row["models"] for row in outcome.rows] == [
+        name for name in DEMO for _ in ("none", *METHODS)
+    ]
+    assert [row["method"].removesuffix(" (best)") for row in outcome.rows] == [
+        "plain average",
+        *METHODS,
+    ] * len(DEMO)
+    assert len({tuple(row) for row in outcome.rows}) == 1, "one table has one set of columns"
+    for name in DEMO:
+        mine = [row for row in outcome.rows if row["models"] == name]
+        best = [row for row in mine if row["method"].endswith("(best)")]
+        assert len(best) == 1 and best[0]["barrier"] == min(row["barrier"] for row in mine[1:])
+
+
+def test_the_bars_reach_their_ends(out, told):
+    assert len(told) == 4 * len(DEMO) and all(steps == ticks for _, steps, ticks in told), told
+
+
+def test_page_and_results_are_there(out):
+    place, outcome = out
+    page = outcome.page.read_text("utf-8")
+    assert all(name in page for name in DEMO) and outcome.page == place / "page.html"
+    for name in DEMO:
+        assert {"curve.json", "curve.csv", "curve.svg", "structure.json", "averaged", "merged"} <= {
+            item.name for item in (place / name).iterdir()
+        }
+        record = json.loads((place / name / "curve.json").read_text())
+        assert [method["name"] for method in record["methods"]] == ["none", *METHODS] and len(
+            record["methods"][0]["points"]
+        ) == 3
+
+
+def test_merged_checkpoints_run_in_a_stock_pipeline(out):
+    place, outcome = out
+    assert outcome.merged == tuple(place / name / "merged" for name in DEMO)
+    text = pipeline("text-generation", model=str(place / "gpt2-docs/merged"))(
+        "The for statement", max_new_tokens=4, do_sample=False
+    )
+    assert text[0]["generated_text"].startswith("The for statement")
+
+
+def test_the_verb(out, tmp_path, monkeypatch):
+    """On models that are there: the table for programs and for people, and where everything is."""
+    place, outcome = out
+    monkeypatch.setattr(making, "show", partial(demo, recipes=ONE, methods=METHODS, points=3))
+    assert json.loads(
+        CliRunner().invoke(app, ["demo", "--out", str(place), "--json"]).stdout
+    ) == list(outcome.rows[: 1 + len(METHODS)])
+    (tmp_path / "file").write_text("mine")
+    refused = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "file")])
+    assert (
+        refused.exit_code == 2
+        and refused.stderr.startswith("error: cannot write to ")
+        and refused.stderr.count("\n") == 1
+    )
+    monkeypatch.setattr(making, "show", lambda *_, **__: outcome)
+    said = CliRunner().invoke(app, ["demo", "--out", str(place)]).stdout.splitlines()
+    assert said[1].split("\t") == list(outcome.rows[0]) and len(said) == 2 + len(
+        outcome.rows
+    ) + 1 + len(DEMO)
+    assert said[-3:] == [
+        f"the page: {place / 'page.html'}",
+        *(f"merged, a stock checkpoint: {folder}" for folder in outcome.merged),
+    ]
+
+
+def test_a_second_run_does_not_train_and_says_the_same(out, monkeypatch):
+    place, outcome = out
+    monkeypatch.setattr(module, "train", lambda *_, **__: pytest.fail("it trained again"))
+    assert (
+        demo(place, recipes=ONE, methods=METHODS, points=3).rows == outcome.rows[: 1 + len(METHODS)]
+    )
+    with pytest.raises(
+        pytest.fail.Exception, match="it trained again"
+    ):  # other seeds are other models
+        demo(place, 1, recipes=ONE, methods=METHODS, points=3)
+
+
+def test_what_is_not_ours_stays(out, tmp_path):
+    (tmp_path / "vit-digits").mkdir()
+    (tmp_path / "vit-digits/mine.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="exists: choose another --out"):
+        demo(tmp_path, recipes=ONE, methods=METHODS, points=3)
+    assert (tmp_path / "vit-digits/mine.txt").read_text() == "mine"
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CheckpointError, match="choose another --out"):
+        demo(tmp_path / "file", recipes=ONE, methods=METHODS, points=3)
+
+
+def test_an_interrupt_keeps_whole_models_only(tmp_path, monkeypatch):
+    def interrupt(a, b, methods, task, **_):
+        assert [method.name for method in methods] == ["none", *module.METHODS], (
+            "by default, every method"
+        )
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "run", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        demo(tmp_path, recipes=ONE)
+    assert [item.name for item in tmp_path.iterdir()] == ["models"]
+    assert sorted(item.name for item in (tmp_path / "models").iterdir()) == [
+        "vit-digits-seed-0",
+        "vit-digits-seed-1",
+    ]

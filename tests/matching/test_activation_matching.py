@@ -1,0 +1,397 @@
+"""Activation matching: planted symmetries come back from activations alone, recipes keep functions, heads are matched as an oracle says."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+from seeing import inputs, seen
+
+import symmerge as sm
+from symmerge.aligning.pair import write
+from symmerge.errors import MismatchError, SymmergeWarning, SymmetryError
+from symmerge.evaluation.data.self_generated import own_text
+from symmerge.evaluation.tasks import make_task
+from symmerge.lab.small_models import SMALL, small_model
+from symmerge.matching.activations import ActivationMatching
+from symmerge.matching.evidence import Weighting
+from symmerge.matching.recipes import RECIPES, WITH_DATA, with_options
+from symmerge.models.orbit import random_member
+from symmerge.observation.calibration import only
+from symmerge.observation.probe import make_probe
+from symmerge.symmetry.groups import Permutation, RotaryPairs, ScaledPermutation
+from symmerge.symmetry.notation import atoms
+from symmerge.verification.gate import full_module
+
+ALONE = Weighting(norm=0.5, stream=1.0, heads=1.0, units=1.0, weights=0.0)
+EXACT = {name: recipe for name, recipe in WITH_DATA.items() if not recipe.loose}
+LOOSE = {name: recipe for name, recipe in WITH_DATA.items() if recipe.loose}
+
+
+@cache
+def load(name, seed=0, **changes):
+    return sm.load(small_model(name, seed=seed, dtype=torch.float64, **changes))
+
+
+def solved(a, b, recipe, *, batches=2, rows=32, **options):
+    """B aligned to A by a recipe, from statistics on random inputs."""
+    ready = recipe.ready(a), recipe.ready(b)
+    found = seen(*ready, inputs(a, batches, rows))
+    return sm.align(a, b, with_options(recipe, statistics=found, dtype=torch.float64, **options))
+
+
+# planted symmetries, from activations alone
+
+
+def planted(name, batches=1, other=None):
+    """A model, a moved copy, and what was found; the copy may have seen `other` inputs."""
+    a = load(name)
+    alignment, b = random_member(a, seed=1)
+    ready = sm.canonicalize(a), sm.canonicalize(b)
+    found = seen(*ready, inputs(a, batches), theirs=other)
+    return (
+        a,
+        b,
+        alignment,
+        sm.align(a, b, ActivationMatching(weighting=ALONE, statistics=found, dtype=torch.float64)),
+    )
+
+
+def worst(a, b):
+    return max(
+        ((a.weights[name] - b.weights[name]).norm() / a.weights[name].norm().clamp_min(1e-6)).item()
+        for name in a.weights
+    )
+
+
+# ReLU leaves some units of a random model without a single token that wakes them; nothing is known of those.
+SLEEPING = "bert-classifier"
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != SLEEPING])
+def test_planted_symmetries_come_back(name):
+    """Permutations and scales of units, rotations of the stream, bases and rotary pairs inside heads: all of it, without looking at a weight."""
+    _, moved, _, found = planted(name, batches=2)
+    assert found.before > 0.5 and worst(found.reference, found.aligned) <= 1e-5
+    assert worst(found.reference, sm.canonicalize(moved)) > 0.5  # the control: not aligned
+    assert sm.verify(moved, found.aligned, dtype=torch.float64).difference <= 1e-10
+
+
+@pytest.mark.parametrize("name", ["bert", "vit", "llama"])
+def test_other_inputs_tell_nothing(name):
+    """The negative control of all of the above: what flows through B on other inputs."""
+    found = planted(name, other=inputs(load(name), 1, seed=9))[3]
+    assert found.after > 0.3
+
+
+@pytest.mark.parametrize("score", ["correlation", "cosine", "covariance"])
+def test_permutations_come_back_by_every_score(score):
+    """As elements: what was found undoes what was planted."""
+    a = load("bert").restrict(qk="permutation", vo="permutation")
+    recipe = replace(RECIPES["activations"], steps=())
+    alignment = sm.Alignment.random(a.spec, torch.Generator().manual_seed(1))
+    b = sm.apply(alignment, a)
+    found = seen(a, b, inputs(a))
+    solution = sm.align(
+        a,
+        b,
+        replace(
+            recipe,
+            matching=ActivationMatching(
+                weighting=replace(ALONE, score=score), statistics=found, dtype=torch.float64
+            ),
+        ),
+    ).solution
+    both = solution.alignment.compose(alignment)
+    for space, element in both.elements.items():
+        if isinstance(a.spec.spaces[space].group, Permutation):
+            assert torch.equal(
+                element["index"],
+                torch.arange(element["index"].shape[-1]).expand_as(element["index"]),
+            ), space
+    assert any(
+        not torch.equal(element["index"], both[space]["index"])
+        for space, element in alignment.elements.items()
+    )  # the control
+
+
+def test_units_that_sleep_are_all_that_is_missed():
+    with pytest.warns(SymmergeWarning, match="28 coordinates never change"):  # 14 of each model
+        found = planted(SLEEPING, batches=2)[3]
+    after = seen(found.reference, found.aligned, inputs(load(SLEEPING)))
+    for layer, sleeping in ((0, 0), (1, 14)):
+        awake = after.moments[f"bert.encoder.layer.{layer}.output.dense.weight:in"].square_a > 0
+        bias = f"bert.encoder.layer.{layer}.intermediate.dense.bias"
+        away = (found.reference.weights[bias] - found.aligned.weights[bias]).abs() > 1e-6
+        assert (
+            (~awake).sum() == sleeping
+            and not (away & awake).any()
+            and bool(away.any()) is bool(sleeping)
+        )
+
+
+def test_rotary_pairs_and_grouped_heads_are_among_what_came_back():
+    kinds = {
+        name: {type(space.group) for space in sm.canonicalize(load(name)).spec.hidden.values()}
+        for name in SMALL
+    }
+    assert (
+        RotaryPairs in kinds["llama"]
+        and RotaryPairs in kinds["neox"]
+        and ScaledPermutation in kinds["gpt2-untied"]
+    )
+
+
+# recipes
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("which", EXACT)
+def test_every_recipe_with_data_keeps_both_functions(name, which):
+    a, b = load(name), load(name, 1)
+    found = solved(a, b, RECIPES[which], batches=1)
+    assert sm.verify(a, found.reference, dtype=torch.float64).difference <= 1e-10
+    assert sm.verify(b, found.aligned, dtype=torch.float64).difference <= 1e-10
+    assert sm.verify(a, found.aligned).difference > 1e-2  # the control: they are two functions
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+@pytest.mark.parametrize("which", LOOSE)
+def test_what_is_no_symmetry_is_another_function_and_is_not_written(name, which, tmp_path):
+    a, b = load(name), load(name, 1)
+    found = solved(a, b, RECIPES[which], batches=1)
+    assert sm.verify(b, found.aligned, dtype=torch.float64).difference > 1e-2
+    with pytest.raises(SymmetryError, match="no symmetry"):
+        write(found, a, b, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    exact = solved(a, b, RECIPES["correlation"], batches=1)  # the control: one that is
+    write(exact, a, b, tmp_path / "out")
+    assert (tmp_path / "out/aligned/model.safetensors").exists()
+
+
+def test_loose_tables_say_where_they_do_not_apply():
+    with pytest.raises(MismatchError, match="no rotary positions"):
+        RECIPES["correlation-ignore-heads"].ready(load("llama"))
+
+
+# heads, against an oracle
+
+
+TINY = {"hidden_size": 9, "num_attention_heads": 3, "intermediate_size": 12, "num_hidden_layers": 1}
+
+
+def oracle(a, b):
+    """Every order of three heads; inside each pair of heads the best assignment of coordinates by their correlation."""
+    rows = []
+    for model in (a, b):
+        kept, module = [], full_module(model, torch.float64)
+        hook = module.bert.encoder.layer[0].attention.output.dense.register_forward_pre_hook(
+            lambda _, given, kept=kept: kept.append(given[0].flatten(0, 1))
+        )
+        with torch.no_grad():
+            for batch in inputs(a):
+                module(**batch)
+        hook.remove()
+        rows.append(torch.cat(kept).numpy())
+    scores = (
+        np.corrcoef(rows[0].T, rows[1].T)[:9, 9:].reshape(3, 3, 3, 3).transpose(0, 2, 1, 3)
+    )  # head of A, head of B, coordinates
+    inner = {
+        (i, j): linear_sum_assignment(scores[i, j], maximize=True)[1]
+        for i in range(3)
+        for j in range(3)
+    }
+    gain = {pair: scores[pair][range(3), order].sum() for pair, order in inner.items()}
+    heads = max(
+        permutations(range(3)), key=lambda order: sum(gain[i, j] for i, j in enumerate(order))
+    )
+    return list(heads), [inner[i, j].tolist() for i, j in enumerate(heads)]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_heads_are_those_of_the_oracle(seed):
+    a, b = load("bert", **TINY), load("bert", seed, **TINY)
+    found = solved(a, b, RECIPES["correlation"]).solution.alignment
+    heads, inside = oracle(a, b)
+    assert found["head.0"]["index"].tolist() == heads and _inside(found, "vo.0") == inside
+
+
+def _inside(found, space):
+    """The order inside each of A's heads, whichever of B's head it meets."""
+    return found[space]["index"].tolist()
+
+
+def test_the_oracle_finds_other_heads_for_other_models():
+    assert (
+        len({str(oracle(load("bert", **TINY), load("bert", seed, **TINY))) for seed in (1, 2, 3)})
+        > 1
+    )
+
+
+def test_queries_follow_values_or_go_their_own_way():
+    a, b = load("bert"), load("bert", 1)
+    follow, separate, monotonic = (
+        solved(a, b, RECIPES[f"correlation{mode}"]).solution.alignment
+        for mode in ("", "-separate-qk", "-monotonic")
+    )
+    for layer in (0, 1):
+        assert torch.equal(follow[f"qk.{layer}"]["index"], follow[f"vo.{layer}"]["index"])
+        assert not torch.equal(separate[f"qk.{layer}"]["index"], separate[f"vo.{layer}"]["index"])
+        still = torch.arange(4)
+        assert not torch.equal(follow[f"head.{layer}"]["index"], still)
+        assert f"head.{layer}" not in monotonic.elements and not torch.equal(
+            monotonic[f"vo.{layer}"]["index"], torch.arange(12).expand(4, 12)
+        )
+
+
+# the stream
+
+
+def stream_places(seen_, stream="residual"):
+    return [
+        name
+        for name, found in seen_.moments.items()
+        if [atom.space for atom in atoms((found.axis,))] == [stream]
+    ]
+
+
+def test_places_of_the_stream():
+    a, b = load("bert"), load("bert", 1)
+    found = seen(a, b, inputs(a, 1, rows=4))
+    everywhere = stream_places(found)
+    assert (
+        len(everywhere) == 5
+    )  # before each block's attention and units, and before the decoder's transform
+    first, last = (stream_places(only(found, "residual", which)) for which in ("first", "last"))
+    assert first == ["bert.encoder.layer.0.attention.self.query.weight:in"] and last == [
+        "cls.predictions.transform.dense.weight:in"
+    ]
+    assert stream_places(only(found, "residual", "all")) == everywhere
+    assert (
+        len(only(found, "residual", "first").moments) == len(found.moments) - 4
+    )  # nothing else is dropped
+
+
+def test_a_first_token_that_the_model_does_not_have():
+    """A config keeps GPT-2's 50256, whatever the vocabulary: then any token comes first."""
+    model = sm.load(small_model("gpt2", bos_token_id=50256, eos_token_id=50256))
+    text = own_text(model, full_module(model, torch.float32), rows=3, length=5, seed=0)
+    assert (
+        text.shape == (3, 5)
+        and len(text[:, 0].unique()) > 1
+        and int(text.max()) < model.spec.sizes["vocabulary"]
+    )
+    known = sm.load(small_model("gpt2", bos_token_id=7))
+    assert own_text(known, full_module(known, torch.float32), rows=3, length=5, seed=0)[
+        :, 0
+    ].tolist() == [7, 7, 7]
+
+
+def test_places_count_for_own_text_too():
+    models = [load("gpt2"), load("gpt2", 1)]
+    probe = make_probe(models, scored=False)
+    assert probe is not None
+    kept = only(probe.seen, "residual", "first")
+    dropped = [name for name in probe.seen.a.values if name not in kept.a.values]
+    assert dropped == [
+        "transformer.h.0.mlp.c_fc.weight:in",
+        "transformer.h.1.attn.c_attn.weight:in",
+        "transformer.h.1.mlp.c_fc.weight:in",
+    ]
+    assert kept.a.axes.keys() == kept.a.values.keys() == kept.b.values.keys()
+
+
+def test_another_place_is_another_order():
+    a, b = load("bert"), load("bert", 1)
+    orders = {
+        place: tuple(
+            solved(a, b, RECIPES[f"residual-{place}"])
+            .solution.alignment["residual"]["index"]
+            .tolist()
+        )
+        for place in ("first", "last", "all")
+    }
+    assert len(set(orders.values())) == 3
+
+
+def test_the_order_of_the_stream_is_the_best_by_correlation():
+    """At its first place: the oracle is one assignment of the correlation of what layer 0 reads."""
+    a, b = load("bert"), load("bert", 1)
+    found = seen(a, b, inputs(a)).moments["bert.encoder.layer.0.attention.self.query.weight:in"]
+    mean_a, mean_b = found.sum_a / found.count, found.sum_b / found.count
+    cross = found.cross / found.count - mean_a[:, None] * mean_b
+    scale = [
+        (square / found.count - mean.square()).rsqrt()
+        for square, mean in ((found.square_a, mean_a), (found.square_b, mean_b))
+    ]
+    best = linear_sum_assignment((scale[0][:, None] * cross * scale[1]).numpy(), maximize=True)[1]
+    assert (
+        solved(a, b, RECIPES["residual-first"]).solution.alignment["residual"]["index"].tolist()
+        == best.tolist()
+    )
+    assert (
+        solved(a, b, RECIPES["residual-last"]).solution.alignment["residual"]["index"].tolist()
+        != best.tolist()
+    )
+
+
+def test_a_tied_decoder_moves_with_the_stream_and_an_untied_one_by_itself():
+    a, b = load("bert"), load("bert", 1)
+    tied, untied = (
+        solved(a, b, RECIPES[name]) for name in ("residual-first", "residual-first-untied")
+    )
+    words, decoder, dense = (
+        "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.weight",
+        "cls.predictions.transform.dense.weight",
+    )
+    order = tied.solution.alignment["residual"]["index"]
+    assert "transform" not in tied.aligned.spec.hidden and decoder not in tied.aligned.weights
+    assert torch.equal(tied.aligned.weights[words], b.weights[words][:, order])
+    assert torch.equal(
+        tied.aligned.weights[dense], b.weights[dense][order][:, order]
+    )  # what the decoder reads is the stream
+    own = untied.solution.alignment["transform"]["index"]
+    assert not torch.equal(own, untied.solution.alignment["residual"]["index"])
+    assert torch.equal(untied.aligned.weights[decoder], b.weights[words][:, own])
+
+
+# the search
+
+
+def test_the_lowest_held_out_score_is_chosen_and_the_same_seed_gives_the_same():
+    models = tuple(sm.canonicalize(sm.load(small_model("gpt2", seed=seed))) for seed in (0, 1))
+    task = make_task("clm", "self", models, samples=8)
+    first = ActivationMatching(data=task, tries=5).solve(*models)
+    scores = [record["score"] for record in first.tried]
+    assert (
+        len(scores) == 5 and len(set(scores)) > 1 and first.settings["scored_on"] == "held-out data"
+    )
+    assert first.settings["chosen"] == first.tried[scores.index(min(scores))]["key"]["weighting"]
+    one, again = (ActivationMatching(data=task, tries=2).solve(*models) for _ in range(2))
+    assert one.tried == again.tried == first.tried[:2] and one.settings == again.settings
+    for name, element in one.alignment.elements.items():
+        assert all(
+            torch.equal(value, again.alignment[name][part]) for part, value in element.items()
+        )
+    other = ActivationMatching(
+        data=make_task("clm", "self", models, samples=8, seed=1), tries=1
+    ).solve(*models)
+    assert other.tried[0]["objective"] != first.tried[0]["objective"]  # the control: other text
+    # A score that was given is not searched over; else it is.
+    given = with_options(RECIPES["activations"], data=task, tries=5, score="cosine").matching.solve(
+        *models
+    )
+    tried = [
+        {record["key"]["weighting"]["score"] for record in solution.tried}
+        for solution in (first, given)
+    ]
+    assert tried == [{"product", "covariance"}, {"cosine"}]
+
+
+def test_without_data_or_text_there_is_nothing_to_see():
+    with pytest.raises(MismatchError, match="give data to see activations on"):
+        sm.align(load("vit"), load("vit", 1), RECIPES["activations"])

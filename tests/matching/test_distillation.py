@@ -1,0 +1,265 @@
+"""Lessons: batches are shuffled, whole and apart from those held out; answers are the parents' mean at the places that count, kept as they were made."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import symmerge as sm
+from symmerge.errors import DataError
+from symmerge.evaluation.tasks.base import IGNORED, Groups
+from symmerge.lab.small_models import small_model
+from symmerge.matching import distillation as module_of_lessons
+from symmerge.matching.distillation import ROWS, TOKENS, Lessons, batch_size, loss_of, shuffled
+from symmerge.verification.gate import full_module
+
+CPU = torch.device("cpu")
+TASKS = {"gpt2": "clm", "llama": "clm", "bert": "mlm", "roberta": "mlm"}
+
+
+@cache
+def pair(name, **changes):
+    return tuple(sm.load(small_model(name, seed=seed, **changes)) for seed in (0, 1))
+
+
+@cache
+def parents(name, **changes):
+    return [full_module(model, torch.float32) for model in pair(name, **changes)]
+
+
+@cache
+def task(name, samples=26):
+    return sm.make_task(TASKS[name], "self", pair(name), samples=samples)
+
+
+def lessons(name, target="parents", size=4, held_out=0.2):
+    learned, _ = shuffled(task(name), size, 0, held_out)
+    return Lessons(learned, parents(name), target, CPU), list(learned)
+
+
+def rows(batches):
+    return [tuple(row.tolist()) for batch in batches for row in batch["input_ids"]]
+
+
+# batches
+
+
+def test_batches_are_shuffled_whole_and_apart():
+    everything = rows(task("gpt2").batches)
+    learned, held = (list(part) for part in shuffled(task("gpt2"), 4, 0, 0.2))
+    assert [len(batch["labels"]) for batch in learned] == [4] * 5 and [
+        len(batch["labels"]) for batch in held
+    ] == [4]  # of 21 and 5 samples
+    mine, others = rows(learned), rows(held)
+    assert len(set(mine)) == 20 and set(mine) < set(everything) and not set(mine) & set(others)
+    order = [everything.index(row) for row in mine]
+    assert order != sorted(order)  # tasks keep them sorted
+    assert all(
+        torch.equal(batch["input_ids"], batch["labels"]) for batch in learned
+    )  # labels stay with their samples
+
+
+def test_the_same_seed_shuffles_the_same():
+    first, again, other = (
+        tuple(rows(part) for part in shuffled(task("gpt2"), 4, seed, 0.2)) for seed in (0, 0, 1)
+    )
+    assert first == again and first[0] != other[0] and first[1] != other[1]
+
+
+@pytest.mark.parametrize("held_out", [0.01, 0.5, 0.95])
+def test_something_is_held_out_and_something_learned_from(held_out):
+    learned, held = (rows(part) for part in shuffled(task("gpt2"), 1, 0, held_out))
+    assert len(learned) + len(held) == 26 and len(held) == max(1, round(26 * held_out))
+
+
+def test_fewer_samples_than_a_batch_are_one():
+    learned, held = (list(part) for part in shuffled(task("gpt2"), 100, 0, 0.2))
+    assert [len(batch["labels"]) for batch in (*learned, *held)] == [21, 5]
+
+
+def test_too_few_samples_are_refused():
+    one, two = (sm.make_task("clm", "self", pair("gpt2"), samples=samples) for samples in (1, 2))
+    with pytest.raises(
+        DataError, match="1 samples of self are too few to learn from and to judge by"
+    ):
+        shuffled(one, 4, 0, 0.1)
+    assert [len(part) for part in shuffled(two, 4, 0, 0.1)] == [1, 1]  # the control
+
+
+def test_batches_of_a_size_that_suits_the_task():
+    assert batch_size(task("gpt2")) == TOKENS // 62 == TOKENS // task("gpt2").settings["block"]
+    assert batch_size(replace(task("gpt2"), settings={"block": 10 * TOKENS})) == 1
+    assert {
+        name: batch_size(replace(task("gpt2"), name=name, settings={})) for name in ROWS
+    } == ROWS
+
+
+# answers
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_answers_are_the_mean_of_the_parents_where_it_counts(name):
+    given, batches = lessons(name)
+    assert len(given) == len(batches) == 5
+    for number, batch in enumerate(batches):
+        lesson, counts = given[number], (batch["labels"] != IGNORED).flatten()
+        assert (
+            lesson.inputs.keys() == {"input_ids"} and lesson.wanted is not None
+        )  # labels are not shown
+        with torch.no_grad():
+            both = [
+                module(**lesson.inputs).logits.double().softmax(-1).flatten(0, 1)[counts]
+                for module in parents(name)
+            ]
+        answers = lesson.wanted[: int(counts.sum())].double()
+        torch.testing.assert_close(
+            answers, (both[0] + both[1]) / 2, rtol=2e-3, atol=1e-6
+        )  # kept in half the memory
+        assert not torch.allclose(
+            answers, both[0], rtol=2e-3, atol=1e-4
+        )  # the control: one parent is not both
+        assert lesson.wanted.sum(-1).float().allclose(torch.ones(len(lesson.wanted)), atol=5e-3)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_masked_places_are_those_with_labels_and_weigh_one_together(name):
+    given, batches = lessons(name)
+    counts = [int((batch["labels"] != IGNORED).sum()) for batch in batches]
+    assert len(set(counts)) > 1  # the control: some batches must be filled up
+    for number, batch in enumerate(batches):
+        lesson, some = given[number], counts[number]
+        assert lesson.places is not None and lesson.weights is not None
+        assert (
+            lesson.places[:some].tolist()
+            == (batch["labels"] != IGNORED).flatten().nonzero().flatten().tolist()
+        )
+        assert lesson.weights.sum().item() == pytest.approx(1, abs=1e-6)
+        assert (lesson.weights[:some] > 0).all() and not lesson.weights[some:].any()
+        assert (
+            len(lesson.places) == len(lesson.weights) == len(lesson.wanted) == max(counts)
+        )  # all of one shape
+
+
+def test_where_everything_counts_no_place_is_named():
+    lesson = lessons("gpt2")[0][0]
+    assert lesson.places is None and lesson.weights is None and lesson.wanted.shape == (4 * 62, 101)
+
+
+def test_answers_are_asked_for_once_and_kept(monkeypatch):
+    asked = []
+    real = module_of_lessons.at_places
+    monkeypatch.setattr(
+        module_of_lessons, "at_places", lambda *args: asked.append(1) or real(*args)
+    )
+    given, _ = lessons("bert")
+    room = given.left
+    first, again = given[1], given[1]
+    assert first is again and len(asked) == 2 and given.left < room
+    monkeypatch.setattr(module_of_lessons, "MOST_KEPT", 1)
+    fresh, _ = lessons("bert")
+    assert (
+        fresh[1] is not fresh[1] and len(asked) == 6 and fresh.left == 1
+    )  # where there is no room, they are asked again
+    for kept, made in zip(first, fresh[1], strict=True):
+        assert kept.keys() == made.keys() if isinstance(kept, dict) else torch.equal(kept, made)
+    assert torch.equal(first.inputs["input_ids"], fresh[1].inputs["input_ids"]) and not torch.equal(
+        first.inputs["input_ids"], fresh[2].inputs["input_ids"]
+    )
+
+
+# losses
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_loss_is_the_cross_entropy_to_the_parents(name):
+    given, batches = lessons(name)
+    with torch.no_grad():
+        found = loss_of(parents(name)[0], given[0])
+        counts = batches[0]["labels"] != IGNORED
+        logits = [
+            module(input_ids=batches[0]["input_ids"]).logits.double()[counts]
+            for module in parents(name)
+        ]
+    answers = torch.stack([each.softmax(-1) for each in logits]).mean(0)
+    plain = -(answers * logits[0].log_softmax(-1)).sum(-1).mean()
+    assert found.item() == pytest.approx(plain.item(), abs=1e-3)
+    entropy = -(answers * answers.log()).sum(-1).mean()
+    assert found > entropy + 0.05  # the control: one parent alone cannot say what both do
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_what_fills_up_does_not_count(name):
+    """The mean over places, whatever stands in those that only fill up; and the gradient flows."""
+    given, _ = lessons(name)
+    model = full_module(pair(name)[0], torch.float32).requires_grad_(True)
+    lesson = given[0]
+    before = loss_of(model, lesson)
+    if lesson.weights is not None:
+        filled = lesson.weights == 0
+        changed = lesson._replace(wanted=torch.where(filled[:, None], 1.0, lesson.wanted.float()))
+        assert filled.any() and torch.equal(loss_of(model, changed), before)
+        wrong = lesson._replace(weights=torch.full_like(lesson.weights, 1 / len(filled)))
+        assert abs(loss_of(model, wrong) - before) > 1e-3  # the control
+    before.backward()
+    assert all(
+        parameter.grad is None or parameter.grad.isfinite().all()
+        for parameter in model.parameters()
+    )
+    assert (
+        sum(
+            parameter.grad is not None and bool(parameter.grad.any())
+            for parameter in model.parameters()
+        )
+        > 10
+    )
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_labels_as_target_give_the_models_own_loss(name):
+    given, batches = lessons(name, "labels")
+    lesson = given[0]
+    assert (
+        lesson.wanted is None
+        and lesson.places is None
+        and torch.equal(lesson.inputs["labels"], batches[0]["labels"])
+    )
+    with torch.no_grad():
+        found, logits = (
+            loss_of(parents(name)[1], lesson),
+            parents(name)[1](input_ids=lesson.inputs["input_ids"]).logits.double(),
+        )
+    labels = lesson.inputs["labels"]
+    if TASKS[name] == "clm":
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    assert found.item() == pytest.approx(
+        F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED).item(),
+        rel=1e-5,
+    )
+    assert (
+        abs(found - loss_of(parents(name)[1], lessons(name)[0][0])) > 1e-2
+    )  # the control: another target
+
+
+def values(samples):
+    tokens, labels = zip(*samples, strict=True)
+    return {"input_ids": torch.stack(tokens), "labels": torch.tensor(labels)}
+
+
+@pytest.mark.parametrize("target", ["parents", "labels"])
+def test_values_are_learned_by_their_squared_error(target):
+    tokens = torch.randint(5, 100, (6, 10), generator=torch.Generator().manual_seed(0))
+    groups = Groups((tuple(zip(tokens, [0.5, 1.0, -2.0, 0.0, 3.0, 1.5], strict=True)),), values)
+    modules = parents("bert-classifier", num_labels=1)
+    lesson = Lessons(groups, modules, target, CPU)[0]
+    with torch.no_grad():
+        said = [module(input_ids=tokens).logits.squeeze(-1) for module in modules]
+        found = loss_of(modules[0], lesson)
+    wanted = (
+        (said[0] + said[1]) / 2
+        if target == "parents"
+        else torch.tensor([0.5, 1.0, -2.0, 0.0, 3.0, 1.5])
+    )
+    assert found.item() == pytest.approx((said[0] - wanted).square().mean().item(), rel=1e-5)
+    assert lesson.wanted is None or lesson.wanted.dtype == torch.float32

@@ -1,0 +1,339 @@
+"""The gradient along the symmetries: exactly that of autograd through the transport, and for permutations exactly what a permutation changes."""
+
+from functools import cache
+
+import pytest
+import torch
+
+import symmerge as sm
+from symmerge.lab.small_models import SMALL, small_model
+from symmerge.matching.gradients import Block, bundled_slopes, bundles, slopes, stacks, whole
+from symmerge.models.alignment import Alignment
+from symmerge.symmetry.notation import Role
+
+BOTH = (Role.WRITES, Role.READS)
+every = pytest.mark.parametrize("name", SMALL)
+
+
+@cache
+def setting(name):
+    """A table, B's tensors, where they lie after a random symmetry, and the gradient of a loss by them."""
+    model = sm.canonicalize(sm.load(small_model(name, dtype=torch.float64)))
+    table, generator = model.spec, torch.Generator().manual_seed(1)
+    base = Alignment.random(table, generator)
+    weights = {tensor: model.weights[tensor] for tensor in table.tensors}
+    moved = {tensor: base.transport(tensor, value) for tensor, value in weights.items()}
+    gradients = {
+        tensor: torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        for tensor, value in weights.items()
+    }
+    return table, base, weights, moved, gradients
+
+
+def meets(table, space):
+    return {met.piece.tensor for met in table.occurrences(space)}
+
+
+def continuous(table):
+    return [space for space in table.hidden if table.spaces[space].group.tangent()]
+
+
+def slope_of(table, space, gradients, moved):
+    found = slopes(table, [space], gradients, moved)[space]
+    return table.spaces[space].group.slope(*(found[role] for role in BOTH))
+
+
+def through_the_transport(name, space):
+    """Autograd of <gradient, moved weights> by one space's tangent, where a random symmetry has put everything."""
+    table, base, weights, _, gradients = setting(name)
+    group = table.spaces[space].group
+    along = {
+        part: torch.zeros(*table.batch(space), *shape, dtype=torch.float64, requires_grad=True)
+        for part, shape in group.tangent().items()
+    }
+    alignment = Alignment(table, {**base.elements, space: group.moved(base[space], along)})
+    loss = sum(
+        (gradients[tensor] * alignment.transport(tensor, weights[tensor])).sum()
+        for tensor in meets(table, space)
+    )
+    return dict(
+        zip(
+            along,
+            torch.autograd.grad(loss, list(along.values()), materialize_grads=True),
+            strict=True,
+        )
+    )
+
+
+@every
+def test_slopes_are_autograd_through_the_transport(name):
+    table, _, _, moved, gradients = setting(name)
+    assert {space.partition(".")[0] for space in continuous(table)} >= {"qk", "vo"}
+    for space in continuous(table):
+        truth, found = through_the_transport(name, space), slope_of(table, space, gradients, moved)
+        assert found.keys() == truth.keys()
+        for part, gradient in truth.items():
+            if gradient.numel():
+                error = (found[part] - gradient).norm() / gradient.norm()
+                assert error <= 1e-10, (space, part, error)
+                assert gradient.norm() > 1e-3
+
+
+@every
+def test_slopes_of_weights_that_lie_elsewhere_are_others(name):
+    """The control: B as it was before the symmetry moved it."""
+    table, _, weights, _, gradients = setting(name)
+    for space in continuous(table):
+        for part, gradient in through_the_transport(name, space).items():
+            if gradient.numel():
+                assert (
+                    slope_of(table, space, gradients, weights)[part] - gradient
+                ).norm() > 1e-3 * gradient.norm(), (space, part)
+
+
+def test_a_tensor_without_gradient_adds_nothing():
+    table, _, _, moved, gradients = setting("gpt2")
+    tensors = sorted(meets(table, "residual"))
+    parts = [
+        slopes(table, ["residual"], {tensor: gradients[tensor]}, moved)["residual"]
+        for tensor in tensors
+    ]
+    total = slopes(table, ["residual"], gradients, moved)["residual"]
+    for role in Role:
+        torch.testing.assert_close(sum(part[role] for part in parts), total[role])
+    assert all(
+        not value.any() for value in slopes(table, ["residual"], {}, moved)["residual"].values()
+    )
+    assert whole(parts[0]).any() and not torch.allclose(
+        whole(parts[0]), whole(total)
+    )  # the control
+
+
+def test_one_slope_per_space_asked_for():
+    table, _, _, moved, gradients = setting("llama")
+    found = slopes(table, ["query.0", "ff.1"], gradients, moved)
+    assert found.keys() == {"query.0", "ff.1"}
+    n, heads = table.sizes["query.0"], table.batch("query.0")
+    assert all(
+        value.shape == (*heads, n, n) and value.dtype == torch.float64
+        for value in found["query.0"].values()
+    )
+
+
+# permutations
+
+
+def permuted(table, space, index):
+    still = table.spaces[space].group.identity(table.batch(space))
+    return Alignment(table, {space: {**still, "index": index}})
+
+
+def once(table, space):
+    """The tensors that meet a space once: their loss is linear in the permutation."""
+    count = {}
+    for met in table.occurrences(space):
+        count[met.piece] = count.get(met.piece, 0) + 1
+    twice = {piece.tensor for piece, times in count.items() if times > 1}
+    return meets(table, space) - twice
+
+
+def change(table, space, index, gradients, moved, tensors):
+    """What a permutation does to the loss <gradient, moved weights>."""
+    alignment = permuted(table, space, index)
+    return sum(
+        (gradients[tensor] * (alignment.transport(tensor, moved[tensor]) - moved[tensor])).sum()
+        for tensor in tensors
+    ).item()
+
+
+def predicted(slope, index):
+    return (
+        (slope.gather(-1, index[..., None]).squeeze(-1) - slope.diagonal(dim1=-2, dim2=-1))
+        .sum()
+        .item()
+    )
+
+
+def swaps(n, batch):
+    """Two places change, at the first index of a batch."""
+    for i, j in {(0, 1), (0, n - 1), (n // 2, n - 1)}:
+        if i != j:
+            index = torch.arange(n).expand(*batch, n).clone()
+            index.view(-1, n)[0, [i, j]] = torch.tensor([j, i])
+            yield index
+
+
+@every
+def test_a_permutation_changes_the_loss_as_its_slope_says(name):
+    """Exactly, for swaps and for any other permutation: the loss is linear."""
+    table, _, _, moved, gradients = setting(name)
+    generator = torch.Generator().manual_seed(2)
+    discrete = [
+        space
+        for space in table.hidden
+        if "index" in table.spaces[space].group.shapes() and table.sizes[space] > 1
+    ]
+    assert {space.partition(".")[0] for space in discrete} >= {"ff"}
+    for space in discrete:
+        tensors, n, batch = once(table, space), table.sizes[space], table.batch(space)
+        slope = whole(
+            slopes(table, [space], {tensor: gradients[tensor] for tensor in tensors}, moved)[space]
+        )
+        anywhere = torch.rand(*batch, n, generator=generator).argsort(-1)
+        round_about = torch.arange(n).roll(1).expand(*batch, n)
+        for index in (*swaps(n, batch), round_about, anywhere):
+            true, guess = (
+                change(table, space, index, gradients, moved, tensors),
+                predicted(slope, index),
+            )
+            assert guess == pytest.approx(true, rel=1e-9, abs=1e-9), space
+        if n > 2:
+            backwards = predicted(slope, round_about.argsort(-1))
+            assert (
+                abs(backwards - change(table, space, round_about, gradients, moved, tensors)) > 1e-3
+            )  # the control: rows are not columns
+
+
+def test_gains_and_gates_count_for_permutations():
+    """What rides along moves with its unit: without it, the change would be predicted wrongly."""
+    table, _, _, moved, gradients = setting("llama")
+    found, index = (
+        slopes(table, ["ff.0"], gradients, moved)["ff.0"],
+        next(swaps(table.sizes["ff.0"], ())),
+    )
+    true = change(table, "ff.0", index, gradients, moved, meets(table, "ff.0"))
+    assert predicted(whole(found), index) == pytest.approx(true, rel=1e-9)
+    assert (
+        abs(
+            predicted(whole({**found, Role.RIDES: torch.zeros_like(found[Role.RIDES])}), index)
+            - true
+        )
+        > 1e-3
+    )
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_a_tensor_that_meets_a_space_twice_counts_on_both_sides(name):
+    """<G, (1 + D) W (1 + D)'> has the gradient G W' + G' W by D."""
+    table, _, _, moved, gradients = setting(name)
+    (tensor,) = meets(table, "residual") - once(table, "residual")
+    slope = whole(slopes(table, ["residual"], {tensor: gradients[tensor]}, moved)["residual"])
+    g, w = gradients[tensor], moved[tensor]
+    torch.testing.assert_close(slope, g @ w.mT + g.mT @ w)
+    assert not torch.allclose(slope, g @ w.mT)  # the control
+
+
+# all layers at once
+
+
+def blocks(stacked, *sides):
+    """Tensors by name, each in its place in a block of memory."""
+    found = []
+    for side in sides:
+        block = Block(stacked, torch.device("cpu"))
+        for name, tensor in block.tensors.items():
+            tensor.copy_(side[name])
+        found.append(block)
+    return found
+
+
+@every
+def test_every_tensor_is_in_one_stack_and_every_space_that_moves_in_one_bundle(name):
+    table, *_ = setting(name)
+    bundled = bundles(table, table.hidden)
+    stacked = stacks(table, bundled)
+    assert sorted(tensor for stack in stacked for tensor in stack.names) == sorted(table.tensors)
+    assert sorted(space for bundle in bundled for space in bundle.names) == sorted(
+        continuous(table)
+    )
+    heights = {stack.names[0]: len(stack.names) for stack in stacked if stack.moves}
+    assert (
+        max(heights.values()) >= 2 and len(stacked) < len(table.tensors) / 1.5
+    )  # two layers, and what is there once
+
+
+@every
+def test_a_block_is_one_piece_of_memory(name):
+    table, _, weights, *_ = setting(name)
+    (block,) = blocks(stacks(table, bundles(table, table.hidden)), weights)
+    assert block.tensors.keys() == weights.keys()
+    block.whole.mul_(2)
+    for tensor, value in block.tensors.items():
+        torch.testing.assert_close(value, 2 * weights[tensor].float())
+        assert value.is_contiguous()
+    assert all(
+        value.data_ptr() % 64 == block.whole.data_ptr() % 64 for value in block.stacks.values()
+    )
+
+
+@every
+def test_a_stack_moves_as_its_tensors_do_one_by_one(name):
+    table, _, weights, *_ = setting(name)
+    generator, bundled, elements = (
+        torch.Generator().manual_seed(3),
+        bundles(table, table.hidden),
+        {},
+    )
+    for bundle in bundled:
+        batch = (len(bundle.names), *bundle.batch)
+        along = {
+            part: 0.1 * torch.randn(*batch, *shape, generator=generator, dtype=torch.float64)
+            for part, shape in bundle.group.tangent().items()
+        }
+        elements[bundle] = {
+            part: value.float()
+            for part, value in bundle.group.moved(bundle.group.origin(batch), along).items()
+        }
+    source, target = blocks(stacks(table, bundled), weights, weights)
+    for stack in source.stacks:
+        stack.transport(elements, source.stacks[stack], target.stacks[stack])
+    still = Alignment.identity(table)
+    walked = {
+        space: {**still[space], **{part: value[at] for part, value in elements[bundle].items()}}
+        for bundle in bundled
+        for at, space in enumerate(bundle.names)
+    }
+    riders = {
+        tensor
+        for tensor, cut in table.pieces.items()
+        if all(atom.role is Role.RIDES for piece in cut for atom in piece.atoms)
+    }
+    alignment, apart = Alignment(table, walked), 0
+    for tensor, found in target.tensors.items():
+        before = weights[tensor].float()
+        expected = before if tensor in riders else alignment.transport(tensor, before)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        apart += not torch.allclose(found, before, atol=1e-3)
+    assert apart >= 8  # the control: what queries, keys, values and their readers are in two layers
+
+
+@every
+def test_slopes_of_a_bundle_are_those_of_its_spaces(name):
+    table, _, _, moved, gradients = setting(name)
+    bundled = bundles(table, table.hidden)
+    found = bundled_slopes(bundled, *blocks(stacks(table, bundled), gradients, moved))
+    for bundle in bundled:
+        expected = slopes(table, bundle.names, gradients, moved)
+        for role in BOTH:
+            each = torch.stack([expected[space][role] for space in bundle.names])
+            assert (found[bundle][role] - each).norm() <= 1e-5 * each.norm() and each.norm() > 1e-3
+            assert bundle.alone or not torch.allclose(
+                found[bundle][role].roll(1, 0).double(), each, rtol=1e-2
+            )  # the control: the next layer's
+
+
+def test_spaces_that_are_left_out_do_not_move():
+    table, _, _, moved, gradients = setting("gpt2")
+    some = bundles(table, ["qk.1"])
+    assert [bundle.names for bundle in some] == [("qk.1",)]
+    stacked = stacks(table, some)
+    assert {tensor for stack in stacked if stack.moves for tensor in stack.names} == meets(
+        table, "qk.1"
+    )
+    found = bundled_slopes(some, *blocks(stacked, gradients, moved))[some[0]]
+    torch.testing.assert_close(
+        found[Role.READS][0].double(),
+        slopes(table, ["qk.1"], gradients, moved)["qk.1"][Role.READS],
+        rtol=1e-4,
+        atol=1e-4,
+    )

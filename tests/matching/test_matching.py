@@ -1,0 +1,187 @@
+"""Weight matching: planted symmetries are recovered in every family, noise is survived, the objective never increases."""
+
+import pytest
+import torch
+
+import symmerge as sm
+from symmerge.checkpoints.weights import MemoryWeights
+from symmerge.errors import MismatchError
+from symmerge.lab.small_models import SMALL, small_model
+from symmerge.matching.weights import WeightMatching
+from symmerge.models.distances import distance
+from symmerge.models.orbit import random_member
+
+ONE = WeightMatching(dtype=torch.float64, own_text=False)
+
+
+def worst(a, b):
+    """The largest relative difference of a tensor; tensors that are zero in both count by their size."""
+    return max(
+        ((a.weights[name] - b.weights[name]).norm() / a.weights[name].norm().clamp_min(1e-6)).item()
+        for name in a.weights
+    )
+
+
+def noisy(model, size):
+    """The model with noise of `size` of each tensor's own scale."""
+    generator = torch.Generator().manual_seed(5)
+    tensors = {}
+    for name in model.weights:
+        tensor = model.weights[name]
+        tensors[name] = tensor + size * tensor.std(unbiased=False) * torch.randn(
+            tensor.shape, generator=generator, dtype=tensor.dtype
+        )
+    return model.derive(MemoryWeights(tensors), step={"step": "noise", "what": str(size)})
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_planted_symmetries_are_recovered(name):
+    model = sm.load(small_model(name, dtype=torch.float64))
+    moved = random_member(model, seed=1)[1]
+    found = sm.align(model, moved, ONE)
+    assert worst(found.reference, found.aligned) <= 1e-6
+    assert found.before > 0.5 and not found.already
+    # The control: without the alignment the canonical forms are far apart.
+    assert worst(found.reference, sm.canonicalize(moved)) > 0.5
+    assert sm.verify(moved, found.aligned, dtype=torch.float64).difference <= 1e-10
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "llama", "neox"])
+def test_noise_is_survived(name):
+    model = sm.load(small_model(name, dtype=torch.float64))
+    ready = sm.canonicalize(model)
+    alignment = sm.Alignment.random(ready.spec, torch.Generator().manual_seed(3))
+    found = sm.align(ready, noisy(sm.apply(alignment, ready), 0.01), ONE)
+    assert (
+        distance(found.reference, found.aligned) <= 0.05
+    )  # noise of 1% on both sides of every product
+    assert distance(found.reference, sm.canonicalize(sm.apply(alignment, ready))) > 0.5
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "llama"])
+def test_the_objective_never_increases(name):
+    pair = [
+        sm.canonicalize(sm.load(small_model(name, seed=seed, dtype=torch.float64)))
+        for seed in (0, 1)
+    ]
+    solution = ONE.solve(*pair)
+    falls = [
+        before - after
+        for before, after in zip(solution.objective, solution.objective[1:], strict=False)
+    ]
+    assert all(fall >= -1e-9 * solution.objective[0] for fall in falls)
+    assert len(solution.objective) == len(solution.changes) and solution.seconds > 0
+    assert solution.by_space.keys() == pair[0].spec.hidden.keys()
+
+
+def test_alignment_brings_unrelated_models_closer_and_keeps_both_functions():
+    a, b = (sm.load(small_model("gpt2", seed=seed)) for seed in (0, 1))
+    found = sm.align(a, b)
+    assert found.after < distance(sm.canonicalize(a), sm.canonicalize(b))
+    assert sm.verify(a, found.reference).same and sm.verify(b, found.aligned).same
+    assert found.solution.settings["scored_on"] == "own text"
+
+
+def test_the_same_seed_gives_the_same_alignment():
+    pair = [sm.canonicalize(sm.load(small_model("llama", seed=seed))) for seed in (0, 1)]
+    first, second = (WeightMatching(seed=4).solve(*pair).alignment for _ in range(2))
+    assert all(
+        torch.equal(first[name][part], second[name][part])
+        for name in first.elements
+        for part in first[name]
+    )
+
+
+def test_pairs_that_do_not_compare_are_refused():
+    with pytest.raises(
+        MismatchError,
+        match=r"differ in: .*residual OrthogonalFixingOnes\(48\) / OrthogonalFixingOnes\(24\)",
+    ):
+        sm.align(sm.load(small_model("gpt2")), sm.load(small_model("gpt2", n_embd=24)))
+
+
+def test_same_decides_by_alignment():
+    model = sm.load(small_model("llama"))
+    yes = sm.same(model, random_member(model, seed=2)[1])
+    assert yes.same and yes.before > 0.5 and yes.after < 1e-4
+    no = sm.same(model, sm.load(small_model("llama", seed=1)))
+    assert (
+        not no.same
+        and no.after > 0.1
+        and set(no.by_space) == {"residual", "head", "query", "qk", "vo", "ff"}
+    )
+
+
+def test_fine_tunes_are_recognised():
+    model = sm.load(small_model("bert", dtype=torch.float64))
+    assert sm.align(model, noisy(model, 0.05), ONE).already
+
+
+def test_merge_is_a_stock_checkpoint_between_its_parents(tmp_path):
+    import transformers
+
+    a, b = (sm.load(small_model("vit", seed=seed)) for seed in (0, 1))
+    found = sm.align(a, b)
+    merged = sm.load(sm.save(sm.merge(found.reference, found.aligned, t=0.25), tmp_path / "merged"))
+    for name in merged.weights:
+        expected = 0.75 * found.reference.weights[name] + 0.25 * found.aligned.weights[name]
+        assert torch.allclose(merged.weights[name], expected, atol=1e-6)
+    _, info = transformers.AutoModelForImageClassification.from_pretrained(
+        tmp_path / "merged", output_loading_info=True
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert "merged" in (tmp_path / "merged" / "README.md").read_text()
+    with pytest.raises(MismatchError, match="one weight per model"):
+        sm.mean([found.reference, found.aligned], [1.0])
+
+
+def test_merging_a_model_with_its_own_orbit_gives_the_model_back():
+    """The whole point in one line: averaging a model with a moved copy destroys it, unless the copy is aligned first."""
+    model = sm.load(small_model("gpt2", dtype=torch.float64))
+    moved = random_member(model, seed=1)[1]
+    found = sm.align(model, moved, ONE)
+    assert (
+        sm.verify(model, sm.merge(found.reference, found.aligned), dtype=torch.float64).difference
+        <= 1e-6
+    )
+    assert (
+        sm.verify(
+            model, sm.merge(sm.canonicalize(model), sm.canonicalize(moved)), dtype=torch.float64
+        ).difference
+        >= 1e-1
+    )
+
+
+def decayed(seed):
+    """A model whose second layer weight decay has killed: zero but for noise of its own."""
+    model = small_model("vit", dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "layers.1." in name and parameter.ndim == 2:
+            parameter.data = 1e-12 * torch.randn(
+                parameter.shape, generator=generator, dtype=torch.float64
+            )
+    return sm.load(model)
+
+
+def test_what_weight_decay_has_killed_does_not_count(monkeypatch):
+    a, b = decayed(0), random_member(decayed(1), seed=1)[1]
+
+    def alive():
+        found = sm.align(a, b, ONE)
+        tensors = [
+            name
+            for name in found.reference.weights
+            if "layers.1." not in name and found.reference.weights[name].ndim > 1
+        ]
+        return max(
+            (
+                (found.reference.weights[name] - found.aligned.weights[name]).norm()
+                / found.reference.weights[name].norm()
+            ).item()
+            for name in tensors
+        )
+
+    assert alive() <= 1e-3
+    monkeypatch.setattr("symmerge.matching.evidence.FAINT", 0.0)
+    assert alive() > 1e-2  # the control: noise with as much say as all others

@@ -1,0 +1,226 @@
+"""Many models: planted copies are recovered and their noise averaged away, circles close, rounds only bring closer, failures do not spread."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import symmerge as sm
+from symmerge.aligning.many import align_many, write
+from symmerge.checkpoints.weights import MemoryWeights
+from symmerge.errors import CheckpointError, MismatchError
+from symmerge.lab.small_models import small_model
+from symmerge.matching.resume import Journal
+from symmerge.matching.universes import circle_error, cycle_error, universe
+from symmerge.matching.weights import WeightMatching
+from symmerge.models.distances import distance
+from symmerge.models.interpolation import mean
+from symmerge.observation import probe
+
+ONE = WeightMatching(dtype=torch.float64, own_text=False)
+FAMILIES = ["gpt2", "vit", "llama", "bert", "neox"]
+
+
+def canonical(name, seed=0):
+    return sm.canonicalize(sm.load(small_model(name, seed=seed, dtype=torch.float64)))
+
+
+def noisy(model, size, seed):
+    """The model with noise of `size` of each tensor's own scale; tensors that are all alike stay: gains that were folded."""
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for name in model.weights:
+        tensor = model.weights[name]
+        spread = tensor.std(unbiased=False) if tensor.numel() > 1 else torch.zeros(())
+        tensors[name] = tensor + size * spread * torch.randn(
+            tensor.shape, generator=generator, dtype=tensor.dtype
+        )
+    return model.derive(MemoryWeights(tensors), step={"step": "noise", "what": str(size)})
+
+
+def copies(name, count, size, *, sizes=()):
+    """One model, and copies of it, each with noise of its own and under a random symmetry of its own."""
+    ready = canonical(name)
+    moves = [
+        sm.Alignment.random(ready.spec, torch.Generator().manual_seed(100 + number))
+        for number in range(count)
+    ]
+    noise = [*sizes, *[size] * (count - len(sizes))]
+    return ready, [
+        sm.canonicalize(sm.apply(move, noisy(ready, noise[number], number)))
+        for number, move in enumerate(moves)
+    ]
+
+
+def strangers(name, count=3):
+    return [canonical(name, seed) for seed in range(count)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_planted_copies_are_recovered_and_their_noise_falls_by_the_root(name):
+    clean, models = copies(name, 5, 0.01)
+    found = universe(models, ONE)
+    together = [
+        sm.apply(alignment, model)
+        for alignment, model in zip(found.alignments, models, strict=True)
+    ]
+
+    def noise(model):
+        """What is left after the clean model was brought as near as it comes."""
+        return distance(model, sm.apply(ONE.solve(model, clean).alignment, clean))
+
+    alone = sum(map(noise, together)) / 5
+    assert alone <= 0.05
+    # Elements are found from noisy models, too, so a part of the noise stays.
+    assert noise(mean(together)) <= 1.25 * alone / 5**0.5
+    # The control: without alignment the mean is far from everything.
+    assert noise(mean(models)) > 0.5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_copies_without_noise_are_recovered_exactly(name):
+    _, models = copies(name, 5, 0.0)
+    found = universe(models, ONE)
+    together = [
+        sm.apply(alignment, model)
+        for alignment, model in zip(found.alignments, models, strict=True)
+    ]
+    assert (
+        max(distance(together[0], other) for other in together[1:]) <= 1e-6
+        and found.spreads[-1] <= 1e-6
+    )
+    # The control: one member's element does not fit another.
+    assert distance(together[0], sm.apply(found.alignments[2], models[1])) > 0.1
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_circles_close(name):
+    models = strangers(name)
+    found = universe(models, ONE)
+    assert cycle_error(found) <= 1e-6
+    # The control: pairs that were matched each by itself do not close.
+    pairs = [
+        ONE.solve(models[after], models[before]).alignment
+        for before, after in ((0, 1), (1, 2), (2, 0))
+    ]
+    assert circle_error(pairs) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit", "llama"])
+def test_rounds_only_bring_closer_and_the_reference_stays(name):
+    models = strangers(name, 4)
+    found = universe(models, ONE, reference=2)
+    assert all(
+        after <= before + 1e-12
+        for before, after in zip(found.spreads, found.spreads[1:], strict=False)
+    )
+    assert len(found.spreads) >= 2 and found.kept[0] > 0 and found.spreads[-1] < found.spreads[0]
+    assert circle_error([found.alignments[2]]) == 0
+    assert universe(models, ONE, reference=2, rounds=0).spreads == found.spreads[:1]
+
+
+def test_rounds_look_at_the_members_and_write_once(monkeypatch):
+    """With text of their own: every solve of a round sees the mean of what flows through the others, on the text that all wrote at the beginning."""
+    models, texts = (
+        [sm.canonicalize(sm.load(small_model("gpt2", seed=seed))) for seed in range(3)],
+        [],
+    )
+    made, written = probe.make_probe, probe.own_text
+
+    def making(models, *, text=None, **options):
+        texts.append((len(models), None if text is None else text.clone()))
+        return made(models, text=text, **options)
+
+    monkeypatch.setattr("symmerge.matching.weights.make_probe", making)
+    wrote = []
+    monkeypatch.setattr(
+        probe, "own_text", lambda *args, **options: wrote.append(args) or written(*args, **options)
+    )
+    universe(models, WeightMatching(tries=2), rounds=1)
+    pairs, judge, rounds = texts[:2], texts[2], texts[3:]
+    assert (
+        [count for count, _ in pairs] == [2, 2]
+        and judge[0] == 3
+        and [count for count, _ in rounds] == [3, 3, 3]
+    )
+    assert all(text is None for _, text in (*pairs, judge)) and all(
+        torch.equal(text, rounds[0][1]) for _, text in rounds
+    )
+    assert len(wrote) == 2 * 2 + 3  # two pairs, then all three, then nobody
+
+
+def test_all_stay_the_functions_they_were(tmp_path):
+    models = [sm.load(small_model("llama", seed=seed)) for seed in range(3)]
+    found = align_many(models, ONE, reference=1)
+    for before, after in zip(models, found.models, strict=True):
+        assert sm.verify(before, after).same
+    assert not sm.verify(models[0], found.models[1]).same
+    write(found, models, tmp_path / "out")
+    for number, folder in ((0, "aligned-0"), (1, "reference"), (2, "aligned-2")):
+        assert sm.verify(models[number], sm.load(tmp_path / "out" / folder)).same
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {
+        "alignment-0.safetensors",
+        "alignment-2.safetensors",
+        "universe.json",
+    }
+
+
+def test_the_medoid_is_who_is_closest_to_all():
+    _, models = copies("gpt2", 4, 0.2, sizes=(0.2, 0.2, 0.0))
+    found = universe(models, ONE, reference="medoid", rounds=0)
+    assert found.reference == 2 and found.settings["medoid"]["chosen"] == models[2].where
+
+
+class Failing:
+    """A solver that fails, or is interrupted, at one of its calls."""
+
+    def __init__(self, at, error):
+        self.calls, self.at, self.error = 0, at, error
+
+    def solve(self, a, b, **how):
+        self.calls += 1
+        if self.calls == self.at:
+            raise self.error
+        return ONE.solve(a, b)
+
+
+def test_a_member_that_fails_does_not_lose_the_others():
+    models, said = strangers("gpt2", 4), []
+    found = universe(
+        models, Failing(2, CheckpointError("its third file is gone")), report=said.append
+    )
+    assert found.members == [0, 1, 3] and "third file" in found.left_out[2]
+    assert any("left out" in line for line in said)
+    assert found.spreads == pytest.approx(universe([models[0], models[1], models[3]], ONE).spreads)
+    with pytest.raises(MismatchError, match="no model could be aligned"):
+        universe(models[:2], Failing(1, CheckpointError("gone")))
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return universe(strangers("gpt2", 4), ONE)
+
+
+@pytest.mark.parametrize("at", [2, 4, 5])
+def test_an_interrupted_run_goes_on_where_it_was(at, whole, tmp_path):
+    models = strangers("gpt2", 4)
+    journal = Journal(tmp_path / "journal.safetensors", {"what": "test"})
+    stopped = universe(models, Failing(at, KeyboardInterrupt()), journal=journal)
+    assert stopped.interrupted and len(stopped.spreads) < len(whole.spreads)
+    again = Failing(0, None)
+    found = universe(models, again, journal=journal)
+    assert found.spreads[-1] == pytest.approx(whole.spreads[-1], rel=1e-3)
+    assert not found.interrupted and again.calls < 3 + 4 * (len(whole.spreads) - 1)
+    with pytest.raises(KeyboardInterrupt):  # nothing was found yet
+        universe(models, Failing(1, KeyboardInterrupt()))
+
+
+def test_what_cannot_be_compared_is_named():
+    models = strangers("gpt2", 2)
+    odd = [canonical("gpt2-untied"), replace(canonical("vit"))]
+    with pytest.raises(MismatchError) as told:
+        universe([*models, *odd], ONE)
+    assert all(model.where in str(told.value) for model in odd)
+    with pytest.raises(MismatchError, match="give two models or more"):
+        universe(models[:1], ONE)
+    with pytest.raises(MismatchError, match="counted from 0"):
+        align_many(models, ONE, reference=2)

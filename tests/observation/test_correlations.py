@@ -1,0 +1,154 @@
+"""Correlations of matched features: planted pairs, unrelated ones, and against what the moved model really does."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import symmerge as sm
+from symmerge.aligning.pair import write_evidence
+from symmerge.lab.small_models import small_model
+from symmerge.matching.activations import ActivationMatching
+from symmerge.matching.recipes import RECIPES
+from symmerge.models.alignment import Alignment, apply
+from symmerge.models.orbit import random_member
+from symmerge.observation.calibration import form
+from symmerge.observation.correlations import LARGEST, correlations
+from symmerge.observation.statistics import Statistics, gather
+from symmerge.report import report
+from symmerge.verification.gate import full_module
+
+FAMILIES = ["bert", "gpt2", "vit", "llama", "neox"]
+
+
+def ready(name, seed=0, **changes):
+    return sm.canonicalize(sm.load(small_model(name, seed=seed, dtype=torch.float64, **changes)))
+
+
+def statistics(a, b):
+    """Of random inputs, with products in float64: what is compared below is then exact."""
+    generator = torch.Generator().manual_seed(0)
+    modules = full_module(a, torch.float64), full_module(b, torch.float64)
+    if a.spec.task == "image-classification":
+        batches = [
+            {"pixel_values": torch.randn(16, 3, 16, 16, generator=generator, dtype=torch.float64)}
+            for _ in range(2)
+        ]
+    else:
+        batches = [
+            {"input_ids": torch.randint(5, 101, (16, 32), generator=generator)} for _ in range(2)
+        ]
+    return gather(a.spec, modules, batches, dtype=torch.float64)
+
+
+def values(record, when):
+    return {(row["layer"], row["space"]): row[when] for row in record["layers"]}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_planted_symmetry_is_seen_in_every_layer_and_kind(name):
+    model = ready(name)
+    planted = Alignment.random(model.spec, torch.Generator().manual_seed(1))
+    record = correlations(statistics(model, apply(planted, model)), planted.inverse())
+    assert {kind for _, kind in values(record, "after")} >= {"ff", "qk", "vo", "residual"}
+    assert {layer for layer, _ in values(record, "after")} == {0, 1, 2}
+    for key, after in values(record, "after").items():
+        assert after == pytest.approx(1.0, abs=1e-5), key
+        assert abs(values(record, "before")[key]) < 0.3, key
+    matrix = torch.tensor(record["matrix"]["values"])
+    assert torch.allclose(matrix.diagonal(), torch.ones(48), atol=1e-3) and record["matrix"][
+        "borders"
+    ] == [12, 24, 36]
+    assert record["matrix"]["space"] == "vo.0" and matrix.abs().max() <= 1.001
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_after_is_what_the_moved_model_has_before(name):
+    """The moved model's own statistics are the oracle; that it differs from the model as it was is the control."""
+    a, b = ready(name), ready(name, seed=1)
+    moving = Alignment.random(a.spec, torch.Generator().manual_seed(1))
+    found = correlations(statistics(a, b), moving)
+    moved = correlations(statistics(a, apply(moving, b)), Alignment.identity(a.spec))
+    assert values(found, "after") == pytest.approx(values(moved, "before"), abs=1e-5)
+    assert values(found, "before") != pytest.approx(values(moved, "before"), abs=1e-3)
+    assert torch.allclose(
+        torch.tensor(found["matrix"]["values"]), torch.tensor(moved["matrix"]["values"]), atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_what_align_finds_is_kept_and_shown(name, tmp_path):
+    """From a planted pair to the page; unrelated models, aligned the same way, stay low."""
+    model = ready(name)
+    planted, other = random_member(model, seed=1)[1], ready(name, seed=1)
+    after = []
+    for number, b in enumerate((planted, other)):
+        found = sm.align(model, b, _with_statistics(model, b))
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write_evidence(found, folder)
+        record = json.loads((folder / "correlations.json").read_text())
+        after.append(min(values(record, "after").values()))
+        assert "correlations" not in json.loads((folder / "solution.json").read_text())
+        text = report(folder, folder / "page.html").read_text("utf-8")
+        for shown in (
+            "Feature correlation",
+            "12 of the 12 features of each head, after alignment",
+            "s1-matrix-border-24",
+            "residual, after",
+        ):
+            assert shown in text, shown
+    assert after[0] == pytest.approx(1.0, abs=1e-2) and after[1] < 0.6
+    alone = sm.align(model, planted, RECIPES["weights-only"])
+    write_evidence(alone, tmp_path)
+    assert (tmp_path / "solution.json").exists() and not (tmp_path / "correlations.json").exists()
+
+
+def _with_statistics(a, b):
+    chosen = RECIPES["activations"]
+    forms = [chosen.ready(model) for model in (a, b)]
+    assert isinstance(chosen.matching, ActivationMatching)
+    header = form(*forms)
+    return replace(
+        chosen,
+        matching=replace(
+            chosen.matching,
+            statistics=replace(statistics(*forms), header=header),
+            dtype=torch.float64,
+        ),
+    )
+
+
+def test_large_heads_are_thinned_and_features_that_never_change_left_out():
+    model = ready("bert", hidden_size=192, num_attention_heads=12)
+    found = statistics(model, model)
+    record = correlations(found, Alignment.identity(model.spec))
+    assert len(record["matrix"]["values"]) == len(record["matrix"]["values"][0]) == 120 <= LARGEST
+    assert record["matrix"]["borders"] == list(range(10, 120, 10)) and record["matrix"][
+        "features"
+    ].startswith("10 of the 16 ")
+    assert all(
+        record["matrix"]["values"][at][at] == pytest.approx(1.0, abs=1e-3) for at in range(120)
+    )
+    name = next(name for name, moments in found.moments.items() if "ff.0" in str(moments.axis))
+    dead = found.moments[name]
+    still = {
+        "sum_a": dead.count.expand(1),
+        "square_a": dead.count.expand(1),
+        "cross": dead.sum_b[None],
+    }  # a feature that is always one
+    parts = {part: torch.cat([value, getattr(dead, part)[1:]]) for part, value in still.items()}
+    kept = correlations(
+        Statistics({**found.moments, name: replace(dead, **parts)}), Alignment.identity(model.spec)
+    )
+    assert values(kept, "after")[0, "ff"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_without_heads_that_move_there_is_no_matrix():
+    model = sm.canonicalize(ready("bert").restrict(head="identity", qk="identity", vo="identity"))
+    record = correlations(statistics(model, model), Alignment.identity(model.spec))
+    assert "matrix" not in record and {kind for _, kind in values(record, "after")} == {
+        "ff",
+        "residual",
+    }
