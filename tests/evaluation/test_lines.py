@@ -18,7 +18,7 @@ from fixtures import Counted
 import symmerge as sm
 import symmerge.evaluation.mixture as mixture
 from symmerge.errors import MismatchError
-from symmerge.evaluation.lines import Curve, Method, barrier, run, several, write
+from symmerge.evaluation.lines import Curve, LineMethod, barrier, run, several, write
 from symmerge.evaluation.mixture import Mixture
 from symmerge.evaluation.planes import plane, simplex
 from symmerge.evaluation.tasks import Task, make_task
@@ -259,8 +259,8 @@ def test_three_copies_of_the_weights(name):
 def record():
     a, b = pair("gpt2")
     methods = [
-        Method("none", "plain average", a, b),
-        Method(
+        LineMethod("none", "plain average", a, b),
+        LineMethod(
             "canonical",
             "canonical forms",
             canonicalize(a),
@@ -546,12 +546,12 @@ def test_barriers_of_what_is_no_symmetry_are_over_the_parents():
         sm.load(small_model("gpt2", seed=seed, dtype=torch.float32)) for seed in (0, 1, 2)
     )
     task = sm.make_task("clm", "self", [a, b], samples=4)
-    wrong = Method("wrong", "wrong", a, other, exact=False)
-    plain = Method("none", "plain average", a, b)
+    wrong = LineMethod("wrong", "wrong", a, other, exact=False)
+    plain = LineMethod("none", "plain average", a, b)
     alone, beside = (
         run(a, b, methods, task, points=3)["methods"][0] for methods in ([wrong], [wrong, plain])
     )
-    own = run(a, b, [Method("wrong", "wrong", a, other)], task, points=3)["methods"][0]
+    own = run(a, b, [LineMethod("wrong", "wrong", a, other)], task, points=3)["methods"][0]
     ends = [task.evaluate(full_module(model, torch.float32))["loss"] for model in (a, b)]
     worst = max(point["loss"] for point in alone["points"])
     for found in (alone, beside):

@@ -14,7 +14,7 @@ import symmerge as sm
 from symmerge.cli import several
 from symmerge.errors import MismatchError
 from symmerge.evaluation import simplices as simplex
-from symmerge.evaluation.simplices import Method, measure, places
+from symmerge.evaluation.simplices import SimplexMethod, measure, places
 from symmerge.lab.small_models import small_model
 from symmerge.matching.recipes import RECIPES
 from symmerge.models.orbit import random_member
@@ -123,8 +123,8 @@ def test_planted_copies_are_terrible_as_they_are_and_flat_after_alignment():
     record = simplex.run(
         models,
         [
-            Method("none", "plain", models),
-            Method("weights", "aligned", found.models, found.record()),
+            SimplexMethod("none", "plain", models),
+            SimplexMethod("weights", "aligned", found.models, found.record()),
         ],
         task,
         **SMALL,
@@ -169,8 +169,8 @@ def test_what_the_files_hold(tmp_path):
     models = strangers()
     task = own_text(models[0])
     methods = [
-        Method("none", "plain average", models),
-        Method("turned", "turned", models[::-1], {"spreads": [0.5], "settings": {}}),
+        SimplexMethod("none", "plain average", models),
+        SimplexMethod("turned", "turned", models[::-1], {"spreads": [0.5], "settings": {}}),
     ]
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
@@ -231,7 +231,7 @@ def test_too_few_models_and_models_that_differ():
     with pytest.raises(MismatchError, match="points 1"):
         places(3, points=1)
     with pytest.raises(MismatchError, match="aligned brought 2 of 3 models together"):
-        simplex.run(strangers(), [Method("aligned", "aligned", models)], task)
+        simplex.run(strangers(), [SimplexMethod("aligned", "aligned", models)], task)
 
 
 # the verb

@@ -9,7 +9,7 @@ from symmerge.checkpoints.checkpoint import read_json
 from symmerge.errors import DataError
 from symmerge.lab.experiments.cells import Cell, Cost
 from symmerge.lab.experiments.engines import attempt
-from symmerge.lab.experiments.tables import Entry, Experiment, Table
+from symmerge.lab.experiments.tables import Experiment, ResultTable, TableEntry
 
 VERSION = 1
 LOG = "SYMMERGE_TEST_LOG"
@@ -112,12 +112,12 @@ def grid(size, step="add"):
     ]
     last = cell(step, "last", *lines, value=1.0, fails=9)
     return (
-        Table(
+        ResultTable(
             "Sums",
             (
-                Entry("lines", "text", tuple(lines), "value", 0.5),
-                Entry("last", "text", (last,), "value"),
-                Entry("models", "all", tuple(models), "value"),
+                TableEntry("lines", "text", tuple(lines), "value", 0.5),
+                TableEntry("last", "text", (last,), "value"),
+                TableEntry("models", "all", tuple(models), "value"),
             ),
         ),
     )

@@ -27,8 +27,8 @@ from symmerge.symmetry.notation import atoms
 from symmerge.verification.gate import full_module
 
 ALONE = Weighting(norm=0.5, stream=1.0, heads=1.0, units=1.0, weights=0.0)
-EXACT = {name: recipe for name, recipe in WITH_DATA.items() if not recipe.loose}
-LOOSE = {name: recipe for name, recipe in WITH_DATA.items() if recipe.loose}
+EXACT = {name: recipe for name, recipe in WITH_DATA.items() if not recipe.non_symmetric}
+NON_SYMMETRIC = {name: recipe for name, recipe in WITH_DATA.items() if recipe.non_symmetric}
 
 
 @cache
@@ -159,7 +159,7 @@ def test_every_recipe_with_data_keeps_both_functions(name, which):
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-@pytest.mark.parametrize("which", LOOSE)
+@pytest.mark.parametrize("which", NON_SYMMETRIC)
 def test_what_is_no_symmetry_is_another_function_and_is_not_written(name, which, tmp_path):
     a, b = load(name), load(name, 1)
     found = solved(a, b, RECIPES[which], batches=1)

@@ -40,7 +40,7 @@ def continuous(table):
 
 def slope_of(table, space, gradients, moved):
     found = slopes(table, [space], gradients, moved)[space]
-    return table.spaces[space].group.slope(*(found[role] for role in BOTH))
+    return table.spaces[space].group.tangent_gradient(*(found[role] for role in BOTH))
 
 
 def through_the_transport(name, space):
@@ -51,7 +51,7 @@ def through_the_transport(name, space):
         part: torch.zeros(*table.batch(space), *shape, dtype=torch.float64, requires_grad=True)
         for part, shape in group.tangent().items()
     }
-    alignment = Alignment(table, {**base.elements, space: group.moved(base[space], along)})
+    alignment = Alignment(table, {**base.elements, space: group.retract(base[space], along)})
     loss = sum(
         (gradients[tensor] * alignment.transport(tensor, weights[tensor])).sum()
         for tensor in meets(table, space)
@@ -282,7 +282,7 @@ def test_a_stack_moves_as_its_tensors_do_one_by_one(name):
         }
         elements[bundle] = {
             part: value.float()
-            for part, value in bundle.group.moved(bundle.group.origin(batch), along).items()
+            for part, value in bundle.group.retract(bundle.group.start(batch), along).items()
         }
     source, target = blocks(stacks(table, bundled), weights, weights)
     for stack in source.stacks:

@@ -101,7 +101,7 @@ def planted(name, size=0.05):
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_the_mean_of_all_gets_better_and_the_ends_stay(name):
     models = planted(name, 0.3)
-    found = align_many(models, LearnedMatching(**FEW, rate=1e-2))
+    found = align_many(models, LearnedMatching(**FEW, lr=1e-2))
     losses = found.universe.settings["losses"]
     assert min(losses) < losses[0]
     for before, after in zip(models, found.models, strict=True):
@@ -132,7 +132,7 @@ def test_only_what_was_chosen_moves_and_the_reference_never():
     models = three("gpt2")
     start = align_many(models, WeightMatching(own_text=False), reference=1)
     found = align_many(
-        models, LearnedMatching(**FEW, data=little(models), spaces=("ff",), rate=1e-2), reference=1
+        models, LearnedMatching(**FEW, data=little(models), spaces=("ff",), lr=1e-2), reference=1
     )
     for number in range(3):
         before, after = start.universe.alignments[number], found.universe.alignments[number]

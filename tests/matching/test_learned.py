@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import symmerge as sm
-from symmerge.checkpoints.weights import KeptWeights, MemoryWeights
+from symmerge.checkpoints.weights import CachedWeights, MemoryWeights
 from symmerge.errors import DataError, MismatchError
 from symmerge.lab.small_models import small_model
 from symmerge.matching import learner as module_of_learner
@@ -23,7 +23,7 @@ from symmerge.matching.distillation import Lesson, loss_of
 from symmerge.matching.gradients import slopes, whole
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.learner import NEAR_A, Learner, quick_products, reassign
-from symmerge.matching.resume import Journal
+from symmerge.matching.resume import ResumeFile
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment, apply
 from symmerge.verification.gate import full_module
@@ -51,7 +51,7 @@ def one_layer(name):
 def kept(model):
     """In canonical form, computed once: as `align` does it."""
     model = sm.canonicalize(model)
-    return replace(model, weights=KeptWeights(model.weights))
+    return replace(model, weights=CachedWeights(model.weights))
 
 
 def pair(name="gpt2"):
@@ -75,14 +75,14 @@ def options(name="gpt2", **changes):
             "start": anywhere(name),
             "steps": 6,
             "batch": 6,
-            "rate": 1e-2,
+            "lr": 1e-2,
             **changes,
         }
     )
 
 
-def learn(name="gpt2", report=None, journal=None, **changes):
-    return options(name, **changes).solve(*pair(name), report=report, journal=journal)
+def learn(name="gpt2", report=None, resume_file=None, **changes):
+    return options(name, **changes).solve(*pair(name), report=report, resume_file=resume_file)
 
 
 def begun(name="gpt2", models=None, **changes):
@@ -154,7 +154,7 @@ def test_learning_helps_and_the_ends_stay_exact(name, place, tmp_path):
         else sm.make_task(task, str(place / data) if "." in data else data, [a, b], samples=24)
     )
     start = Alignment.random(a.spec, torch.Generator().manual_seed(5))
-    matching = LearnedMatching(data=given, start=start, steps=6, batch=6, rate=1e-2, held_out=0.25)
+    matching = LearnedMatching(data=given, start=start, steps=6, batch=6, lr=1e-2, held_out=0.25)
     solution = matching.solve(a, b)
     before, after = solution.objective[0], min(solution.objective)
     assert (
@@ -240,7 +240,7 @@ def truth(models, start, spaces, share, lessons):
         for part, shape in group.tangent().items()
     }
     elements = {
-        space: group.moved(
+        space: group.retract(
             group.identity(table.batch(space)),
             {part: along[space, part] for part in group.tangent()},
         )
@@ -521,7 +521,7 @@ def nearby(spec, size):
             * torch.randn(*spec.batch(name), *shape, generator=generator, dtype=torch.float64)
             for part, shape in group.tangent().items()
         }
-        return group.moved(group.identity(spec.batch(name)), along)
+        return group.retract(group.identity(spec.batch(name)), along)
 
     return Alignment(
         spec, {name: element(name, space.group) for name, space in spec.hidden.items()}
@@ -606,8 +606,8 @@ def test_models_that_nobody_writes_for_need_data():
     "wrong",
     [
         {"steps": 0},
-        {"rate": 0.0},
-        {"rate": math.nan},
+        {"lr": 0.0},
+        {"lr": math.nan},
         {"batch": 0},
         {"accumulate": 0},
         {"held_out": 1.0},
@@ -686,7 +686,7 @@ def test_epochs_count_all_that_is_learned_from():
 
 def test_a_run_that_gets_no_better_stops():
     said = []
-    solution = learn(rate=1e-12, steps=10, patience=3, permutations=False, report=said.append)
+    solution = learn(lr=1e-12, steps=10, patience=3, permutations=False, report=said.append)
     learned = solution.settings["learned"]
     assert (
         learned["steps"] < 10
@@ -736,7 +736,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_best_stays(step, monkeyp
         solution.settings["learned"]["stopped"] == f"the loss was not finite at step {step}"
         and solution.settings["learned"]["steps"] == step
     )
-    assert "the best state before it is kept; lower --rate" in said[-1]
+    assert "the best state before it is kept; lower --lr" in said[-1]
     assert solution.objective == whole_run.objective[:step] and all(
         map(math.isfinite, solution.objective)
     )
@@ -803,11 +803,11 @@ def test_resuming_gives_what_one_run_gives(tmp_path):
     """Before and after permutations are solved anew, in the middle of Adam's memory."""
     name, settings = "llama", {"steps": 14, "patience": 100, "batch": 4}
     straight = learn(name, **settings)
-    journal = Journal(tmp_path / "x.partial.safetensors", {"task": 1})
+    resume_file = ResumeFile(tmp_path / "x.partial.safetensors", {"task": 1})
     for step in (7, 12):
-        assert learn(name, report=stop_at(step), journal=journal, **settings).interrupted
+        assert learn(name, report=stop_at(step), resume_file=resume_file, **settings).interrupted
     said = []
-    resumed = learn(name, report=said.append, journal=journal, **settings)
+    resumed = learn(name, report=said.append, resume_file=resume_file, **settings)
     assert not resumed.interrupted and said[0].startswith(
         "step 12 of"
     )  # from the last look that was written
@@ -868,7 +868,7 @@ task = sm.make_task("clm", "self", [a, b], samples=24)
 start = Alignment.random(a.spec, torch.Generator().manual_seed(5))
 with joined() as (rank, processes):
     assert processes == 2
-    solution = LearnedMatching(data=task, start=start, steps=12, batch=6, rate=1e-2).solve(a, b)
+    solution = LearnedMatching(data=task, start=start, steps=12, batch=6, lr=1e-2).solve(a, b)
     solution.alignment.save(sys.argv[1] + f"/alignment.{rank}")
     open(sys.argv[1] + f"/{rank}.json", "w").write(json.dumps([solution.objective, solution.settings["learned"]]))
 """

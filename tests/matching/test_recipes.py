@@ -15,7 +15,7 @@ from symmerge.errors import MismatchError
 from symmerge.lab.small_models import small_model
 from symmerge.matching.evidence import Evidence, Weighting
 from symmerge.matching.recipes import DATA_FREE, RECIPES, read_counts, recipe, with_options
-from symmerge.matching.resume import Entry, Journal
+from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.sweeps import Sweeps
 from symmerge.models.distances import distance
 from symmerge.models.model import save
@@ -246,7 +246,7 @@ def test_resuming_gives_what_one_run_gives(tmp_path, monkeypatch):
         matching=replace(options.matching, weighting=Weighting(all_layers=True), tolerance=-1.0),
     )
     straight = sm.align(a, b, options).solution
-    journal = Journal(tmp_path / "x.partial.safetensors", {"task": 1})
+    resume_file = ResumeFile(tmp_path / "x.partial.safetensors", {"task": 1})
     whole, done = Sweeps.sweep, []
 
     def stop_once(self):
@@ -256,8 +256,8 @@ def test_resuming_gives_what_one_run_gives(tmp_path, monkeypatch):
         whole(self)
 
     monkeypatch.setattr(Sweeps, "sweep", stop_once)
-    assert sm.align(a, b, options, journal=journal).solution.interrupted
-    resumed = sm.align(a, b, options, journal=journal).solution
+    assert sm.align(a, b, options, resume_file=resume_file).solution.interrupted
+    resumed = sm.align(a, b, options, resume_file=resume_file).solution
     assert not resumed.interrupted and resumed.objective == pytest.approx(
         straight.objective, rel=1e-9
     )
@@ -265,10 +265,14 @@ def test_resuming_gives_what_one_run_gives(tmp_path, monkeypatch):
 
 def test_tries_are_not_repeated_after_resuming(tmp_path, monkeypatch):
     a, b = pair("gpt2", torch.float32)
-    journal = Journal(tmp_path / "x.partial.safetensors", {"task": 1})
-    first = sm.align(a, b, with_options(RECIPES["symmerge"], tries=3), journal=journal).solution
+    resume_file = ResumeFile(tmp_path / "x.partial.safetensors", {"task": 1})
+    first = sm.align(
+        a, b, with_options(RECIPES["symmerge"], tries=3), resume_file=resume_file
+    ).solution
     monkeypatch.setattr(Sweeps, "sweep", lambda self: pytest.fail("solved again"))
-    again = sm.align(a, b, with_options(RECIPES["symmerge"], tries=3), journal=journal).solution
+    again = sm.align(
+        a, b, with_options(RECIPES["symmerge"], tries=3), resume_file=resume_file
+    ).solution
     assert [record["score"] for record in again.tried] == [
         record["score"] for record in first.tried
     ]
@@ -280,11 +284,11 @@ def test_tries_are_not_repeated_after_resuming(tmp_path, monkeypatch):
 
 
 def test_a_journal_of_another_task_is_refused(tmp_path):
-    Journal(tmp_path / "j.safetensors", {"models": ["a", "b"]}).write(
-        Entry({"tried": []}, {"best": {"x": {"index": torch.arange(3)}}})
+    ResumeFile(tmp_path / "j.safetensors", {"models": ["a", "b"]}).write(
+        ResumeEntry({"tried": []}, {"best": {"x": {"index": torch.arange(3)}}})
     )
     with pytest.raises(MismatchError, match="another run"):
-        Journal(tmp_path / "j.safetensors", {"models": ["a", "c"]}).read()
+        ResumeFile(tmp_path / "j.safetensors", {"models": ["a", "c"]}).read()
 
 
 def test_ctrl_c_on_the_command_line_writes_the_best_so_far(tmp_path):

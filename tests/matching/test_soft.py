@@ -11,7 +11,7 @@ from symmerge.errors import MismatchError, SymmergeError
 from symmerge.lab.small_models import small_model
 from symmerge.matching.base import Solution
 from symmerge.matching.distillation import loss_of
-from symmerge.matching.resume import Journal
+from symmerge.matching.resume import ResumeFile
 from symmerge.matching.soft import (
     SoftMatching,
     SoftPermutation,
@@ -45,13 +45,13 @@ def ready(name):
     return a, b, sm.make_task("clm", "self", [a, b], samples=24), START.solve(a, b).alignment
 
 
-def soften(name, *, report=None, journal=None, **options):
+def soften(name, *, report=None, resume_file=None, **options):
     a, b, task, start = ready(name)
     return (
         a,
         b,
         SoftMatching(data=task, **{"start": start, "steps": 8, "batch": 8, **options}).solve(
-            a, b, report=report, journal=journal
+            a, b, report=report, resume_file=resume_file
         ),
     )
 
@@ -147,7 +147,7 @@ def test_what_is_no_soft_permutation_is_noticed():
     ("name", "moved"), [("gpt2", {"ff", "head"}), ("llama", {"head", "query"})]
 )
 def test_the_middle_gets_better_and_only_the_hardened_end_is_exact(name, moved):
-    _, b, solution = soften(name, rate=0.3, noise=0.1)
+    _, b, solution = soften(name, lr=0.3, noise=0.1)
     numbers = solution.settings["soft"]
     assert (
         solution.relaxed is not None
@@ -178,7 +178,7 @@ def test_a_permuted_stream_and_ties_mix_too():
         start=START,
         steps=6,
         batch=4,
-        rate=0.3,
+        lr=0.3,
         spaces=("residual",),
     )
     solution = options.solve(a, b)
@@ -254,20 +254,20 @@ def test_it_may_start_where_the_models_lie():
 
 def test_ctrl_c_returns_the_best_so_far(tmp_path):
     """And a run that is taken up again ends as if it had never stopped."""
-    journal = Journal(tmp_path / "journal", {"task": "test"})
+    resume_file = ResumeFile(tmp_path / "journal", {"task": "test"})
 
     def stop(line):
         if line.startswith("step 3 "):
             raise KeyboardInterrupt
 
     _, b, whole = soften("gpt2", steps=6)
-    stopped = soften("gpt2", steps=6, report=stop, journal=journal)[2]
+    stopped = soften("gpt2", steps=6, report=stop, resume_file=resume_file)[2]
     assert (
         stopped.interrupted and not stopped.converged and stopped.objective == whole.objective[:4]
     )
     assert stopped.settings["soft"]["stopped"] == "interrupted"
     assert sm.verify(b, apply(stopped.alignment, b), dtype=torch.float64).difference <= 1e-10
-    resumed = soften("gpt2", steps=6, journal=journal)[2]
+    resumed = soften("gpt2", steps=6, resume_file=resume_file)[2]
     assert resumed.objective == whole.objective and not resumed.interrupted
 
 
@@ -281,7 +281,7 @@ def test_ctrl_c_returns_the_best_so_far(tmp_path):
         ({"noise": -0.1}, "small number"),
         ({"noise": float("nan")}, "small number"),
         ({"steps": 0}, "above 0"),
-        ({"rate": 0.0}, "above 0"),
+        ({"lr": 0.0}, "above 0"),
         ({"held_out": 1.0}, "below 1"),
         ({"sampler": "everywhere"}, "narrow"),
     ],

@@ -10,7 +10,7 @@ from symmerge.aligning.many import align_many, write
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.lab.small_models import small_model
-from symmerge.matching.resume import Journal
+from symmerge.matching.resume import ResumeFile
 from symmerge.matching.universes import circle_error, cycle_error, universe
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.distances import distance
@@ -203,11 +203,11 @@ def whole():
 @pytest.mark.parametrize("at", [2, 4, 5])
 def test_an_interrupted_run_goes_on_where_it_was(at, whole, tmp_path):
     models = strangers("gpt2", 4)
-    journal = Journal(tmp_path / "journal.safetensors", {"what": "test"})
-    stopped = universe(models, Failing(at, KeyboardInterrupt()), journal=journal)
+    resume_file = ResumeFile(tmp_path / "journal.safetensors", {"what": "test"})
+    stopped = universe(models, Failing(at, KeyboardInterrupt()), resume_file=resume_file)
     assert stopped.interrupted and len(stopped.spreads) < len(whole.spreads)
     again = Failing(0, None)
-    found = universe(models, again, journal=journal)
+    found = universe(models, again, resume_file=resume_file)
     assert found.spreads[-1] == pytest.approx(whole.spreads[-1], rel=1e-3)
     assert not found.interrupted and again.calls < 3 + 4 * (len(whole.spreads) - 1)
     with pytest.raises(KeyboardInterrupt):  # nothing was found yet

@@ -12,7 +12,7 @@ from symmerge.checkpoints.checkpoint import new_folder, write_json
 from symmerge.errors import MismatchError
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.recipes import Recipe, Solver
-from symmerge.matching.resume import Journal
+from symmerge.matching.resume import ResumeFile
 from symmerge.matching.search import Matching
 from symmerge.matching.universes import ROUNDS, Universe, universe
 from symmerge.models.alignment import apply
@@ -63,14 +63,14 @@ def align_many(
     reference: int | str = 0,
     rounds: int = ROUNDS,
     report: Callable[[str], None] | None = None,
-    journal: Journal | None = None,
+    resume_file: ResumeFile | None = None,
 ) -> AlignedMany:
     """Find one symmetry per model that brings all together: `align_many([a, b, c])`. All stay the same functions.
 
     `reference` is whose coordinates all take: a place in the list, or "medoid" for the one closest to all others (every pair is matched to find it).
     """
     chosen = recipe_for(matching)
-    if chosen.loose:
+    if chosen.non_symmetric:
         raise MismatchError(
             f"this recipe is no symmetry ({chosen.about}): measure it with barrier, pair by pair"
         )
@@ -86,11 +86,11 @@ def align_many(
             "many models start from weights or activations: choose one of these with start"
         )
     found = universe(
-        ready, start, reference=reference, rounds=rounds, report=report, journal=journal
+        ready, start, reference=reference, rounds=rounds, report=report, resume_file=resume_file
     )
     if isinstance(first, LearnedMatching) and not found.interrupted:
         found = first.refine(
-            [ready[number].kept() for number in found.members], found, report=report
+            [ready[number].cached() for number in found.members], found, report=report
         )
     return AlignedMany(
         tuple(apply(found.alignments[number], ready[number]) for number in found.members),

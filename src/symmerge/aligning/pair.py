@@ -12,10 +12,10 @@ from symmerge.checkpoints.checkpoint import new_folder, write_json
 from symmerge.errors import SymmetryError
 from symmerge.matching.base import Solution
 from symmerge.matching.recipes import RECIPES, Recipe, Solver
-from symmerge.matching.resume import Journal
+from symmerge.matching.resume import ResumeFile
 from symmerge.matching.search import words
 from symmerge.matching.soft import relax
-from symmerge.models import structure
+from symmerge.models.structure import structure
 from symmerge.models.alignment import apply
 from symmerge.models.distances import distance
 from symmerge.models.model import Model, Progress, save
@@ -81,16 +81,16 @@ def align(
     matching: Solver | Recipe | None = None,
     *,
     report: Callable[[str], None] | None = None,
-    journal: Journal | None = None,
+    resume_file: ResumeFile | None = None,
 ) -> Aligned:
     """Find the symmetry that brings `b` closest to `a`. Both stay the same functions."""
     chosen = recipe_for(matching)
-    ready = [chosen.ready(model).kept() for model in (a, b)]
-    solution = chosen.matching.solve(ready[0], ready[1], report=report, journal=journal)
+    ready = [chosen.ready(model).cached() for model in (a, b)]
+    solution = chosen.matching.solve(ready[0], ready[1], report=report, resume_file=resume_file)
     # a soft method that was interrupted before it began has no soft end
     moved = (
         relax(solution, ready[1])
-        if chosen.loose == "soft" and solution.relaxed
+        if chosen.non_symmetric == "soft" and solution.relaxed
         else apply(solution.alignment, ready[1])
     )
     after = distance(ready[0], moved) if isnan(solution.distance) else solution.distance
@@ -127,7 +127,7 @@ def write(
 
     `compare` may replace `verify` for B, where it has another vocabulary.
     """
-    if found.recipe.loose:
+    if found.recipe.non_symmetric:
         raise SymmetryError(
             f"this recipe is no symmetry ({found.recipe.about}): what it gives is not the function of {b.where}; measure it with barrier"
         )

@@ -21,7 +21,7 @@ from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights, Weights
 from symmerge.errors import MismatchError, SymmergeWarning, SymmetryError
 from symmerge.evaluation.tasks.preprocessing import check_tokens, longest, tokenizer_of
 from symmerge.matching.recipes import Recipe, Solver
-from symmerge.matching.resume import Journal
+from symmerge.matching.resume import ResumeFile
 from symmerge.matching.search import Matching
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import apply
@@ -296,7 +296,7 @@ def align_spelled(
     matching: Solver | Recipe | None = None,
     *,
     report: Callable[[str], None] | None = None,
-    journal: Journal | None = None,
+    resume_file: ResumeFile | None = None,
 ) -> tuple[Aligned, Shared]:
     """`align` for models with different vocabularies: A, and B in A's vocabulary and coordinates, filled and verified on shared tokens.
 
@@ -306,9 +306,9 @@ def align_spelled(
     """
     found = shared(a, b)
     if found.same:
-        return align(a, b, matching, report=report, journal=journal), found
+        return align(a, b, matching, report=report, resume_file=resume_file), found
     chosen = recipe_for(matching)
-    if chosen.loose:
+    if chosen.non_symmetric:
         raise SymmetryError(
             f"this recipe is no symmetry ({chosen.about}): what it gives is not the function of {b.where}; choose another"
         )
@@ -326,12 +326,12 @@ def align_spelled(
         respell(b, a, found),
         replace(chosen, matching=first),
         report=report,
-        journal=journal if weights_alone else None,
+        resume_file=resume_file if weights_alone else None,
     )
-    aligned, solution = fill(start.aligned, start.reference, found).kept(), start.solution
+    aligned, solution = fill(start.aligned, start.reference, found).cached(), start.solution
     if not weights_alone and not solution.interrupted:
-        further = solver.solve(start.reference, aligned, report=report, journal=journal)
-        aligned = fill(apply(further.alignment, aligned), start.reference, found).kept()
+        further = solver.solve(start.reference, aligned, report=report, resume_file=resume_file)
+        aligned = fill(apply(further.alignment, aligned), start.reference, found).cached()
         solution = replace(further, alignment=further.alignment.compose(solution.alignment))
     gate(b, compare=partial(verify_shared, found=found))(aligned)
     return replace(

@@ -50,7 +50,7 @@ READERS = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """Where one tensor lies: file, precision, shape, and its bytes from `start` on."""
 
     path: Path
@@ -68,7 +68,7 @@ class Entry:
 class FileWeights(StoredWeights):
     """The tensors of safetensors files, read on demand with plain reads: memory maps would count every page ever touched."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
 
     def names(self) -> list[str]:
         return list(self.entries)
@@ -261,7 +261,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _open_safetensors(shards: list[Path]) -> FileWeights:
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     for shard in shards:
         for name, entry in read_header(shard):
             if name in entries:
@@ -272,7 +272,7 @@ def _open_safetensors(shards: list[Path]) -> FileWeights:
     return FileWeights(entries)
 
 
-def read_header(path: Path) -> Iterator[tuple[str, Entry]]:
+def read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
     """The tensors of one safetensors file, from its header alone; the whole file's length is checked against it."""
     corrupt = f"{path} is not a complete safetensors file"
     remedy = "download or copy it again"
@@ -318,7 +318,7 @@ def read_header(path: Path) -> Iterator[tuple[str, Entry]]:
                 f"{corrupt}: {name} lies at bytes {start} to {end}, which does not fit its shape {list(shape)}; {remedy}"
             )
         expected = end
-        yield name, Entry(path, dtype, shape, 8 + header_size + start)
+        yield name, TensorEntry(path, dtype, shape, 8 + header_size + start)
     if 8 + header_size + expected != length:
         raise CheckpointError(
             f"{corrupt}: {length} bytes, but the header promises {8 + header_size + expected}; {remedy}"

@@ -127,7 +127,7 @@ class DerivedWeights(Weights):
 
 
 @final
-class KeptWeights(Weights):
+class CachedWeights(Weights):
     """Another collection whose tensors stay in memory once read; beyond `limit` bytes, only those used last."""
 
     def __init__(self, base: Weights, limit: int = KEPT_BYTES) -> None:

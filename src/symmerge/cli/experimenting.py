@@ -36,7 +36,7 @@ from symmerge.lab.experiments.plan import (
     usual_workers,
 )
 from symmerge.lab.experiments.results import PAGE, RESULTS, finish, printed
-from symmerge.lab.experiments.runner import Outcome, Report, State, finished, missing, run
+from symmerge.lab.experiments.runner import Report, RunOutcome, State, finished, missing, run
 from symmerge.lab.experiments.store import Store
 from symmerge.lab.experiments.tables import SIZES, Experiment, cells_of, with_columns
 from symmerge.models.model import device_of
@@ -323,7 +323,7 @@ def _progress(what: str, total: int) -> Iterator[Report]:
         yield report
 
 
-def _show(out: Path, record: Mapping[str, Any], outcome: Outcome) -> None:
+def _show(out: Path, record: Mapping[str, Any], outcome: RunOutcome) -> None:
     for table in record["tables"]:
         console.show_table(table["title"], printed(table))
     console.out.print(

@@ -66,7 +66,7 @@ def statistics(
             raise MismatchError(
                 f"nothing to gather: give --data: {options.INPUTS[task_of(models[0])]}; or --add files that are there"
             )
-        chosen = options.chosen_recipe(name=recipe, loose=True)
+        chosen = options.chosen_recipe(name=recipe, non_symmetric=True)
         if chosen.method != "activations":
             raise MismatchError(
                 f"--recipe {recipe} does not look at activations: choose one of {', '.join(options.BY_METHOD['activations'])}"

@@ -64,7 +64,7 @@ def train(
     change: Annotated[
         list[str] | None,
         typer.Option(
-            help="A size or setting of the recipe, often if need be: --change n_embd=96 --change rate=1e-3.",
+            help="A size or setting of the recipe, often if need be: --change n_embd=96 --change lr=1e-3.",
             metavar="NAME=VALUE",
             show_default=False,
         ),
@@ -143,7 +143,7 @@ def _chosen(name: str, steps: int | None, changes: list[str]) -> Any:
         if not equals:
             raise MismatchError(f"--change {change}: write NAME=VALUE, such as n_layer=4")
         number = (
-            float(value) if setting in ("rate", "decay", "clip") else yaml.safe_load(value)
+            float(value) if setting in ("lr", "decay", "clip") else yaml.safe_load(value)
         )  # YAML takes 1e-3 for a word
         (schedule if setting in known else sizes)[setting] = number
     recipe = training_recipe(name)

@@ -12,7 +12,7 @@ from symmerge.checkpoints.checkpoint import refuse, return_freed_memory
 from symmerge.cli import console, options, several
 from symmerge.distributed import joined
 from symmerge.errors import MismatchError
-from symmerge.matching.resume import Journal
+from symmerge.matching.resume import ResumeFile
 from symmerge.merging.means import Attention
 from symmerge.merging.means import merge as average
 from symmerge.merging.rescaling import Part
@@ -37,7 +37,7 @@ def align(
     token_counts: options.TokenCounts = None,
     steps: options.Steps = None,
     epochs: options.Epochs = None,
-    rate: options.Rate = None,
+    lr: options.Rate = None,
     batch: options.BatchSize = None,
     accumulate: options.Accumulate = None,
     sampler: options.SamplerName = None,
@@ -110,7 +110,7 @@ def align(
         values = (
             steps,
             epochs,
-            rate,
+            lr,
             batch,
             accumulate,
             sampler,
@@ -137,9 +137,9 @@ def align(
             "recipe": chosen.about,
             **chosen.matching.record(),
         }
-        journal = Journal(journal_file, task)
+        resume_file = ResumeFile(journal_file, task)
         if not resume and not rank:
-            journal.remove()
+            resume_file.remove()
             partial.unlink(missing_ok=True)
         if len(opened) > 2:
             several.align(
@@ -148,14 +148,14 @@ def align(
                 out,
                 reference,
                 rounds,
-                journal,
+                resume_file,
                 mergekit,
                 overwrite=overwrite,
                 json=json,
                 writes=not rank,
             )
             return
-        found, compare = several.pair(opened, chosen, shared_tokens, journal)
+        found, compare = several.pair(opened, chosen, shared_tokens, resume_file)
         if rank:
             return
         with console.progress(
@@ -171,7 +171,7 @@ def align(
                 compare=compare,
             )
         if not found.solution.interrupted:
-            journal.remove()
+            resume_file.remove()
         several.hand_over(mergekit, [out / "reference", out / "aligned"])
         if json:
             console.show_json(found.record())
@@ -265,7 +265,7 @@ def merge(
     token_counts: options.TokenCounts = None,
     steps: options.Steps = None,
     epochs: options.Epochs = None,
-    rate: options.Rate = None,
+    lr: options.Rate = None,
     batch: options.BatchSize = None,
     accumulate: options.Accumulate = None,
     sampler: options.SamplerName = None,
@@ -349,7 +349,7 @@ def merge(
             values = (
                 steps,
                 epochs,
-                rate,
+                lr,
                 batch,
                 accumulate,
                 sampler,

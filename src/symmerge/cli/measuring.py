@@ -30,7 +30,7 @@ from symmerge.cli.options import (
     inputs,
 )
 from symmerge.errors import MismatchError
-from symmerge.evaluation.lines import BARRIERS, Method, line, run, several, write
+from symmerge.evaluation.lines import BARRIERS, LineMethod, line, run, several, write
 from symmerge.evaluation.mixture import one_table
 from symmerge.evaluation.simplices import POINTS as TOGETHER_POINTS
 from symmerge.evaluation.tasks import OWN, Task, make_task, task_of
@@ -160,9 +160,9 @@ def _line_solver(name: str, seed: int, device: str, steps: int | None) -> Recipe
         return None
     name, _, spaces = name.partition(":")
     chosen = (
-        chosen_recipe(name, loose=True)
+        chosen_recipe(name, non_symmetric=True)
         if name in METHODS and name not in RECIPES
-        else chosen_recipe(name=name, loose=True)
+        else chosen_recipe(name=name, non_symmetric=True)
     )
     learning: dict[str, Any] = (
         {"steps": steps, "spaces": tuple(spaces.split("+")) if spaces else None}
@@ -259,17 +259,17 @@ def _measure(
     return record
 
 
-def _line(name: str, a: Model, b: Model, found: Aligned | None) -> Method:
+def _line(name: str, a: Model, b: Model, found: Aligned | None) -> LineMethod:
     if found is None:
-        return Method(name, simplex.PLAIN, a, b)
-    return Method(
+        return LineMethod(name, simplex.PLAIN, a, b)
+    return LineMethod(
         name,
         simplex.label(name, found.recipe),
         found.reference,
         found.aligned,
         found.solution.settings,
         found.solution.objective,
-        exact=not found.recipe.loose,
+        exact=not found.recipe.non_symmetric,
     )
 
 

@@ -410,7 +410,7 @@ def reference_of(given: str, models: Sequence[Any]) -> int | str:
 
 
 def chosen_recipe(
-    method: str | None = None, name: str | None = None, *, loose: bool = False
+    method: str | None = None, name: str | None = None, *, non_symmetric: bool = False
 ) -> Recipe:
     """The recipe that two options ask for. One that is no symmetry is refused unless it is only to be measured (`loose`)."""
     if method is not None:
@@ -420,7 +420,7 @@ def chosen_recipe(
         raise MismatchError(
             f"--recipe {name} is for --method {chosen.method}, not {method}: leave out --method, or choose one of {', '.join(BY_METHOD[method])}"
         )
-    if chosen.loose and not loose:
+    if chosen.non_symmetric and not non_symmetric:
         raise SymmetryError(
             f"recipe {name} is no symmetry: what it gives is another function than the model's; measure it with barrier"
         )
@@ -452,7 +452,7 @@ def inputs(
 LEARNING = (
     "steps",
     "epochs",
-    "rate",
+    "lr",
     "batch",
     "accumulate",
     "sampler",

@@ -16,7 +16,7 @@ from symmerge.aligning.vocabularies import align_spelled, respell, verify_shared
 from symmerge.cli import console, options
 from symmerge.errors import MismatchError
 from symmerge.matching.recipes import Recipe
-from symmerge.matching.resume import Journal
+from symmerge.matching.resume import ResumeFile
 from symmerge.matching.universes import ROUNDS, Universe
 from symmerge.merging import mergekit
 from symmerge.merging.combining import METHODS, combine, normalised
@@ -134,13 +134,16 @@ def spelled(models: Sequence[Model], shared_tokens: bool) -> list[Model]:
 
 
 def pair(
-    models: Sequence[Model], chosen: Recipe, shared_tokens: bool, journal: Journal | None = None
+    models: Sequence[Model],
+    chosen: Recipe,
+    shared_tokens: bool,
+    resume_file: ResumeFile | None = None,
 ) -> tuple[Aligned, Callable[..., Verdict]]:
     """B in A's basin, and what proves that it is B still."""
     a, b = models
     if not shared_tokens:
-        return solve(a, b, chosen, report=console.note, journal=journal), verify
-    found, both = align_spelled(a, b, chosen, report=console.note, journal=journal)
+        return solve(a, b, chosen, report=console.note, resume_file=resume_file), verify
+    found, both = align_spelled(a, b, chosen, report=console.note, resume_file=resume_file)
     return found, partial(verify_shared, found=both)
 
 
@@ -149,7 +152,7 @@ def together(
     chosen: Recipe,
     reference: str,
     rounds: int | None,
-    journal: Journal | None = None,
+    resume_file: ResumeFile | None = None,
 ) -> AlignedMany:
     """All in one basin, with what went on said."""
     where = options.reference_of(reference, models)
@@ -159,7 +162,7 @@ def together(
         reference=where,
         rounds=ROUNDS if rounds is None else rounds,
         report=console.note,
-        journal=journal,
+        resume_file=resume_file,
     )
     for why in found.universe.left_out.values():
         console.note(f"left out: {why}")
@@ -172,7 +175,7 @@ def align(
     out: Path,
     reference: str,
     rounds: int | None,
-    journal: Journal,
+    resume_file: ResumeFile,
     recipe: Path | None,
     *,
     overwrite: bool,
@@ -180,7 +183,7 @@ def align(
     writes: bool,
 ) -> None:
     """The verb, of three models or more."""
-    found = together(models, chosen, reference, rounds, journal)
+    found = together(models, chosen, reference, rounds, resume_file)
     if not writes:
         return
     with console.progress(
@@ -188,7 +191,7 @@ def align(
     ) as tick:
         write_many(found, models, out, overwrite=overwrite, progress=tick)
     if not found.universe.interrupted:
-        journal.remove()
+        resume_file.remove()
     others = [
         out / f"aligned-{number}"
         for number in found.universe.members

@@ -12,7 +12,7 @@ from symmerge import report as drawing  # the module: matplotlib is loaded when 
 from symmerge.cli import console, several
 from symmerge.cli.options import METHODS
 from symmerge.errors import MismatchError
-from symmerge.evaluation.simplices import Method, places, run, write
+from symmerge.evaluation.simplices import SimplexMethod, places, run, write
 from symmerge.evaluation.tasks import Task
 from symmerge.matching.recipes import Recipe
 from symmerge.models.model import Model
@@ -29,7 +29,7 @@ def check(models: Sequence[Path], solvers: Mapping[str, Recipe | None]) -> None:
     if pairwise := [
         name
         for name, recipe in solvers.items()
-        if recipe and (recipe.loose or recipe.method == "soft")
+        if recipe and (recipe.non_symmetric or recipe.method == "soft")
     ]:
         raise MismatchError(
             f"--together: {', '.join(pairwise)} aligns pairs alone; leave out --together, or this method"
@@ -42,7 +42,7 @@ def label(name: str, recipe: Recipe) -> str:
         recipe.method, f"{recipe.method} matching"
     )
     return (kind if name in METHODS else f"{kind}, {name}") + (
-        " (no symmetry)" if recipe.loose else ""
+        " (no symmetry)" if recipe.non_symmetric else ""
     )
 
 
@@ -58,7 +58,9 @@ def measure(
     methods = []
     for name, recipe in solvers.items():
         console.note(f"{len(models)} models, {name}")
-        methods.append(_together(name, models, recipe) if recipe else Method(name, PLAIN, models))
+        methods.append(
+            _together(name, models, recipe) if recipe else SimplexMethod(name, PLAIN, models)
+        )
     with console.progress(
         "evaluating", len(task.batches) * len(places(len(models), points)) * len(methods)
     ) as tick:
@@ -69,7 +71,7 @@ def measure(
     return record
 
 
-def _together(name: str, models: Sequence[Model], recipe: Recipe) -> Method:
+def _together(name: str, models: Sequence[Model], recipe: Recipe) -> SimplexMethod:
     found = several.together(models, recipe, "0", None)
     if found.universe.left_out:
         if found.universe.interrupted:
@@ -77,7 +79,7 @@ def _together(name: str, models: Sequence[Model], recipe: Recipe) -> Method:
         raise MismatchError(
             f"{name} could not bring all models together: {'; '.join(found.universe.left_out.values())}; measure without these"
         )
-    return Method(name, label(name, recipe), found.models, found.record())
+    return SimplexMethod(name, label(name, recipe), found.models, found.record())
 
 
 def rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

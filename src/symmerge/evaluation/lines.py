@@ -91,7 +91,7 @@ def barrier(
 
 
 @dataclass(frozen=True)
-class Method:
+class LineMethod:
     """One way to bring a pair together: the two ends of its line, and how they were found. Not `exact`: its ends are other functions than the pair."""
 
     name: str
@@ -106,7 +106,7 @@ class Method:
 def run(
     a: Model,
     b: Model,
-    methods: Sequence[Method],
+    methods: Sequence[LineMethod],
     task: Task,
     *,
     points: int = 21,

@@ -157,7 +157,7 @@ def measure(
 
 
 @dataclass(frozen=True)
-class Method:
+class SimplexMethod:
     """One way to bring all models together: where they lie then, in the order given, and how it was `found`, as solution.json of many models has it."""
 
     name: str
@@ -168,7 +168,7 @@ class Method:
 
 def run(
     models: Sequence[Model],
-    methods: Sequence[Method],
+    methods: Sequence[SimplexMethod],
     task: Task,
     *,
     points: int = POINTS,

@@ -12,7 +12,7 @@ from symmerge import report  # the module: what draws is loaded when it is used
 from symmerge.aligning.pair import Aligned, align, write_evidence
 from symmerge.checkpoints.checkpoint import new_folder, write_json
 from symmerge.errors import CheckpointError
-from symmerge.evaluation.lines import Method, run, write
+from symmerge.evaluation.lines import LineMethod, run, write
 from symmerge.evaluation.tasks import Task, make_task
 from symmerge.lab.small_models import SMALL, small_model
 from symmerge.lab.training.loop import METRICS, train, trained
@@ -48,7 +48,7 @@ def _silent(what: str, steps: int) -> AbstractContextManager[Progress]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoOutcome:
     """The table of barriers, and where everything is."""
 
     rows: tuple[dict[str, Any], ...]
@@ -64,7 +64,7 @@ def demo(
     methods: Mapping[str, Recipe] = METHODS,
     points: int = 21,
     bar: Bar = _silent,
-) -> Outcome:
+) -> DemoOutcome:
     """Train two models of each recipe (once: OUT/models keeps them), merge them by every method, measure on held-out data, write it all.
 
     Methods that look at data see some of what the models were trained on, never what is measured on.
@@ -83,7 +83,7 @@ def demo(
             for name, recipe in recipes.items()
             for row in _pair(out, name, recipe, seed, methods, points, bar)
         ]
-    return Outcome(
+    return DemoOutcome(
         tuple(rows),
         report.report(out, out / "page.html"),
         tuple(out / name / "merged" for name in recipes),
@@ -114,11 +114,11 @@ def _pair(
         for key, method in methods.items()
     }
     found = _aligned(a, b, name, ready, bar)
-    plain = Method(PLAIN, "plain average", a, b)
+    plain = LineMethod(PLAIN, "plain average", a, b)
     lines = [
         plain,
         *(
-            Method(key, key, one.reference, one.aligned, one.evidence(), one.solution.objective)
+            LineMethod(key, key, one.reference, one.aligned, one.evidence(), one.solution.objective)
             for key, one in found.items()
         ),
     ]

@@ -24,7 +24,7 @@ from symmerge.matching.base import Solution
 from symmerge.matching.distillation import Lessons, Target, batch_size, shuffled
 from symmerge.matching.joint import Joint
 from symmerge.matching.learner import Interrupted, Learner
-from symmerge.matching.resume import Entry, Journal
+from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.samplers import DIRICHLET, Sampler, Shares
 from symmerge.matching.search import Matching, Report
 from symmerge.matching.universes import Universe
@@ -82,7 +82,7 @@ class LearnedMatching:
     start: Matching | Alignment | Literal["identity"] | None = None
     steps: int = 300
     epochs: float | None = None
-    rate: float = 3e-3
+    lr: float = 3e-3
     batch: int | None = None
     accumulate: int = 1
     sampler: str = "narrow"
@@ -102,7 +102,7 @@ class LearnedMatching:
         Shares(self.concentration)
         wrong = {
             "steps": self.steps < 1,
-            "rate": not self.rate > 0,
+            "lr": not self.lr > 0,
             "batch": self.batch is not None and self.batch < 1,
             "accumulate": self.accumulate < 1,
         }
@@ -182,7 +182,12 @@ class LearnedMatching:
         return found
 
     def solve(
-        self, a: Model, b: Model, *, report: Report | None = None, journal: Journal | None = None
+        self,
+        a: Model,
+        b: Model,
+        *,
+        report: Report | None = None,
+        resume_file: ResumeFile | None = None,
     ) -> Solution:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. Ctrl-C returns the best so far."""
         report = report or _silent
@@ -198,11 +203,13 @@ class LearnedMatching:
             )
         if self.data is None and self.target == "labels" and task_of(a) not in OWN_LABELLED:
             raise DataError(UNLABELLED)
-        entry = agreed(journal.read) if journal else None
+        entry = agreed(resume_file.read) if resume_file else None
         entry = entry if entry and "learned" in entry.record else None
         if place()[0]:  # of several processes the first one speaks and keeps the journal
-            report, journal = _silent, None
-        found = _taken_up(a.spec, entry) if entry else self.first_solution(a, b, report, journal)
+            report, resume_file = _silent, None
+        found = (
+            _taken_up(a.spec, entry) if entry else self.first_solution(a, b, report, resume_file)
+        )
         if found.interrupted:
             return found
         first = {"chosen": found.settings.get("chosen", {}), "tried": list(found.tried)}
@@ -212,7 +219,7 @@ class LearnedMatching:
             learner.first = first
             if entry:
                 learner.restore(entry)
-            learner.run(report, journal)
+            learner.run(report, resume_file)
         except KeyboardInterrupt:
             if learner is None:  # while the parents wrote: the start stands
                 return replace(found, interrupted=True)
@@ -238,7 +245,7 @@ class LearnedMatching:
         )
 
     def first_solution(
-        self, a: Model, b: Model, report: Report, journal: Journal | None
+        self, a: Model, b: Model, report: Report, resume_file: ResumeFile | None
     ) -> Solution:
         start = self.first_solver()
         if not isinstance(start, Matching):
@@ -249,7 +256,7 @@ class LearnedMatching:
             )
             found.check()
             return Solution(found, (), {}, (), True, 0.0)
-        return agreed(lambda: start.solve(a, b, report=report, journal=journal))
+        return agreed(lambda: start.solve(a, b, report=report, resume_file=resume_file))
 
     def lessons(self, models: Sequence[Model], report: Report) -> tuple[Lessons, Lessons]:
         """What is learned from, and what is judged by."""
@@ -326,7 +333,7 @@ class LearnedMatching:
         )
 
 
-def _taken_up(table: Spec, entry: Entry) -> Solution:
+def _taken_up(table: Spec, entry: ResumeEntry) -> Solution:
     """What is known of the start of a run that was interrupted."""
     first = entry.record["start"]
     return Solution(

@@ -32,7 +32,7 @@ from symmerge.matching.gradients import (
     stacks,
     whole,
 )
-from symmerge.matching.resume import Entry, Journal
+from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.samplers import Sampler
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.model import Model
@@ -113,7 +113,7 @@ class Course(ABC):
     def _keep(self) -> None:
         """Where everyone lies now is the best so far."""
 
-    def entry(self) -> Entry | None:
+    def entry(self) -> ResumeEntry | None:
         """All that a run needs to go on, where it can."""
         return None
 
@@ -125,12 +125,12 @@ class Course(ABC):
         """Of a step's own, so that a run that is taken up again draws what it would have drawn."""
         return torch.Generator().manual_seed((self.options.seed * 1_000_003 + step) * 7 + what)
 
-    def run(self, report: Callable[[str], None], journal: Journal | None = None) -> None:
+    def run(self, report: Callable[[str], None], resume_file: ResumeFile | None = None) -> None:
         options = self.options
         every = max(1, options.steps // LOOKS)
         resolve = max(FEWEST_STEPS, options.steps // ASSIGNMENTS)
         if not self.losses:
-            self._look(report, journal)
+            self._look(report, resume_file)
         while self.tally.steps < options.steps:
             step = self.tally.steps + 1
             self._step(step)
@@ -139,7 +139,7 @@ class Course(ABC):
                 self._finite()
                 self._reassign()
             if step % every == 0 or step == options.steps:
-                self._look(report, journal)
+                self._look(report, resume_file)
                 since = (
                     len(self.losses) - 1 - min(range(len(self.losses)), key=self.losses.__getitem__)
                 )
@@ -152,7 +152,7 @@ class Course(ABC):
 
     def _step(self, step: int) -> None:
         generator, options = self._generator(step), self.options
-        rate = options.rate * schedule(step, options.steps)
+        lr = options.lr * schedule(step, options.steps)
         rank, processes = place()
         numbers = torch.randint(
             len(self.lessons), (options.accumulate * processes,), generator=generator
@@ -160,7 +160,7 @@ class Course(ABC):
         chosen = tuple(self.lessons[int(number)] for number in numbers)
         self._draw(generator)
         for walker in self.walking:
-            walker._set_rate(rate)
+            walker._set_lr(lr)
         try:
             if self.device.type == "cuda" and place()[1] == 1:
                 self._recorded = self._recorded or _Recorded(self._descend)
@@ -188,10 +188,10 @@ class Course(ABC):
 
     def _stop(self, why: str) -> NoReturn:
         self.tally.stopped = why
-        raise Interrupted(f"{why}: the best state before it is kept; lower --rate")
+        raise Interrupted(f"{why}: the best state before it is kept; lower --lr")
 
     @torch.no_grad()
-    def _look(self, report: Callable[[str], None], journal: Journal | None) -> None:
+    def _look(self, report: Callable[[str], None], resume_file: ResumeFile | None) -> None:
         """Judge the middle on held-out inputs; keep the best."""
         self._finite()
         for walker in self.walking:
@@ -213,8 +213,8 @@ class Course(ABC):
         report(
             f"step {self.tally.steps} of {self.options.steps}: loss of the middle {loss:.4f} on held-out inputs{', the best so far' if better else ''}{flips}"
         )
-        if journal and (entry := self.entry()):
-            journal.write(entry)
+        if resume_file and (entry := self.entry()):
+            resume_file.write(entry)
 
     def _judged(self, probe: list[Lesson]) -> float:
         return sum(float(loss_of(self.module, lesson)) for lesson in probe) / len(probe)
@@ -280,10 +280,10 @@ class Learner(Course):
         ]
         self.t = torch.zeros((), device=self.device)
         recorded = self.device.type == "cuda"
-        rate = torch.tensor(options.rate, device=self.device) if recorded else options.rate
+        lr = torch.tensor(options.lr, device=self.device) if recorded else options.lr
         self.optimiser = (
             torch.optim.Adam(
-                self.parameters, lr=rate, betas=(0.9, 0.99), capturable=recorded, fused=True
+                self.parameters, lr=lr, betas=(0.9, 0.99), capturable=recorded, fused=True
             )
             if self.parameters
             else None
@@ -303,12 +303,12 @@ class Learner(Course):
     def _keep(self) -> None:
         self.best = self.base
 
-    def _set_rate(self, rate: float) -> None:
+    def _set_lr(self, lr: float) -> None:
         for group in self.optimiser.param_groups if self.optimiser else ():
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].fill_(lr)
             else:
-                group["lr"] = rate
+                group["lr"] = lr
 
     def _build_module(self, a: Model) -> None:
         """A module whose parameters share the memory of `mean`, with the gradient of each tensor wherever it is used."""
@@ -353,7 +353,7 @@ class Learner(Course):
         found = Alignment(self.table, {**still.elements, **learned}).compose(self.base)
         elements: dict[str, Element] = dict(found.elements)
         for name in learned:
-            elements[name], bad = self.table.spaces[name].group.mended(elements[name])
+            elements[name], bad = self.table.spaces[name].group.project(elements[name])
             self.tally.mended += bad
         return Alignment(self.table, elements)
 
@@ -422,7 +422,9 @@ class Learner(Course):
         """Give the tangents their gradients."""
         found = bundled_slopes(self.tangents, self.gradient, self.moved)
         for bundle, parts in self.tangents.items():
-            uphill = bundle.group.slope(found[bundle][Role.WRITES], found[bundle][Role.READS])
+            uphill = bundle.group.tangent_gradient(
+                found[bundle][Role.WRITES], found[bundle][Role.READS]
+            )
             for part, value in parts.items():
                 value.grad = uphill[
                     part
@@ -448,7 +450,7 @@ class Learner(Course):
         self.optimiser.step()
         into, found = [], []
         for bundle, parts in self.tangents.items():
-            element = bundle.group.moved(
+            element = bundle.group.retract(
                 self.turned[bundle], {part: value.double() for part, value in parts.items()}
             )
             into += self.turned[bundle].values()
@@ -524,7 +526,7 @@ class Learner(Course):
 
     # taking a run up again
 
-    def entry(self) -> Entry:
+    def entry(self) -> ResumeEntry:
         """All that a run needs to go on."""
         state = {}
         if self.optimiser and self.optimiser.state:
@@ -545,9 +547,11 @@ class Learner(Course):
                 "tally": self.tally.record(),
             },
         }
-        return Entry(record, {"current": self.base.elements, "best": self.best.elements, **state})
+        return ResumeEntry(
+            record, {"current": self.base.elements, "best": self.best.elements, **state}
+        )
 
-    def restore(self, entry: Entry) -> None:
+    def restore(self, entry: ResumeEntry) -> None:
         known = entry.record["learned"]
         self.losses, self.tally = list(known["losses"]), Tally(**known["tally"])
         self.share, self.turns = dict(known["share"]), known["turns"]
@@ -710,5 +714,5 @@ def _copy(into: list[Tensor], found: list[Tensor]) -> None:
 def _still(bundle: Bundle, device: torch.device) -> dict[str, Tensor]:
     return {
         part: value.to(device)
-        for part, value in bundle.group.origin((len(bundle.names), *bundle.batch)).items()
+        for part, value in bundle.group.start((len(bundle.names), *bundle.batch)).items()
     }

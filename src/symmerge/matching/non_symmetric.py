@@ -123,7 +123,7 @@ def _at(factor: Atom | Sum, stream: str, place: int) -> Atom | Sum:
     return Atom(f"{stream}.{place}", factor.role) if factor.space == stream else factor
 
 
-LOOSE: Mapping[str, Callable[[Model], Model]] = {
+NON_SYMMETRIC: Mapping[str, Callable[[Model], Model]] = {
     "ignore-heads": ignore_heads,
     "separate-streams": separate_streams,
 }

@@ -17,7 +17,7 @@ from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.evidence import Weighting
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.learned import LearnedMatching
-from symmerge.matching.non_symmetric import LOOSE
+from symmerge.matching.non_symmetric import NON_SYMMETRIC
 from symmerge.matching.search import Matching
 from symmerge.matching.soft import SoftMatching
 from symmerge.matching.weights import WeightMatching
@@ -39,7 +39,7 @@ class Recipe:
     matching: Solver = field(default_factory=WeightMatching)
     restrict: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     steps: tuple[str, ...] = tuple(STEPS)
-    loose: str | None = None
+    non_symmetric: str | None = None
 
     @property
     def method(self) -> str:
@@ -64,7 +64,11 @@ class Recipe:
 
     def ready(self, model: Model) -> Model:
         """The model with only what this recipe moves allowed to move, in the form it wants."""
-        model = LOOSE[self.loose](model) if self.loose and self.loose in LOOSE else model
+        model = (
+            NON_SYMMETRIC[self.non_symmetric](model)
+            if self.non_symmetric and self.non_symmetric in NON_SYMMETRIC
+            else model
+        )
         return canonicalize(model.restrict(**self.restricted(model)), self.steps)
 
 
@@ -84,7 +88,7 @@ def correlation(
     about: str,
     *components: str,
     still: tuple[str, ...] = (),
-    loose: str | None = None,
+    non_symmetric: str | None = None,
     untie: bool = False,
     **options: Any,
 ) -> Recipe:
@@ -97,7 +101,9 @@ def correlation(
     }
     options = {"heads": HeadOptions(follow=True), **options}
     matching = ActivationMatching(weighting=CORRELATION, held_out=0.0, max_sweeps=1, **options)
-    return Recipe(about, matching, MappingProxyType(restrict), ("untie",) if untie else (), loose)
+    return Recipe(
+        about, matching, MappingProxyType(restrict), ("untie",) if untie else (), non_symmetric
+    )
 
 
 def _published() -> dict[str, Recipe]:
@@ -125,7 +131,7 @@ def _published() -> dict[str, Recipe]:
         "correlation-ignore-heads": correlation(
             "correlation, heads torn apart: NO SYMMETRY, for comparison",
             *both,
-            loose="ignore-heads",
+            non_symmetric="ignore-heads",
         ),
         "correlation-classifier": correlation(
             "correlation: units, heads, and what the classifier or the decoder reads",
@@ -138,7 +144,7 @@ def _published() -> dict[str, Recipe]:
         "residual-separate": correlation(
             f"{stream} anew after every block: NO SYMMETRY, for comparison",
             "residual",
-            loose="separate-streams",
+            non_symmetric="separate-streams",
         ),
     }
     for places in ("first", "last", "all"):
@@ -218,7 +224,7 @@ RECIPES: Mapping[str, Recipe] = {
         LearnedMatching(
             start=GENERALIZED,
             target="labels",
-            rate=3e-4,
+            lr=3e-4,
             epochs=30.0,
             batch=128,
             spaces=("residual", "head", "query", "ff"),
@@ -229,7 +235,7 @@ RECIPES: Mapping[str, Recipe] = {
         "learned soft permutations of units and heads, by Sinkhorn: NO SYMMETRY unless hardened",
         SoftMatching(),
         {"ff": "permutation"},
-        loose="soft",
+        non_symmetric="soft",
     ),
     "soft-hardened": Recipe(
         "learned soft permutations of units and heads, each made the nearest permutation at the end",

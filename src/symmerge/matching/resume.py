@@ -19,7 +19,7 @@ Elements = Mapping[str, Element]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ResumeEntry:
     """A record, and the elements it speaks of by name: of the best try, and of the one that is running."""
 
     record: Mapping[str, Any]
@@ -27,13 +27,13 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Journal:
+class ResumeFile:
     """One file. `task` says what is being solved; an entry about something else is refused."""
 
     path: Path
     task: Mapping[str, Any]
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: ResumeEntry) -> None:
         # a copy of each: the best so far may be the current one, and tensors that share memory cannot be stored
         tensors = {
             f"{which}/{space}/{part}": value.clone()
@@ -48,7 +48,7 @@ class Journal:
         }
         write_tensors(self.path, tensors, header)
 
-    def read(self) -> Entry | None:
+    def read(self) -> ResumeEntry | None:
         """The last entry, if there is one."""
         if not self.path.exists():
             return None
@@ -57,7 +57,7 @@ class Journal:
             raise MismatchError(
                 f"{self.path} was left by another run (other models or settings): repeat that command with --resume, or remove the file"
             )
-        return Entry(json.loads(header["record"]), _nested(tensors))
+        return ResumeEntry(json.loads(header["record"]), _nested(tensors))
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from symmerge.errors import MismatchError
 from symmerge.matching.base import Solution
 from symmerge.matching.evidence import Evidence, Weighting
 from symmerge.matching.heads import HeadOptions
-from symmerge.matching.resume import Elements, Entry, Journal
+from symmerge.matching.resume import Elements, ResumeEntry, ResumeFile
 from symmerge.matching.sweeps import Sweeps
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.interpolation import interpolate
@@ -84,7 +84,7 @@ class Matching(ABC):
         *,
         probe: Probe | None = None,
         report: Report | None = None,
-        journal: Journal | None = None,
+        resume_file: ResumeFile | None = None,
     ) -> Solution:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. `probe` stands for one that would be made of both. Ctrl-C returns the best so far."""
         if a.spec.fingerprint != b.spec.fingerprint:
@@ -97,7 +97,7 @@ class Matching(ABC):
                 f"{len(self.token_counts)} token counts, but {a.where} has {size or 'no'} tokens: give one count per token"
             )
         began = time.perf_counter()
-        search = _Search(self, a, b, probe, report or (lambda line: None), journal)
+        search = _Search(self, a, b, probe, report or (lambda line: None), resume_file)
         interrupted = False
         try:
             search.run()
@@ -157,21 +157,21 @@ class _Search:
         b: Model,
         probe: Probe | None,
         report: Report,
-        journal: Journal | None,
+        resume_file: ResumeFile | None,
     ) -> None:
-        self.options, self.a, self.b, self.probe, self.report, self.journal = (
+        self.options, self.a, self.b, self.probe, self.report, self.resume_file = (
             options,
             a,
             b,
             probe,
             report,
-            journal,
+            resume_file,
         )
         self.best: _Try | None = None
         self.running: _Try | None = None
         self.tried: list[dict[str, Any]] = []
-        entry = journal.read() if journal else None
-        self._old = entry or Entry({"tried": []}, {})
+        entry = resume_file.read() if resume_file else None
+        self._old = entry or ResumeEntry({"tried": []}, {})
 
     def run(self) -> None:
         self.probe = self.probe or self.options.probe(self.a, self.b, self.report)
@@ -330,11 +330,11 @@ class _Search:
     def _write(
         self, running: Mapping[str, Any] | None = None, elements: Elements | None = None
     ) -> None:
-        if self.journal is None:
+        if self.resume_file is None:
             return
         found = {"best": self.best.alignment.elements} if self.best else {}
-        self.journal.write(
-            Entry(
+        self.resume_file.write(
+            ResumeEntry(
                 {"tried": self.tried, "running": running},
                 found | ({"running": elements} if elements else {}),
             )

@@ -28,7 +28,7 @@ from symmerge.matching.base import Solution
 from symmerge.matching.distillation import Lesson, Lessons, Target, loss_of
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.learner import CLIP, LOOKS, MOST_HELD, Interrupted, schedule
-from symmerge.matching.resume import Entry, Journal
+from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.samplers import Sampler
 from symmerge.matching.search import Matching, Report
 from symmerge.models.alignment import Alignment, apply
@@ -160,7 +160,7 @@ class SoftMatching:
     data: Task | None = field(default=None, repr=False)
     start: Matching | Alignment | Literal["identity"] | None = None
     steps: int = 300
-    rate: float = 1e-1
+    lr: float = 1e-1
     batch: int | None = None
     sampler: str = "narrow"
     target: Target = "parents"
@@ -217,23 +217,28 @@ class SoftMatching:
         return found
 
     def solve(
-        self, a: Model, b: Model, *, report: Report | None = None, journal: Journal | None = None
+        self,
+        a: Model,
+        b: Model,
+        *,
+        report: Report | None = None,
+        resume_file: ResumeFile | None = None,
     ) -> Solution:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. Ctrl-C returns the best so far."""
         began = time.perf_counter()
         one_table([a, b])
         spaces = self.chosen(a.spec)
-        entry = journal.read() if journal else None
+        entry = resume_file.read() if resume_file else None
         entry = entry if entry and "soft" in entry.record else None
         if place()[
             0
         ]:  # of several processes, which all do the same here, the first one speaks and keeps the journal
-            report, journal = None, None
+            report, resume_file = None, None
         report = report or (lambda line: None)
         found = (
             Solution(Alignment(a.spec, entry.elements["start"]), (), {}, (), False, 0.0)
             if entry
-            else self._exact().first_solution(a, b, report, journal)
+            else self._exact().first_solution(a, b, report, resume_file)
         )
         if found.interrupted:
             return found
@@ -242,7 +247,7 @@ class SoftMatching:
             run.restore(entry)
         interrupted = False
         try:
-            run.run(report, journal)
+            run.run(report, resume_file)
         except KeyboardInterrupt:
             interrupted = True
             run.stopped = "interrupted"
@@ -338,7 +343,7 @@ class _Run:
             for name, value in first.items()
         }
         self.best = self._copied()
-        self.optimiser = torch.optim.Adam(self.latent.values(), lr=options.rate, betas=(0.9, 0.99))
+        self.optimiser = torch.optim.Adam(self.latent.values(), lr=options.lr, betas=(0.9, 0.99))
         self.losses: list[float] = []
         self.steps, self.stopped = 0, "all steps done"
 
@@ -372,16 +377,16 @@ class _Run:
 
     # the run
 
-    def run(self, report: Report, journal: Journal | None) -> None:
+    def run(self, report: Report, resume_file: ResumeFile | None) -> None:
         steps = self.options.steps
         every = max(1, steps // LOOKS)
         if not self.losses:
-            self._look(report, journal)
+            self._look(report, resume_file)
         while self.steps < steps:
             self._step(self.steps + 1)
             self.steps += 1
             if self.steps % every == 0 or self.steps == steps:
-                self._look(report, journal)
+                self._look(report, resume_file)
 
     def _step(self, step: int) -> None:
         # A generator of the step's own, so that a run that is taken up again draws what it would have drawn.
@@ -393,7 +398,7 @@ class _Run:
             self.lessons[int(torch.randint(len(self.lessons), (), generator=generator))],
             self.sampler.draw(generator),
         )
-        self.optimiser.param_groups[0]["lr"] = options.rate * schedule(step, options.steps)
+        self.optimiser.param_groups[0]["lr"] = options.lr * schedule(step, options.steps)
         self.optimiser.zero_grad()
         try:
             # Computed again on the way back: all the normalisations of all layers of thousands of units would not fit.
@@ -421,10 +426,10 @@ class _Run:
     def _finite(self, loss: float, what: str, step: int) -> None:
         if not math.isfinite(loss):
             self.stopped = f"the {what} was not finite at step {step}"
-            raise Interrupted(f"{self.stopped}: the best state before it is kept; lower --rate")
+            raise Interrupted(f"{self.stopped}: the best state before it is kept; lower --lr")
 
     @torch.no_grad()
-    def _look(self, report: Report, journal: Journal | None) -> None:
+    def _look(self, report: Report, resume_file: ResumeFile | None) -> None:
         """Judge the middle on held-out inputs; keep the best."""
         loss = self.loss(
             {name: sinkhorn(latent, self.options.sinkhorn) for name, latent in self.latent.items()},
@@ -437,8 +442,8 @@ class _Run:
         report(
             f"step {self.steps} of {self.options.steps}: loss of the middle {loss:.4f} on held-out inputs{', the best so far' if better else ''}"
         )
-        if journal:
-            journal.write(self.entry())
+        if resume_file:
+            resume_file.write(self.entry())
 
     # what was found
 
@@ -478,7 +483,7 @@ class _Run:
 
     # taking a run up again
 
-    def entry(self) -> Entry:
+    def entry(self) -> ResumeEntry:
         """All that a run needs to go on."""
         states = {"current": self._copied(), "best": self.best}
         for which in ("exp_avg", "exp_avg_sq") if self.optimiser.state else ():
@@ -489,13 +494,13 @@ class _Run:
             which: {name: {LATENT: value.cpu()} for name, value in state.items()}
             for which, state in states.items()
         }
-        return Entry(
+        return ResumeEntry(
             {"soft": {"losses": self.losses, "steps": self.steps}},
             {"start": self.start.elements, **elements},
         )
 
     @torch.no_grad()
-    def restore(self, entry: Entry) -> None:
+    def restore(self, entry: ResumeEntry) -> None:
         known, device = entry.record["soft"], self.lessons.device
         self.losses, self.steps = list(known["losses"]), known["steps"]
         self.best = {

@@ -19,7 +19,7 @@ from torch import Tensor
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import MismatchError, SymmergeError
 from symmerge.matching.base import Solution
-from symmerge.matching.resume import Entry, Journal
+from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.search import Matching, Report
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.distances import distance
@@ -38,7 +38,12 @@ class Solver(Protocol):
     """Whatever aligns a pair."""
 
     def solve(
-        self, a: Model, b: Model, *, report: Report | None = None, journal: Journal | None = None
+        self,
+        a: Model,
+        b: Model,
+        *,
+        report: Report | None = None,
+        resume_file: ResumeFile | None = None,
     ) -> Solution: ...
 
 
@@ -122,11 +127,11 @@ def universe(
     reference: int | str = 0,
     rounds: int = ROUNDS,
     report: Report | None = None,
-    journal: Journal | None = None,
+    resume_file: ResumeFile | None = None,
 ) -> Universe:
     """Align all to one another. Preconditions: canonical, and of one table. A member that fails is left out and named; Ctrl-C returns what is found so far."""
     _comparable(models)
-    run = _Run(list(models), solver, report or (lambda line: None), journal)
+    run = _Run(list(models), solver, report or (lambda line: None), resume_file)
     interrupted = False
     try:
         run.begin(reference)
@@ -160,9 +165,14 @@ class _Run:
     """The state: what was found for whom, and the sum of all members where they lie now."""
 
     def __init__(
-        self, models: list[Model], solver: Solver, report: Report, journal: Journal | None
+        self, models: list[Model], solver: Solver, report: Report, resume_file: ResumeFile | None
     ) -> None:
-        self.models, self.solver, self.report, self.journal = models, solver, report, journal
+        self.models, self.solver, self.report, self.resume_file = (
+            models,
+            solver,
+            report,
+            resume_file,
+        )
         self.found: dict[int, Alignment] = {}
         self.left_out: dict[int, str] = {}
         self.settings: dict[str, Any] = {}
@@ -176,7 +186,7 @@ class _Run:
 
     def begin(self, reference: int | str) -> None:
         """Everyone to the reference."""
-        entry = self.journal.read() if self.journal else None
+        entry = self.resume_file.read() if self.resume_file else None
         if entry:
             self._take_up(entry)
         else:
@@ -201,7 +211,7 @@ class _Run:
             self.judge = self.solver.probe_of_many([self.models[member] for member in self.members])
 
     def _meet(self, number: int) -> None:
-        a, b = self.models[self.reference].kept(), self.models[number].kept()
+        a, b = self.models[self.reference].cached(), self.models[number].cached()
         self.report(f"{b.where} to {a.where}, {len(self.found)} of {len(self.models) - 1}")
         try:
             solution = self.solver.solve(a, b, report=self.report)
@@ -219,7 +229,7 @@ class _Run:
         """Who is closest to all others, pair by pair."""
         apart = torch.zeros(len(self.models), len(self.models))
         for i, j in combinations(range(len(self.models)), 2):
-            a, b = self.models[i].kept(), self.models[j].kept()
+            a, b = self.models[i].cached(), self.models[j].cached()
             self.report(f"medoid: {a.where} and {b.where}")
             found = self.solver.solve(a, b, report=self.report)
             apart[i, j] = apart[j, i] = distance(a, apply(found.alignment, b))
@@ -243,7 +253,7 @@ class _Run:
 
     def _improve(self, member: int) -> bool:
         """Match a member to the mean of all others anew, from where it lies; kept if it comes closer."""
-        now = apply(self.found[member], self.models[member]).kept()
+        now = apply(self.found[member], self.models[member]).cached()
         others = self._others(now)
         solution = self._solved(member, others, now)
         if solution.interrupted:
@@ -286,7 +296,7 @@ class _Run:
     def _others(self, member: Model) -> Model:
         count = len(self.found) - 1
         computed = {name: partial(_without, self.total, member, name, count) for name in self.total}
-        return replace(member, weights=DerivedWeights(member.weights, computed)).kept()
+        return replace(member, weights=DerivedWeights(member.weights, computed)).cached()
 
     def _tensors(self, number: int):
         weights = apply(self.found[number], self.models[number]).weights
@@ -337,7 +347,7 @@ class _Run:
     # taking a run up again
 
     def _write(self) -> None:
-        if self.journal is None:
+        if self.resume_file is None:
             return
         record = {
             "reference": self.reference,
@@ -346,11 +356,13 @@ class _Run:
             "kept": self.kept,
             "settings": self.settings,
         }
-        self.journal.write(
-            Entry(record, {str(number): found.elements for number, found in self.found.items()})
+        self.resume_file.write(
+            ResumeEntry(
+                record, {str(number): found.elements for number, found in self.found.items()}
+            )
         )
 
-    def _take_up(self, entry: Entry) -> None:
+    def _take_up(self, entry: ResumeEntry) -> None:
         known, table = entry.record, self.models[0].spec
         self.reference, self.spreads, self.kept, self.settings = (
             known["reference"],

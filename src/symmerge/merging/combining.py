@@ -29,7 +29,7 @@ Thin = Callable[[Tensor, float, torch.Generator], Tensor]
 
 @final
 @dataclass(frozen=True)
-class Method:
+class CombineMethod:
     """How one tensor of every model becomes one. With `thin`, what is mixed is not the tensors but their thinned differences from a base."""
 
     mix: Mix
@@ -76,12 +76,12 @@ def by_chance(difference: Tensor, density: float, chance: torch.Generator) -> Te
     return difference * kept / density
 
 
-METHODS: dict[str, Method] = {
-    "mean": Method(weighted_sum),
-    "slerp": Method(slerp, most=2),
-    "ties": Method(agreed, largest),
-    "dare": Method(weighted_sum, by_chance),
-    "dare_ties": Method(agreed, by_chance),
+METHODS: dict[str, CombineMethod] = {
+    "mean": CombineMethod(weighted_sum),
+    "slerp": CombineMethod(slerp, most=2),
+    "ties": CombineMethod(agreed, largest),
+    "dare": CombineMethod(weighted_sum, by_chance),
+    "dare_ties": CombineMethod(agreed, by_chance),
 }
 
 
@@ -162,7 +162,9 @@ def normalised(models: Sequence[Model], weights: Sequence[float] | None) -> list
     return shares
 
 
-def method_for(name: str, models: Sequence[Model], base: Model | None, density: float) -> Method:
+def method_for(
+    name: str, models: Sequence[Model], base: Model | None, density: float
+) -> CombineMethod:
     """A method by name, if it can be used so."""
     if name not in METHODS:
         raise MismatchError(f"method {name}: there are {', '.join(METHODS)}")

@@ -21,8 +21,8 @@ from symmerge.checkpoints.checkpoint import (
     write_weights,
 )
 from symmerge.checkpoints.weights import (
+    CachedWeights,
     CheckedWeights,
-    KeptWeights,
     MemoryWeights,
     StoredWeights,
     Weights,
@@ -97,9 +97,9 @@ class Model:
         """The same model with other weights, and a record of why."""
         return replace(self, weights=weights, history=(*self.history, step), **changes)
 
-    def kept(self) -> Model:
+    def cached(self) -> Model:
         """The same model whose tensors stay in memory once read: canonical forms cost a decomposition per head, and solvers read them many times."""
-        return replace(self, weights=KeptWeights(self.weights))
+        return replace(self, weights=CachedWeights(self.weights))
 
     def restrict(self, **groups: str) -> Model:
         """The same model, allowed to move less: for example ``residual="permutation"`` or ``ff="identity"``, for all layers."""

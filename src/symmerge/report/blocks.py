@@ -32,6 +32,6 @@ class Part:
     beside: tuple[Figure, ...] = ()
     small: tuple[Figure, ...] = ()
     folded: tuple[Figure, ...] = ()
-    tables: tuple[tables.Table, ...] = ()
-    long: tuple[tables.Table, ...] = ()
+    tables: tuple[tables.PageTable, ...] = ()
+    long: tuple[tables.PageTable, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()

@@ -13,7 +13,7 @@ from symmerge.report.drawing import SERIES, draw
 from symmerge.report.figures import MARKERS, legend, paint_line, scale, size_of
 from symmerge.report.phrases import estimate, short
 from symmerge.report.results import Estimate, number
-from symmerge.report.tables import Table
+from symmerge.report.tables import PageTable
 
 Entry = Mapping[str, Any]
 ACROSS, MORE = 2, 2.4  # panels beside one another, and inches for each further row of them
@@ -72,7 +72,7 @@ def parts(key: str, record: Mapping[str, Any]) -> Iterator[Part]:
         rows = [[one["cell"], one["reason"]] for one in record["failed"]]
         yield Part(
             "What failed",
-            tables=(Table.of("Cells that could not be computed", ["cell", "reason"], rows),),
+            tables=(PageTable.of("Cells that could not be computed", ["cell", "reason"], rows),),
         )
     yield Part(
         "How it was run",
@@ -99,7 +99,7 @@ def _ours(entry: Entry) -> Estimate:
     return Estimate.of([number(value) for value in entry["values"]])
 
 
-def _table(title: str, entries: Sequence[Entry]) -> Table:
+def _table(title: str, entries: Sequence[Entry]) -> PageTable:
     published = any(entry["published"] is not None for entry in entries)
     head = ["row", "on", "ours", *(["published", "difference"] if published else []), "measured on"]
     rows = []
@@ -115,7 +115,7 @@ def _table(title: str, entries: Sequence[Entry]) -> Table:
                 f"{len(entry['values'])} of {len(entry['cells'])}",
             ]
         )
-    return Table.of(title, head, rows)
+    return PageTable.of(title, head, rows)
 
 
 def _curves(name: str, column: str, entries: Sequence[Entry]) -> Figure | None:

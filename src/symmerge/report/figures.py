@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from symmerge.report.drawing import INK, MUTED, SERIES, draw
 from symmerge.report.phrases import estimate, position, short
-from symmerge.report.results import Curve, Estimate, number
+from symmerge.report.results import CurveSummary, Estimate, number
 
 WIDTH, HEIGHT, LINE_HEIGHT = (
     5.4,
@@ -34,7 +34,7 @@ MARKERS = (
 LOG_FROM = 20.0  # times the smallest value: where a linear axis would show one line only
 
 
-def metric_curve(curve: Curve, metric: str, name: str = "curve") -> str:
+def metric_curve(curve: CurveSummary, metric: str, name: str = "curve") -> str:
     """One metric along the path: every method with its error band, the ensemble, and both parents."""
     lines = {
         method.label: [point[metric].mean for point in method.points] for method in curve.methods
@@ -56,7 +56,7 @@ def metric_curve(curve: Curve, metric: str, name: str = "curve") -> str:
     )
 
 
-def _paint_curve(figure: Figure, curve: Curve, metric: str) -> Mapping[str, float]:
+def _paint_curve(figure: Figure, curve: CurveSummary, metric: str) -> Mapping[str, float]:
     axes = figure.add_subplot(xlabel="t: share of model B", ylabel=metric)
     for method, colour, marker in zip(curve.methods, cycle(SERIES), cycle(MARKERS)):
         paint_line(

@@ -17,7 +17,7 @@ from symmerge.report import experiment, figures, tables
 from symmerge.report import phrases as words
 from symmerge.report import simplices as together
 from symmerge.report.drawing import SERIES, palette_css, standalone
-from symmerge.report.results import Curve, as_curve, read_results
+from symmerge.report.results import CurveSummary, as_curve, read_results
 from symmerge.report.sections import Section, section
 
 HERE = Path(__file__).parent
@@ -83,7 +83,7 @@ def _render(heading: str, sections: Sequence[Section]) -> str:
     )
 
 
-def _numbers(curve: Curve) -> dict[str, Any]:
+def _numbers(curve: CurveSummary) -> dict[str, Any]:
     """What the slider shows: for every t, for every method, its metrics as text."""
     return {
         "t": [words.position(t) for t in curve.t],

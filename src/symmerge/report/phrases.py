@@ -7,7 +7,7 @@ from math import floor, inf, isfinite, isinf, log10
 from pathlib import PurePath
 from typing import Any
 
-from symmerge.report.results import Curve, Estimate, number
+from symmerge.report.results import CurveSummary, Estimate, number
 
 TASKS = {
     "mlm": "Masked language modelling",
@@ -56,7 +56,7 @@ def names(models: Sequence[Mapping[str, Any]]) -> list[str]:
     return folders if fits else [f"model {number}" for number in range(len(models))]
 
 
-def summary(curve: Curve) -> str:
+def summary(curve: CurveSummary) -> str:
     """The result in one or two sentences."""
     over = f", on average over {len(curve.pairs)} pairs" if len(curve.pairs) > 1 else ""
     subject = "these models" if over else "these two models"

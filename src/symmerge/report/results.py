@@ -74,7 +74,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodSummary:
     """What one way of merging gave: every metric at every t, both barriers, and the objective of each pair's sweeps."""
 
     name: str
@@ -88,14 +88,14 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Curve:
+class CurveSummary:
     """The path between two models, or the mean path of several pairs."""
 
     task: Mapping[str, Any]
     metrics: tuple[str, ...]
     pairs: tuple[Mapping[str, Mapping[str, Any]], ...]
     t: tuple[float, ...]
-    methods: tuple[Method, ...]
+    methods: tuple[MethodSummary, ...]
     ensemble: Mapping[str, Estimate] | None
     versions: Mapping[str, str]
 
@@ -110,7 +110,7 @@ class Results:
     """A folder's results; what was not measured is None. There is a curve, a simplex, a solution, a universe or an experiment."""
 
     folder: Path
-    curve: Curve | None
+    curve: CurveSummary | None
     simplex: Mapping[str, Any] | None
     solution: Mapping[str, Any] | None
     universe: Mapping[str, Any] | None
@@ -183,7 +183,7 @@ def whole(file: Path) -> Iterator[None]:
         ) from error
 
 
-def as_curve(record: Mapping[str, Any]) -> Curve:
+def as_curve(record: Mapping[str, Any]) -> CurveSummary:
     """A `curve` record, or the mean over the pairs of a `curves` record."""
     pairs = record["pairs"] if record["schema"] == CURVES else [record]
     if not pairs or not pairs[0]["methods"]:
@@ -206,7 +206,7 @@ def as_curve(record: Mapping[str, Any]) -> Curve:
         _method([pair["methods"][at] for pair in pairs], metrics) for at in range(len(names))
     )
     ensembles = [pair["ensemble"] for pair in pairs if pair.get("ensemble")]
-    return Curve(
+    return CurveSummary(
         task=first["task"],
         metrics=metrics,
         pairs=tuple(pair["models"] for pair in pairs),
@@ -217,9 +217,9 @@ def as_curve(record: Mapping[str, Any]) -> Curve:
     )
 
 
-def _method(runs: Sequence[Mapping[str, Any]], metrics: tuple[str, ...]) -> Method:
+def _method(runs: Sequence[Mapping[str, Any]], metrics: tuple[str, ...]) -> MethodSummary:
     first, barriers = runs[0], tuple(number(run["barrier_mean"]) for run in runs)
-    return Method(
+    return MethodSummary(
         name=str(first["name"]),
         label=str(first["label"]),
         points=tuple(

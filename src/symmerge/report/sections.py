@@ -11,7 +11,7 @@ from symmerge.report import phrases as words
 from symmerge.report import simplex_tables as together_tables
 from symmerge.report import simplices as together
 from symmerge.report.blocks import Figure, Part
-from symmerge.report.results import Curve, Results, number, whole
+from symmerge.report.results import CurveSummary, Results, number, whole
 
 FEW = 6  # pictures of spaces that are shown at once; the others unfold
 
@@ -20,10 +20,10 @@ FEW = 6  # pictures of spaces that are shown at once; the others unfold
 class Measured:
     """What was measured between the models."""
 
-    curve: Curve
+    curve: CurveSummary
     loss: Figure
-    barriers: tables.Table
-    points: tables.Table
+    barriers: tables.PageTable
+    points: tables.PageTable
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _head(results: Results) -> tuple[str, str, tuple[tables.Row, ...]]:
         )
 
 
-def _path(key: str, curve: Curve) -> Measured:
+def _path(key: str, curve: CurveSummary) -> Measured:
     shade = "; shaded: standard error over the pairs" if len(curve.pairs) > 1 else ""
     loss = Figure.of(
         figures.metric_curve(curve, "loss", f"{key}-loss"),

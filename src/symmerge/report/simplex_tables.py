@@ -8,13 +8,13 @@ from typing import Any
 
 from symmerge.report.phrases import names
 from symmerge.report.results import Estimate, number
-from symmerge.report.tables import Row, Table, as_given, listed, task_facts
+from symmerge.report.tables import PageTable, Row, as_given, listed, task_facts
 
 Matrix = Sequence[Sequence[float | None]]
 """A number for every two models."""
 
 
-def barriers(record: Mapping[str, Any]) -> Table:
+def barriers(record: Mapping[str, Any]) -> PageTable:
     """Every method with its barriers and the metrics of all models merged; each model and their ensemble to compare."""
     metrics, count, methods = record["task"]["metrics"], len(record["models"]), record["methods"]
     rows = [
@@ -40,7 +40,7 @@ def barriers(record: Mapping[str, Any]) -> Table:
         f"barrier of all {count} merged",
         *metrics,
     ]
-    return Table.of(f"Barriers, and every metric of all {count} models merged", columns, rows)
+    return PageTable.of(f"Barriers, and every metric of all {count} models merged", columns, rows)
 
 
 def overview(record: Mapping[str, Any]) -> tuple[Row, ...]:
@@ -59,34 +59,34 @@ def _over(lines: Sequence[Mapping[str, Any]], barrier: str) -> Estimate:
     return Estimate.of([number(line[barrier]) for line in lines])
 
 
-def pairs(names: Sequence[str], methods: Sequence[tuple[str, Matrix]]) -> Table:
+def pairs(names: Sequence[str], methods: Sequence[tuple[str, Matrix]]) -> PageTable:
     """The barrier between every two models, by every method."""
     rows = [
         [names[a], names[b], *(number(barriers[a][b]) for _, barriers in methods)]
         for a, b in combinations(range(len(names)), 2)
     ]
-    return Table.of(
+    return PageTable.of(
         "Barrier over the mean, between every two models",
         ["from", "to", *(label for label, _ in methods)],
         rows,
     )
 
 
-def by_count(record: Mapping[str, Any]) -> Table:
+def by_count(record: Mapping[str, Any]) -> PageTable:
     """The barrier of more and more models merged, by every method."""
     rows = zip(
         *([number(mean["barrier"]) for mean in method["means"]] for method in record["methods"]),
         strict=True,
     )
     caption = "Barrier of the mean of the first models"
-    return Table.of(
+    return PageTable.of(
         caption,
         ["models merged", *(method["label"] for method in record["methods"])],
         [[count, *row] for count, row in enumerate(rows, 2)],
     )
 
 
-def universes(record: Mapping[str, Any]) -> Table | None:
+def universes(record: Mapping[str, Any]) -> PageTable | None:
     """How each method brought the models together."""
     rows = [
         [method["label"], *_search(method["universe"])]
@@ -102,7 +102,7 @@ def universes(record: Mapping[str, Any]) -> Table | None:
         "moves in all",
         "cycle error",
     ]
-    return Table.of("The search for common coordinates", columns, rows) if rows else None
+    return PageTable.of("The search for common coordinates", columns, rows) if rows else None
 
 
 def _search(found: Mapping[str, Any]) -> list[float | int]:
@@ -117,10 +117,10 @@ def _search(found: Mapping[str, Any]) -> list[float | int]:
     ]
 
 
-def models(found: Sequence[Mapping[str, Any]]) -> Table:
+def models(found: Sequence[Mapping[str, Any]]) -> PageTable:
     """Which files were merged."""
     keys = ("where", "architecture", "parameters", "sha256")
-    return Table.of(
+    return PageTable.of(
         "Models",
         ["model", *keys],
         [
@@ -130,7 +130,7 @@ def models(found: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def settings(record: Mapping[str, Any]) -> Table | None:
+def settings(record: Mapping[str, Any]) -> PageTable | None:
     """How each method was set."""
     given = [
         (method["label"], method["universe"]["settings"])
@@ -139,7 +139,9 @@ def settings(record: Mapping[str, Any]) -> Table | None:
     ]
     rows = [[label, *setting] for label, found in given for setting in _flat(found)]
     return (
-        Table.of("Settings of the methods", ["method", "setting", "value"], rows) if rows else None
+        PageTable.of("Settings of the methods", ["method", "setting", "value"], rows)
+        if rows
+        else None
     )
 
 

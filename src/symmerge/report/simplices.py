@@ -12,7 +12,7 @@ from symmerge.report import phrases as words
 from symmerge.report import simplex_tables as tables
 from symmerge.report.blocks import Figure, Part
 from symmerge.report.phrases import short
-from symmerge.report.results import Curve, number
+from symmerge.report.results import CurveSummary, number
 from symmerge.report.simplex_tables import Matrix
 
 FEW = 5  # models whose maps are still read beside each other
@@ -112,7 +112,7 @@ def _heat_maps(
     ]
 
 
-def square(curve: Curve) -> tuple[list[str], list[tuple[str, list[list[float]]]]] | None:
+def square(curve: CurveSummary) -> tuple[list[str], list[tuple[str, list[list[float]]]]] | None:
     """The barriers of every method as a matrix, where the pairs are all the pairs of some models, three or more; with the models' names."""
     ends = [
         tuple((pair[side]["where"], pair[side]["sha256"]) for side in ("a", "b"))

@@ -8,41 +8,43 @@ from dataclasses import dataclass
 from typing import Any
 
 from symmerge.report.phrases import estimate, position, short
-from symmerge.report.results import Curve, Estimate, number
+from symmerge.report.results import CurveSummary, Estimate, number
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What is shown; numbers also carry what they sort by."""
 
     text: str
     value: float | None = None
 
     @staticmethod
-    def of(value: Any) -> Cell:
+    def of(value: Any) -> TableCell:
         """A measure, a count, a word, or nothing."""
         if isinstance(value, Estimate):
-            return Cell(estimate(value), value.mean)
+            return TableCell(estimate(value), value.mean)
         if isinstance(value, float):
-            return Cell(short(value), value)
+            return TableCell(short(value), value)
         if isinstance(value, int):
-            return Cell(f"{value:,}", float(value))
-        return Cell("" if value is None else str(value))
+            return TableCell(f"{value:,}", float(value))
+        return TableCell("" if value is None else str(value))
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Rows under named columns; `numeric` columns are set to the right."""
 
     caption: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
 
     @staticmethod
-    def of(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    def of(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> PageTable:
         """From plain values."""
-        return Table(
-            caption, tuple(columns), tuple(tuple(Cell.of(value) for value in row) for row in rows)
+        return PageTable(
+            caption,
+            tuple(columns),
+            tuple(tuple(TableCell.of(value) for value in row) for row in rows),
         )
 
     @property
@@ -61,7 +63,7 @@ def as_given(value: Any) -> str:
 MEAN, LINEAR = "barrier over the mean", "barrier over the line"
 
 
-def barriers(curve: Curve) -> Table:
+def barriers(curve: CurveSummary) -> PageTable:
     """Every method with both barriers and the even average's metrics; the parents and their ensemble to compare."""
     at = position(curve.t[curve.middle])
     rows = [
@@ -80,37 +82,37 @@ def barriers(curve: Curve) -> Table:
     ]
     if curve.ensemble:
         rows.append(["ensemble of both", None, None, *_metrics(curve, curve.ensemble)])
-    return Table.of(
+    return PageTable.of(
         f"Barriers, and every metric of the model merged at t = {at}",
         ["method", MEAN, LINEAR, *curve.metrics],
         rows,
     )
 
 
-def points(curve: Curve) -> Table:
+def points(curve: CurveSummary) -> PageTable:
     """Every number of the curve."""
     rows = [
         [Estimate(t), method.label, *_metrics(curve, point)]
         for method in curve.methods
         for t, point in zip(curve.t, method.points, strict=True)
     ]
-    return Table.of("Every point of every method", ["t", "method", *curve.metrics], rows)
+    return PageTable.of("Every point of every method", ["t", "method", *curve.metrics], rows)
 
 
 Row = tuple[str, Estimate, Estimate]
 """A method with both barriers."""
 
 
-def overview(sections: Mapping[str, Sequence[Row]]) -> Table:
+def overview(sections: Mapping[str, Sequence[Row]]) -> PageTable:
     """The barriers of every section."""
-    return Table.of(
+    return PageTable.of(
         "Barriers of every experiment",
         ["experiment", "method", MEAN, LINEAR],
         [[title, *row] for title, rows in sections.items() for row in rows],
     )
 
 
-def models(curve: Curve) -> Table:
+def models(curve: CurveSummary) -> PageTable:
     """Which files were merged."""
     many = len(curve.pairs) > 1
     rows = [
@@ -121,14 +123,14 @@ def models(curve: Curve) -> Table:
         for at, pair in enumerate(curve.pairs, 1)
         for letter in ("a", "b")
     ]
-    return Table.of(
+    return PageTable.of(
         "Models",
         ["pair and model" if many else "model", "where", "architecture", "parameters", "sha256"],
         rows,
     )
 
 
-def settings(curve: Curve) -> Table | None:
+def settings(curve: CurveSummary) -> PageTable | None:
     """How each method was set."""
     rows = [
         [method.label, key, as_given(value)]
@@ -136,43 +138,45 @@ def settings(curve: Curve) -> Table | None:
         for key, value in method.settings.items()
     ]
     return (
-        Table.of("Settings of the methods", ["method", "setting", "value"], rows) if rows else None
+        PageTable.of("Settings of the methods", ["method", "setting", "value"], rows)
+        if rows
+        else None
     )
 
 
-def by_space(solution: Mapping[str, Any]) -> Table:
+def by_space(solution: Mapping[str, Any]) -> PageTable:
     """Where the rest of the objective lies."""
     rows = [[space, number(value)] for space, value in solution["by_space"].items()]
-    return Table.of(
+    return PageTable.of(
         "What is left of the objective, by space: a tensor counts for every space that it touches",
         ["space", "objective"],
         rows,
     )
 
 
-def spaces(structure: Mapping[str, Any]) -> Table:
+def spaces(structure: Mapping[str, Any]) -> PageTable:
     """What the alignment does in every space."""
     rows = [
         [space["space"], space["group"], space["kind"], space["size"], space.get("blocks", 1)]
         for space in structure["spaces"]
     ]
-    return Table.of(
+    return PageTable.of(
         "The element found in every space", ["space", "group", "kind", "size", "blocks"], rows
     )
 
 
-def correlations(results: Mapping[str, Any]) -> Table:
+def correlations(results: Mapping[str, Any]) -> PageTable:
     """Feature correlation per layer."""
     rows = [
         [row["layer"], row["space"], number(row["before"]), number(row["after"])]
         for row in results["layers"]
     ]
-    return Table.of(
+    return PageTable.of(
         "Mean correlation of matched features", ["layer", "space", "before", "after"], rows
     )
 
 
-def amount(results: Mapping[str, Any]) -> Table:
+def amount(results: Mapping[str, Any]) -> PageTable:
     """The barrier of every method at every amount of data."""
     rows = [
         [
@@ -184,12 +188,12 @@ def amount(results: Mapping[str, Any]) -> Table:
         for method in results["methods"]
         for point in method["points"]
     ]
-    return Table.of(
+    return PageTable.of(
         "Barrier against amount of data", ["method", results["unit"], MEAN, "pairs"], rows
     )
 
 
-def facts(curve: Curve) -> Iterator[tuple[str, str]]:
+def facts(curve: CurveSummary) -> Iterator[tuple[str, str]]:
     """How it was measured, as names and values."""
     yield from task_facts(curve.task, curve.metrics)
     yield "points", f"{len(curve.t)}, from t = {position(curve.t[0])} to {position(curve.t[-1])}"
@@ -212,5 +216,5 @@ def listed(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _metrics(curve: Curve, values: Mapping[str, Estimate]) -> list[Estimate]:
+def _metrics(curve: CurveSummary, values: Mapping[str, Estimate]) -> list[Estimate]:
     return [values[metric] for metric in curve.metrics]

@@ -26,7 +26,7 @@ from symmerge.lab.experiments.plan import usual_workers
 from symmerge.lab.experiments.results import finish, printed
 from symmerge.lab.experiments.runner import missing, run
 from symmerge.lab.experiments.store import Store, compute
-from symmerge.lab.experiments.tables import SIZES, Table, cells_of
+from symmerge.lab.experiments.tables import SIZES, ResultTable, cells_of
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 SMALL = SIZES["small"]
@@ -175,7 +175,7 @@ def test_what_overflowed_has_no_mean(tmp_path):
         grid(SMALL)[0].entries[0],
         cells=(a := cell("add", "a", value=1.0), b := cell("add", "b", value=float("inf"))),
     )
-    tables = (Table("One", (entry,)),)
+    tables = (ResultTable("One", (entry,)),)
     record = finish(tmp_path, "sums", SUMS, SMALL, tables, run([a, b], Store(tmp_path), Here()))
     assert (
         record["tables"][0]["entries"][0]["values"] == [1.0, None]

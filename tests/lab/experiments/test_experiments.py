@@ -22,7 +22,7 @@ from symmerge.lab.experiments.tables import SIZES, cells_of, value_of
 from symmerge.lab.training.recipes import training_recipe
 
 SMOKE = SIZES["smoke"]
-LOOSE = ("soft", "correlation-ignore-heads", "residual-separate")  # no symmetries
+NON_SYMMETRIC = ("soft", "correlation-ignore-heads", "residual-separate")  # no symmetries
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_methods_keep_both_ends(tables, outcome):
         cell for shown in tables.values() for cell in cells_of(shown) if cell.step.endswith(":line")
     }:
         losses = outcome.results[cell.key]["losses"]
-        if cell.settings["method"] not in LOOSE:
+        if cell.settings["method"] not in NON_SYMMETRIC:
             ends.setdefault(cell.needs, []).append((losses[0], losses[-1]))
             middles.setdefault(cell.needs, set()).add(round(losses[1], 4))
             assert outcome.results[cell.key].get("changed", 0.0) < 1e-4, cell.label
@@ -247,6 +247,6 @@ def test_words_about_a_recipe_are_no_part_of_a_cell(monkeypatch):
     monkeypatch.setattr(
         parts,
         "training_recipe",
-        lambda name: replace(recipe, schedule=replace(recipe.schedule, rate=1.0)),
+        lambda name: replace(recipe, schedule=replace(recipe.schedule, lr=1.0)),
     )
     assert key() != before

@@ -286,7 +286,7 @@ def test_what_is_looked_at_is_not_learned(name):
 
 def test_a_loss_that_is_no_number_ends_it(tmp_path):
     with pytest.raises(sm.errors.SymmergeError, match=r"the loss became nan.*lower the rate"):
-        train(changed(TINY, schedule={"rate": 1e30, "warmup": 0, "clip": 0.0}), 0, tmp_path / "out")
+        train(changed(TINY, schedule={"lr": 1e30, "warmup": 0, "clip": 0.0}), 0, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
@@ -294,22 +294,22 @@ def test_a_loss_that_is_no_number_ends_it(tmp_path):
 
 
 def test_rates():
-    plain = Schedule(steps=100, batch=1, rate=1.0, warmup=10, decay=0.0)
+    plain = Schedule(steps=100, batch=1, lr=1.0, warmup=10, decay=0.0)
     assert (
-        plain.rate_at(0, 7) == 0.1
-        and plain.rate_at(9, 7) == plain.rate_at(10, 7) == 1.0
-        and abs(plain.rate_at(55, 7) - 0.5) < 1e-9
+        plain.lr_at(0, 7) == 0.1
+        and plain.lr_at(9, 7) == plain.lr_at(10, 7) == 1.0
+        and abs(plain.lr_at(55, 7) - 0.5) < 1e-9
     )
     line = replace(plain, curve="linear")
     assert (
-        abs(line.rate_at(55, 7) - 0.5) < 1e-9
-        and abs(line.rate_at(32, 7) - 22.0 / 90 * -1 - 1) < 1e-9
-        and plain.rate_at(32, 7) > line.rate_at(32, 7)
+        abs(line.lr_at(55, 7) - 0.5) < 1e-9
+        and abs(line.lr_at(32, 7) - 22.0 / 90 * -1 - 1) < 1e-9
+        and plain.lr_at(32, 7) > line.lr_at(32, 7)
     )
     stairs = replace(plain, curve="epochs", warmup=0)
-    assert stairs.rate_at(10, 10) == stairs.rate_at(19, 10) > stairs.rate_at(
-        20, 10
-    ) and stairs.rate_at(10, 10) == replace(plain, warmup=0).rate_at(10, 10)
+    assert stairs.lr_at(10, 10) == stairs.lr_at(19, 10) > stairs.lr_at(20, 10) and stairs.lr_at(
+        10, 10
+    ) == replace(plain, warmup=0).lr_at(10, 10)
 
 
 def test_every_epoch_sees_every_sample_once():
@@ -580,7 +580,7 @@ def test_only_the_same_training_is_resumed(interrupted):
     with pytest.raises(MismatchError, match="begun with another seed: give the same options"):
         train(GAPPED, 4, interrupted, resume=True)
     with pytest.raises(MismatchError, match="begun with another recipe"):
-        train(changed(GAPPED, schedule={"rate": 1.0}), 3, interrupted, resume=True)
+        train(changed(GAPPED, schedule={"lr": 1.0}), 3, interrupted, resume=True)
     assert partial_file(interrupted).exists()
     partial_file(interrupted).write_bytes(b"no state")
     with pytest.raises(CheckpointError, match="remove it, or leave out --resume"):
@@ -613,14 +613,14 @@ def test_the_command_line_lists_and_changes(tmp_path):
         "--change",
         "num_attention_heads=2",
         "--change",
-        "rate=1e-3",
+        "lr=1e-3",
     )
     run("vit-digits", "--out", tmp_path / "out", "--steps", 2, *changes)
     found = json.loads((tmp_path / "out/metrics.json").read_text())
     assert (
         len(found["losses"]) == 2
         and found["recipe"]["config"]["hidden_size"] == 16
-        and found["recipe"]["schedule"]["rate"] == 1e-3
+        and found["recipe"]["schedule"]["lr"] == 1e-3
     )
     assert "no setting wings" in run(
         "vit-digits", "--out", tmp_path / "new", "--change", "wings=2", expect=2

@@ -265,7 +265,7 @@ def pretrained(tmp_path):
 
 def test_classifiers_begin_with_the_same_head(reviews, pretrained, tmp_path):
     still = changed(
-        TRAINING["sst2-bert"], schedule={"steps": 2, "batch": 4, "rate": 0.0, "look": 2}
+        TRAINING["sst2-bert"], schedule={"steps": 2, "batch": 4, "lr": 0.0, "look": 2}
     )
     first, second, other = (
         opened(
@@ -293,7 +293,7 @@ def test_classifiers_begin_with_the_same_head(reviews, pretrained, tmp_path):
 
 def test_classifiers_learn_and_are_measured(reviews, pretrained, tmp_path):
     recipe = changed(
-        TRAINING["sst2-bert"], schedule={"steps": 60, "batch": 16, "rate": 3e-3, "look": 20}
+        TRAINING["sst2-bert"], schedule={"steps": 60, "batch": 16, "lr": 3e-3, "look": 20}
     )
     out = train(recipe, 0, tmp_path / "out", data=reviews, begin=pretrained)
     with pytest.raises(DataError, match=r"row 7 has .* tokens"):

@@ -350,7 +350,7 @@ def test_elements_move_along_their_tangent(name, batch):
     element = group.random(generator, batch)
     shapes = {part: (*batch, *shape) for part, shape in group.tangent().items()}
     same(
-        group.moved(
+        group.retract(
             element,
             {part: torch.zeros(shape, dtype=torch.float64) for part, shape in shapes.items()},
         ),
@@ -360,7 +360,7 @@ def test_elements_move_along_their_tangent(name, batch):
         part: (0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)).requires_grad_()
         for part, shape in shapes.items()
     }
-    moved = group.moved(element, along)
+    moved = group.retract(element, along)
     verdict = group.check({part: value.detach() for part, value in moved.items()})
     assert verdict.ok, verdict.reason
     assert bool(shapes) == (group.dimension > 0)

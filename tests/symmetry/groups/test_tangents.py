@@ -38,7 +38,7 @@ def test_steps_stay_in_the_group(name, batch, size):
     generator = torch.Generator().manual_seed(1)
     walked = element
     for _ in range(50 if size < 1 else 4):
-        walked = group.moved(walked, step(group, generator, batch, size))
+        walked = group.retract(walked, step(group, generator, batch, size))
     assert group.check_shapes(walked, batch).ok and group.check(walked) == (True, "")
     assert differ(
         group.act(walked, x, Role.WRITES), group.act(element, x, Role.WRITES)
@@ -52,10 +52,10 @@ def test_steps_stay_in_the_group(name, batch, size):
 def test_a_step_back_undoes_a_step(name, batch):
     group, (element, *_), _, _ = Case(batch=batch).draw(name)
     there = step(group, torch.Generator().manual_seed(1), batch)
-    away = group.moved(element, there)
-    same(group.moved(away, {part: -value for part, value in there.items()}), element)
+    away = group.retract(element, there)
+    same(group.retract(away, {part: -value for part, value in there.items()}), element)
     same(
-        group.moved(element, {part: torch.zeros_like(value) for part, value in there.items()}),
+        group.retract(element, {part: torch.zeros_like(value) for part, value in there.items()}),
         element,
     )
     assert any(
@@ -70,7 +70,10 @@ def test_steps_move_from_the_left(name):
     """What is learned since is composed with where it started: the order in which the learner folds."""
     group, (element, *_), _, _ = Case().draw(name)
     there = step(group, torch.Generator().manual_seed(1))
-    same(group.moved(element, there), group.compose(group.moved(group.identity(), there), element))
+    same(
+        group.retract(element, there),
+        group.compose(group.retract(group.identity(), there), element),
+    )
 
 
 @every
@@ -79,8 +82,8 @@ def test_a_walk_begins_where_nothing_moves(name, batch):
     """And goes where elements go that carry all their parts, and nothing besides."""
     group, _, x, _ = Case(batch=batch).draw(name)
     there = step(group, torch.Generator().manual_seed(1), batch, size=0.3)
-    still, full = group.origin(batch), group.identity(batch)
-    walked, moved = group.moved(still, there), group.moved(full, there)
+    still, full = group.start(batch), group.identity(batch)
+    walked, moved = group.retract(still, there), group.retract(full, there)
     assert walked.keys() == still.keys() and all(
         torch.equal(still[part], full[part]) for part in still.keys() & full.keys()
     )
@@ -106,7 +109,7 @@ def test_a_plain_step_leaves_the_group():
 
 def pulled(group, element, along, sides):
     """The loss <G, W moved> over writers and readers."""
-    moved = group.moved(element, along)
+    moved = group.retract(element, along)
     return sum(
         (gradient * group.act(moved, weights, role)).sum()
         for role, (gradient, weights) in zip(BOTH, sides, strict=True)
@@ -118,7 +121,7 @@ def slope_of(group, element, sides, swap=False):
         gradient @ group.act(element, weights, role).mT
         for role, (gradient, weights) in zip(BOTH, sides, strict=True)
     ]
-    return group.slope(*(reversed(found) if swap else found))
+    return group.tangent_gradient(*(reversed(found) if swap else found))
 
 
 def sides_of(group, batch):
@@ -183,9 +186,9 @@ def test_discrete_groups_have_no_slope():
         group, (element, *_), _, _ = Case().draw(name)
         zero = torch.zeros(group.size, group.size)
         assert (
-            group.slope(zero, zero) == {}
-            and group.moved(element, {}) is element
-            and group.mended(element) == (element, 0)
+            group.tangent_gradient(zero, zero) == {}
+            and group.retract(element, {}) is element
+            and group.project(element) == (element, 0)
         )
 
 
@@ -198,7 +201,7 @@ def test_a_basis_and_its_dual_stay_inverse_transposes(batch):
     element = group.random(generator, batch)
     walked = {**element, "dual": torch.linalg.inv(element["matrix"]).mT}
     for _ in range(30):
-        walked = group.moved(walked, step(group, generator, batch, size=0.1))
+        walked = group.retract(walked, step(group, generator, batch, size=0.1))
     assert walked.keys() == {"matrix", "dual"}
     close(
         walked["matrix"] @ walked["dual"].mT, torch.eye(6, dtype=torch.float64).expand(*batch, 6, 6)
@@ -263,16 +266,16 @@ def test_a_rotation_that_is_slightly_off_is_put_right(group, batch):
     good = group.random(generator, batch)
     wrong = {"matrix": good["matrix"] + 1e-3 * normal(generator, *batch, 6, 6)}
     assert not group.check(wrong).ok and group.check(good).ok
-    mended, changed = group.mended(wrong)
+    mended, changed = group.project(wrong)
     assert group.check(mended) == (True, "") and changed == 0
     assert (mended["matrix"] - good["matrix"]).abs().max() < 5e-3
-    close(group.mended(good)[0]["matrix"], good["matrix"])
+    close(group.project(good)[0]["matrix"], good["matrix"])
     mirror = torch.eye(6, dtype=torch.float64)[
         [1, 0, 2, 3, 4, 5]
     ]  # a reflection that fixes the ones vector
     for side in (wrong["matrix"], wrong["matrix"] @ mirror):
         close(
-            torch.linalg.det(group.mended({"matrix": side})[0]["matrix"]),
+            torch.linalg.det(group.project({"matrix": side})[0]["matrix"]),
             torch.linalg.det(side).sign(),
         )  # no reflection becomes a rotation
 
@@ -294,7 +297,7 @@ def test_singular_values_that_are_too_small_are_raised_and_counted():
     group = GeneralLinear(6)
     good, bad = stretched(1e3), stretched(1e7)
     element = {"matrix": torch.stack([good, bad, 1e-3 * good, 1e5 * bad])}
-    mended, changed = group.mended(element)
+    mended, changed = group.project(element)
     assert changed == 2
     assert torch.equal(mended["matrix"][::2], element["matrix"][::2])  # good ones are left alone
     assert condition(mended["matrix"])[1::2].tolist() == pytest.approx(
@@ -305,14 +308,14 @@ def test_singular_values_that_are_too_small_are_raised_and_counted():
     ) / torch.linalg.matrix_norm(element["matrix"], 2)
     assert moved.max() <= 1.001 / MOST_CONDITION  # no more than it takes
     assert condition(element["matrix"])[1::2].min() > 1e6  # the control
-    assert group.mended({"matrix": good})[1] == 0 and group.mended({"matrix": bad})[1] == 1
-    assert group.mended(group.random(torch.Generator().manual_seed(0), (5,)))[1] == 0
+    assert group.project({"matrix": good})[1] == 0 and group.project({"matrix": bad})[1] == 1
+    assert group.project(group.random(torch.Generator().manual_seed(0), (5,)))[1] == 0
 
 
 def test_what_positions_do_not_touch_is_mended_too():
     group = RotaryPairs(10, 4)
     pair = group.random(torch.Generator().manual_seed(0), (2,))["pair"]
-    mended, changed = group.mended(
+    mended, changed = group.project(
         {"pair": pair, "rest": torch.stack([stretched(10), stretched(1e7)])}
     )
     assert (
@@ -321,4 +324,4 @@ def test_what_positions_do_not_touch_is_mended_too():
         and condition(mended["rest"]).max() <= 1.001 * MOST_CONDITION
     )
     whole = RotaryPairs(4, 4)
-    assert whole.mended(whole.identity((2,)))[1] == 0  # nothing there to mend
+    assert whole.project(whole.identity((2,)))[1] == 0  # nothing there to mend

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any, TypeVar
 
 from symmerge.lab.experiments.cells import Cell, Cost
-from symmerge.lab.experiments.tables import Entry, Size
+from symmerge.lab.experiments.tables import Size, TableEntry
 from symmerge.lab.training.recipes import training_recipe
 from symmerge.matching.recipes import recipe as matching_recipe
 
@@ -298,5 +298,5 @@ def row(
     cells: Sequence[Cell],
     quantity: str = "barrier_linear",
     published: float | None = None,
-) -> Entry:
-    return Entry(name, column, tuple(cells), quantity, published)
+) -> TableEntry:
+    return TableEntry(name, column, tuple(cells), quantity, published)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from symmerge.lab.experiments.components import by_scale, lines, model, models, row
 from symmerge.lab.experiments.components import differs as differs_from
 from symmerge.lab.experiments.external import Takes
-from symmerge.lab.experiments.tables import Experiment, Size, Table
+from symmerge.lab.experiments.tables import Experiment, ResultTable, Size
 
 PRETRAINED = {"small": "bert-docs", "published": "books-bert"}
 # row -> recipe, what the paper has
@@ -69,16 +69,16 @@ def column(size: Size) -> str:
 
 def _table(
     size: Size, title: str, rows: Mapping[str, tuple[str, float | None]]
-) -> tuple[Table, ...]:
+) -> tuple[ResultTable, ...]:
     found = models(size, recipe(size))
     entries = [
         row(name, column(size), lines(size, found, method), "barrier_mean", published)
         for name, (method, published) in rows.items()
     ]
-    return (Table(title, tuple(entries), ABOUT, differs(size)),)
+    return (ResultTable(title, tuple(entries), ABOUT, differs(size)),)
 
 
-def heads(size: Size) -> tuple[Table, ...]:
+def heads(size: Size) -> tuple[ResultTable, ...]:
     return _table(
         size,
         "Feed-forward and attention, by what heads may do (Table 1)",
@@ -86,12 +86,12 @@ def heads(size: Size) -> tuple[Table, ...]:
     )
 
 
-def stream(size: Size) -> tuple[Table, ...]:
+def stream(size: Size) -> tuple[ResultTable, ...]:
     ours = {"all places, decoder untied": ("residual-all-untied", None)}
     return _table(size, "The stream alone (Table 2)", {**STREAM, **ours})
 
 
-def components(size: Size) -> tuple[Table, ...]:
+def components(size: Size) -> tuple[ResultTable, ...]:
     return _table(
         size,
         "Curves by component",
@@ -99,17 +99,17 @@ def components(size: Size) -> tuple[Table, ...]:
     )
 
 
-def amount(size: Size) -> tuple[Table, ...]:
+def amount(size: Size) -> tuple[ResultTable, ...]:
     found = models(size, recipe(size))
     entries = [
         row(name, f"{count} samples", lines(size, found, method, inputs=count), "barrier_mean")
         for count in AMOUNTS[size.name]
         for name, method in (("correlation", "correlation"), ("ours, with data", "activations"))
     ]
-    return (Table("Barrier against amount of data", tuple(entries), ABOUT, differs(size)),)
+    return (ResultTable("Barrier against amount of data", tuple(entries), ABOUT, differs(size)),)
 
 
-def features(size: Size) -> tuple[Table, ...]:
+def features(size: Size) -> tuple[ResultTable, ...]:
     cells = lines(size, models(size, recipe(size)), "correlation")
     entries = [
         row(f"layer {layer}, {kind}", when, cells, f"alike/{kind} {layer} {when}")
@@ -118,7 +118,7 @@ def features(size: Size) -> tuple[Table, ...]:
         for when in ("before", "after")
     ]
     return (
-        Table(
+        ResultTable(
             "Correlation of matched features",
             tuple(entries),
             "Mean over the features of a layer, before and after they are matched.",
@@ -127,7 +127,7 @@ def features(size: Size) -> tuple[Table, ...]:
     )
 
 
-def tasks(size: Size) -> tuple[Table, ...]:
+def tasks(size: Size) -> tuple[ResultTable, ...]:
     entries = []
     for column, (pretrained, fine) in by_scale(size, TASKS).items():
         found = [
@@ -139,7 +139,7 @@ def tasks(size: Size) -> tuple[Table, ...]:
             )
     about = "Classifiers fine-tuned from models of different seeds, with the same head to begin with; highest loss over the mean of the ends."
     other = differs_from(size, by_scale(size, DIFFERS), given=FURTHER_DIFFERS)
-    return (Table("Fine-tuned classifiers (Table 3)", tuple(entries), about, other),)
+    return (ResultTable("Fine-tuned classifiers (Table 3)", tuple(entries), about, other),)
 
 
 ANY = Takes()

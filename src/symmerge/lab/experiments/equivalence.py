@@ -18,7 +18,7 @@ from symmerge.lab.experiments.components import (
     row,
     trained_on,
 )
-from symmerge.lab.experiments.tables import Entry, Experiment, Size, Table
+from symmerge.lab.experiments.tables import Experiment, ResultTable, Size, TableEntry
 from symmerge.lab.training.recipes import training_recipe
 
 PARTS = {
@@ -107,20 +107,20 @@ def retrained(size: Size, recipe: str, part: str) -> list[Cell]:
     ]
 
 
-def retrain(size: Size) -> tuple[Table, ...]:
+def retrain(size: Size) -> tuple[ResultTable, ...]:
     return _retrain(size, columns(size))
 
 
-def retrain_masked(size: Size) -> tuple[Table, ...]:
+def retrain_masked(size: Size) -> tuple[ResultTable, ...]:
     return _retrain(size, columns(size, MASKED))
 
 
-def retrain_images(size: Size) -> tuple[Table, ...]:
+def retrain_images(size: Size) -> tuple[ResultTable, ...]:
     return _retrain(size, columns(size, IMAGES))
 
 
-def _retrain(size: Size, recipes: Mapping[str, str]) -> tuple[Table, ...]:
-    entries: list[Entry] = []
+def _retrain(size: Size, recipes: Mapping[str, str]) -> tuple[ResultTable, ...]:
+    entries: list[TableEntry] = []
     for column, recipe in recipes.items():
         for name, part in PARTS.items():
             found = retrained(size, recipe, part)
@@ -134,11 +134,11 @@ def _retrain(size: Size, recipes: Mapping[str, str]) -> tuple[Table, ...]:
                 entries.append(
                     row(f"{name}, ours, learned", column, lines(size, found, "learned", **MUCH))
                 )
-    return (Table("Re-initialised and retrained", tuple(entries), ABOUT, DIFFERS),)
+    return (ResultTable("Re-initialised and retrained", tuple(entries), ABOUT, DIFFERS),)
 
 
-def head_orders(size: Size) -> tuple[Table, ...]:
-    entries: list[Entry] = []
+def head_orders(size: Size) -> tuple[ResultTable, ...]:
+    entries: list[TableEntry] = []
     for column, recipe in list(columns(size).items())[:2]:
         cells = [
             orders(size, pair)
@@ -149,7 +149,7 @@ def head_orders(size: Size) -> tuple[Table, ...]:
         entries += [row(name, column, cells, name) for name in ("ours", "best", "median", "worst")]
         entries.append(row("place of ours among all orders", column, cells, "place"))
     return (
-        Table(
+        ResultTable(
             "Every order of the heads, with the best bases inside",
             tuple(entries),
             "Loss of the middle over the mean of the ends (below zero: the middle is better); the first attention layer was re-initialised.",
@@ -158,7 +158,7 @@ def head_orders(size: Size) -> tuple[Table, ...]:
     )
 
 
-def metrics(size: Size) -> tuple[Table, ...]:
+def metrics(size: Size) -> tuple[ResultTable, ...]:
     entries = [
         row(
             metric,
@@ -170,7 +170,7 @@ def metrics(size: Size) -> tuple[Table, ...]:
         for metric in METRICS
     ]
     return (
-        Table(
+        ResultTable(
             "How pairs of heads are scored",
             tuple(entries),
             "Loss of the middle over the mean of the ends (below zero: the middle is better); all attention was re-initialised.",
@@ -179,14 +179,16 @@ def metrics(size: Size) -> tuple[Table, ...]:
     )
 
 
-def groups(size: Size) -> tuple[Table, ...]:
+def groups(size: Size) -> tuple[ResultTable, ...]:
     entries = [
         row(name, column, [freedom(size, *of)], quantity)
         for name, of in GROUPS.items()
         for column, quantity in QUANTITIES.items()
     ]
     return (
-        Table("Symmetry groups", tuple(entries), "Of canonical models, all layers together.", ""),
+        ResultTable(
+            "Symmetry groups", tuple(entries), "Of canonical models, all layers together.", ""
+        ),
     )
 
 

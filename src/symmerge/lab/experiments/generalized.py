@@ -21,7 +21,7 @@ from symmerge.lab.experiments.components import (
 )
 from symmerge.lab.experiments.components import differs as differs_from
 from symmerge.lab.experiments.external import Takes
-from symmerge.lab.experiments.tables import Entry, Experiment, Size, Table
+from symmerge.lab.experiments.tables import Experiment, ResultTable, Size, TableEntry
 from symmerge.lab.training.files import files_of, has_data
 from symmerge.lab.training.recipes import training_recipe
 
@@ -148,8 +148,8 @@ def differs(size: Size) -> str:
     return differs_from(size, published if size.name == "published" else SMALL_DIFFERS)
 
 
-def methods(size: Size) -> tuple[Table, ...]:
-    entries: list[Entry] = []
+def methods(size: Size) -> tuple[ResultTable, ...]:
+    entries: list[TableEntry] = []
     for column, (recipe, learning) in chosen(size).items():
         for name, method in METHODS.items():
             cells = lines(size, models(size, recipe), method, **told(method, learning))
@@ -163,17 +163,19 @@ def methods(size: Size) -> tuple[Table, ...]:
         for column in absent(size)
     )
     about = "Highest loss over the straight line between the ends, held-out data."
-    return (Table("Barriers by method (Table 1)", tuple(entries), about, differs(size) + without),)
+    return (
+        ResultTable("Barriers by method (Table 1)", tuple(entries), about, differs(size) + without),
+    )
 
 
-def samplers(size: Size) -> tuple[Table, ...]:
+def samplers(size: Size) -> tuple[ResultTable, ...]:
     entries = [
         row(name, column, lines(size, models(size, recipe), "learned", **learning, sampler=sampler))
         for column, (recipe, learning) in first(size).items()
         for name, sampler in SAMPLERS.items()
     ]
     return (
-        Table(
+        ResultTable(
             "Where on the line is learned",
             tuple(entries),
             "Sampler of the interpolation weight; barrier of learned matching.",
@@ -182,7 +184,7 @@ def samplers(size: Size) -> tuple[Table, ...]:
     )
 
 
-def iterations(size: Size) -> tuple[Table, ...]:
+def iterations(size: Size) -> tuple[ResultTable, ...]:
     entries = [
         row(
             f"{method}, {sweeps} sweeps",
@@ -194,7 +196,7 @@ def iterations(size: Size) -> tuple[Table, ...]:
         for sweeps in SWEEPS
     ]
     return (
-        Table(
+        ResultTable(
             "Sweeps of weight matching, permutation against orthogonal",
             tuple(entries),
             "",
@@ -203,7 +205,7 @@ def iterations(size: Size) -> tuple[Table, ...]:
     )
 
 
-def soft(size: Size) -> tuple[Table, ...]:
+def soft(size: Size) -> tuple[ResultTable, ...]:
     learning = {"steps": 1000, "inputs": 8000} if size.name == "published" else {}
     rows = {
         "permutations": ("permutations", {}),
@@ -216,7 +218,7 @@ def soft(size: Size) -> tuple[Table, ...]:
         for name, (method, options) in rows.items()
     ]
     return (
-        Table(
+        ResultTable(
             "Soft permutations",
             tuple(entries),
             "A soft permutation is no symmetry: its barrier is taken over the parents.",
@@ -225,7 +227,7 @@ def soft(size: Size) -> tuple[Table, ...]:
     )
 
 
-def spaces(size: Size) -> tuple[Table, ...]:
+def spaces(size: Size) -> tuple[ResultTable, ...]:
     parts = (("residual",), ("heads",), ("ff",), ("residual", "heads"), ("residual", "heads", "ff"))
     entries = [
         row(
@@ -237,7 +239,7 @@ def spaces(size: Size) -> tuple[Table, ...]:
         for some in parts
     ]
     return (
-        Table(
+        ResultTable(
             "Which symmetries are learned",
             tuple(entries),
             "All start from the same weight matching.",
@@ -246,7 +248,7 @@ def spaces(size: Size) -> tuple[Table, ...]:
     )
 
 
-def needs(size: Size) -> tuple[Table, ...]:
+def needs(size: Size) -> tuple[ResultTable, ...]:
     """Every row changes one thing of the first; the last is its start."""
     fewer, start = (
         by_scale(size, FEWER_STEPS),
@@ -271,7 +273,7 @@ def needs(size: Size) -> tuple[Table, ...]:
         and size.given.task not in OWN_LABELLED
     ):
         del rows["labels instead of the parents' answers"]
-    entries: list[Entry] = []
+    entries: list[TableEntry] = []
     for column, (recipe, base) in first(size).items():
         found = models(size, recipe)
         entries += [
@@ -286,11 +288,11 @@ def needs(size: Size) -> tuple[Table, ...]:
             )
         )
     about = "Barrier of learned matching. Each row changes one thing of the first; without data, language models write text, and dead leaves are drawn for others."
-    return (Table("What learned matching needs", tuple(entries), about, differs(size)),)
+    return (ResultTable("What learned matching needs", tuple(entries), about, differs(size)),)
 
 
-def widths(size: Size) -> tuple[Table, ...]:
-    entries: list[Entry] = []
+def widths(size: Size) -> tuple[ResultTable, ...]:
+    entries: list[TableEntry] = []
     for column, (recipe, learning) in first(size).items():
         found = unequal(size, recipe, WIDER.get(recipe, {}))
         rows = {"padded average": ("none", {}), "weight matching": ("symmerge", {})}
@@ -304,7 +306,7 @@ def widths(size: Size) -> tuple[Table, ...]:
         ]
     wide = "" if size.given else "; the wide model is half as wide again"
     return (
-        Table(
+        ResultTable(
             "A narrow model in a wide one",
             tuple(entries),
             f"Loss of the middle over the mean of the ends{wide}.",
@@ -313,8 +315,8 @@ def widths(size: Size) -> tuple[Table, ...]:
     )
 
 
-def many(size: Size) -> tuple[Table, ...]:
-    entries: list[Entry] = []
+def many(size: Size) -> tuple[ResultTable, ...]:
+    entries: list[TableEntry] = []
     count = str(size.seeds) if size.given and size.seeds != 3 else "three"
     for column, (recipe, learning) in first(size).items():
         found = models(replace(size, seeds=3), recipe)
@@ -327,7 +329,9 @@ def many(size: Size) -> tuple[Table, ...]:
     about = (
         f"Loss of the mean of {count} over the mean of their own losses, and the pairs' barriers."
     )
-    return (Table(f"{count.capitalize()} models in one", tuple(entries), about, differs(size)),)
+    return (
+        ResultTable(f"{count.capitalize()} models in one", tuple(entries), about, differs(size)),
+    )
 
 
 ANY = Takes()

@@ -16,7 +16,7 @@ from symmerge.lab.experiments.cells import Cell, with_needs
 from symmerge.lab.experiments.external import Given
 from symmerge.lab.experiments.runner import missing
 from symmerge.lab.experiments.store import Store, write_whole
-from symmerge.lab.experiments.tables import SIZES, Size, Table, cells_of
+from symmerge.lab.experiments.tables import SIZES, ResultTable, Size, cells_of
 from symmerge.lab.training import files as sources
 from symmerge.lab.training.pretrained import check_begin
 from symmerge.lab.training.recipes import training_recipe
@@ -52,7 +52,7 @@ def sized(
     )
 
 
-def check_data(name: str, tables: tuple[Table, ...], size: Size, store: Store) -> None:
+def check_data(name: str, tables: tuple[ResultTable, ...], size: Size, store: Store) -> None:
     """That data which does not come with the installation is there, as far as something is still to be computed from it."""
     for recipe in _recipes(tables, store):
         try:
@@ -63,12 +63,12 @@ def check_data(name: str, tables: tuple[Table, ...], size: Size, store: Store) -
             ) from error
 
 
-def digests(tables: tuple[Table, ...], size: Size, store: Store) -> dict[str, str]:
+def digests(tables: tuple[ResultTable, ...], size: Size, store: Store) -> dict[str, str]:
     """The data that something is still to be computed from, each with a hash of what it is."""
     return sources.digests(map(training_recipe, _recipes(tables, store)), size.data)
 
 
-def _recipes(tables: tuple[Table, ...], store: Store) -> dict[str, None]:
+def _recipes(tables: tuple[ResultTable, ...], store: Store) -> dict[str, None]:
     return dict.fromkeys(
         cell.settings["recipe"]
         for cell in missing(cells_of(tables), store)
@@ -85,7 +85,7 @@ def check_same(folder: Path, data: Mapping[str, str]) -> None:
         )
 
 
-def check_given(name: str, tables: tuple[Table, ...]) -> None:
+def check_given(name: str, tables: tuple[ResultTable, ...]) -> None:
     """That methods which look at data have some, where models are given."""
     lacking = dict.fromkeys(
         cell.settings["method"]
@@ -99,7 +99,7 @@ def check_given(name: str, tables: tuple[Table, ...]) -> None:
         )
 
 
-def check_begun(tables: tuple[Table, ...]) -> None:
+def check_begun(tables: tuple[ResultTable, ...]) -> None:
     """That models which are given can be trained further, where that is what an experiment does."""
     trained = [cell for cell in with_needs(cells_of(tables)) if "recipe" in cell.settings]
     begun = (
@@ -112,7 +112,7 @@ def check_begun(tables: tuple[Table, ...]) -> None:
         check_begin(training_recipe(recipe), load(place))
 
 
-def check_device(tables: tuple[Table, ...], size: Size, store: Store) -> None:
+def check_device(tables: tuple[ResultTable, ...], size: Size, store: Store) -> None:
     """That there is the GPU a size is made for, or else how long it would take without."""
     left = missing(cells_of(tables), store)
     if (
@@ -189,7 +189,7 @@ def _identity(name: str, size: Size) -> dict[str, Any]:
     return {"name": name, "size": size.name, **({"given": size.given.record} if size.given else {})}
 
 
-def listed(tables: tuple[Table, ...], size: Size, store: Store) -> Iterator[dict[str, Any]]:
+def listed(tables: tuple[ResultTable, ...], size: Size, store: Store) -> Iterator[dict[str, Any]]:
     """Every cell in the order of computation: is it done, and what it is expected to take. The last row has the totals of what is left."""
     cells = with_needs(cells_of(tables))
     left = missing(cells_of(tables), store)

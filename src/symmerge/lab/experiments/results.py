@@ -10,9 +10,16 @@ from typing import Any
 from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
 from symmerge.evaluation.estimates import mean_and_error
 from symmerge.lab.experiments.cells import Result, with_needs
-from symmerge.lab.experiments.runner import Outcome
+from symmerge.lab.experiments.runner import RunOutcome
 from symmerge.lab.experiments.store import write_whole
-from symmerge.lab.experiments.tables import Entry, Experiment, Size, Table, cells_of, value_of
+from symmerge.lab.experiments.tables import (
+    Experiment,
+    ResultTable,
+    Size,
+    TableEntry,
+    cells_of,
+    value_of,
+)
 from symmerge.report.results import EXPERIMENT
 
 RESULTS, PAGE = "results.json", "page.html"
@@ -23,8 +30,8 @@ def finish(
     name: str,
     experiment: Experiment,
     size: Size,
-    tables: tuple[Table, ...],
-    outcome: Outcome,
+    tables: tuple[ResultTable, ...],
+    outcome: RunOutcome,
 ) -> dict[str, Any]:
     """Write `results.json` and its page. No times and no places are in them: the same cells give the same bytes."""
     record = {
@@ -51,7 +58,7 @@ def finish(
     return record
 
 
-def _table(table: Table, outcome: Outcome) -> dict[str, Any]:
+def _table(table: ResultTable, outcome: RunOutcome) -> dict[str, Any]:
     return {
         "title": table.title,
         "about": table.about,
@@ -62,7 +69,7 @@ def _table(table: Table, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _entry(entry: Entry, outcome: Outcome) -> dict[str, Any]:
+def _entry(entry: TableEntry, outcome: RunOutcome) -> dict[str, Any]:
     values = [
         value if value is not None and math.isfinite(value) else None
         for value in value_of(entry, outcome.results)

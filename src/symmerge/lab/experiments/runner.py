@@ -17,7 +17,7 @@ Report = Callable[[Cell, State, str], None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """Results and reasons of failures by key; every cell that was asked for is in one of them."""
 
     results: dict[str, Result]
@@ -37,10 +37,10 @@ def missing(cells: Iterable[Cell], store: Store) -> list[Cell]:
     return found[::-1]
 
 
-def finished(cells: Iterable[Cell], store: Store) -> Outcome:
+def finished(cells: Iterable[Cell], store: Store) -> RunOutcome:
     """What there is so far; nothing is computed."""
     results = {cell.key: store.result(cell) for cell in with_needs(cells) if store.done(cell)}
-    return Outcome(results, {}, 0, len(results))
+    return RunOutcome(results, {}, 0, len(results))
 
 
 def run(
@@ -50,7 +50,7 @@ def run(
     *,
     attempts: int = 3,
     report: Report = lambda cell, state, detail: None,
-) -> Outcome:
+) -> RunOutcome:
     """Compute cells and all they need. An interrupt ends the workers and is passed on; what is finished stays finished."""
     cells = list(cells)
     with store.locked():

@@ -17,7 +17,7 @@ from symmerge.aligning.many import align_many
 from symmerge.aligning.pair import align
 from symmerge.checkpoints.checkpoint import content_of
 from symmerge.errors import CheckpointError, DataError
-from symmerge.evaluation.lines import Method, run
+from symmerge.evaluation.lines import LineMethod, run
 from symmerge.evaluation.simplices import first, measure
 from symmerge.evaluation.tasks import Task, make_task, task_of
 from symmerge.evaluation.tasks.base import some
@@ -106,7 +106,7 @@ def orders(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Res
         curve = run(
             a,
             b,
-            [Method(PLAIN, "", moved.reference, moved.aligned)],
+            [LineMethod(PLAIN, "", moved.reference, moved.aligned)],
             held,
             points=settings["points"],
             device=settings["device"],
@@ -233,13 +233,13 @@ def _solver(settings: Settings, models: list[Model]) -> Recipe:
     return with_options(chosen, **options, device=settings["device"])
 
 
-def _brought(settings: Settings, a: Model, b: Model, say: Say) -> tuple[Method, Result]:
+def _brought(settings: Settings, a: Model, b: Model, say: Say) -> tuple[LineMethod, Result]:
     """Both ends of the line, and how alike features are before and after, where that is known."""
     name = settings["method"]
     narrow = a.spec.sizes != b.spec.sizes
     ready = widen(b, a) if narrow else b
     if name == PLAIN:
-        return Method(name, name, canonicalize(a, ("fold",)) if narrow else a, ready), {}
+        return LineMethod(name, name, canonicalize(a, ("fold",)) if narrow else a, ready), {}
     found = align(a, ready, _solver(settings, [a, ready]), report=say)
     seen = found.solution.correlations or {"layers": []}
     alike = {
@@ -247,9 +247,9 @@ def _brought(settings: Settings, a: Model, b: Model, say: Say) -> tuple[Method, 
         for row in seen["layers"]
         for when in ("before", "after")
     }
-    return Method(name, name, found.reference, found.aligned, exact=not found.recipe.loose), {
-        "alike": alike
-    } if alike else {}
+    return LineMethod(
+        name, name, found.reference, found.aligned, exact=not found.recipe.non_symmetric
+    ), {"alike": alike} if alike else {}
 
 
 def _measured(found: Mapping[str, Any]) -> Result:

@@ -28,7 +28,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """One number of a table: the mean of a quantity over some cells, and what the paper has there."""
 
     row: str
@@ -39,11 +39,11 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """`differs`: in what our setting is another than the paper's."""
 
     title: str
-    entries: tuple[Entry, ...]
+    entries: tuple[TableEntry, ...]
     about: str = ""
     differs: str = ""
 
@@ -57,7 +57,7 @@ class Experiment:
 
     about: str
     paper: str
-    tables: Callable[[Size], tuple[Table, ...]]
+    tables: Callable[[Size], tuple[ResultTable, ...]]
     takes: Takes | None = None
 
 
@@ -68,7 +68,7 @@ SIZES: Mapping[str, Size] = {
 }
 
 
-def with_columns(tables: tuple[Table, ...], wanted: Sequence[str]) -> tuple[Table, ...]:
+def with_columns(tables: tuple[ResultTable, ...], wanted: Sequence[str]) -> tuple[ResultTable, ...]:
     """Only columns whose name contains one of these words; all, if there are none."""
     known = list(dict.fromkeys(entry.column for table in tables for entry in table.entries))
     for word in wanted:
@@ -84,14 +84,14 @@ def with_columns(tables: tuple[Table, ...], wanted: Sequence[str]) -> tuple[Tabl
     return tuple(table for table in kept if table.entries)
 
 
-def cells_of(tables: tuple[Table, ...]) -> tuple[Cell, ...]:
+def cells_of(tables: tuple[ResultTable, ...]) -> tuple[Cell, ...]:
     """All cells that tables show, each once."""
     return tuple(
         dict.fromkeys(cell for table in tables for entry in table.entries for cell in entry.cells)
     )
 
 
-def value_of(entry: Entry, results: Mapping[str, Mapping[str, Any]]) -> list[float]:
+def value_of(entry: TableEntry, results: Mapping[str, Mapping[str, Any]]) -> list[float]:
     """The quantity of every cell that was computed."""
     return [
         float(_at(results[cell.key], entry.quantity)) for cell in entry.cells if cell.key in results

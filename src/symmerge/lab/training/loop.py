@@ -137,7 +137,7 @@ class _Training:
             loss = self.pupil.losses[before:done].mean().item()
             if not math.isfinite(loss):
                 raise SymmergeError(
-                    f"the loss became {loss} within {done} steps: lower the rate, or lengthen the warm-up (--change rate=..., warmup=...)"
+                    f"the loss became {loss} within {done} steps: lower the rate, or lengthen the warm-up (--change lr=..., warmup=...)"
                 )
             if self.schedule.look and done % self.schedule.look == 0:
                 self._look(done)

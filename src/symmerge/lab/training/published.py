@@ -49,13 +49,13 @@ _MASKED = {**_TEXT, "max_position_embeddings": MASKED_LENGTH, "intermediate_size
 
 _AS_PUBLISHED: dict[str, Any] = {"clip": 0.0, "betas": DEFAULT_BETAS, "all_decay": True}
 _PICTURES = Schedule(
-    steps=150 * 390, batch=128, rate=3e-4, warmup=0, decay=1e-3, curve="epochs", **_AS_PUBLISHED
+    steps=150 * 390, batch=128, lr=3e-4, warmup=0, decay=1e-3, curve="epochs", **_AS_PUBLISHED
 )
 _QUICK_PICTURES = replace(_PICTURES, steps=24 * 390)
 _PLAYS = Schedule(
     steps=100 * 36,
     batch=32,
-    rate=3e-4,
+    lr=3e-4,
     warmup=180,
     decay=0.01,
     look=50,
@@ -63,10 +63,10 @@ _PLAYS = Schedule(
     **_AS_PUBLISHED,
 )
 _BOOKS = Schedule(
-    steps=6000, batch=64, rate=2.5e-4, warmup=300, decay=0.01, look=250, patience=5, **_AS_PUBLISHED
+    steps=6000, batch=64, lr=2.5e-4, warmup=300, decay=0.01, look=250, patience=5, **_AS_PUBLISHED
 )
-_NOVELS = Schedule(steps=3500, batch=64, rate=1e-3, warmup=175, decay=0.1)
-_GAPS = Schedule(steps=8000, batch=128, rate=1e-3, warmup=400, decay=0.1)
+_NOVELS = Schedule(steps=3500, batch=64, lr=1e-3, warmup=175, decay=0.1)
+_GAPS = Schedule(steps=8000, batch=128, lr=1e-3, warmup=400, decay=0.1)
 
 
 def _novels(
@@ -87,7 +87,7 @@ def _classifier(data: str, about: str, steps: int, look: int, classes: int = 2) 
     schedule = Schedule(
         steps,
         batch=32,
-        rate=1e-4,
+        lr=1e-4,
         warmup=steps // 10,
         decay=0.01,
         betas=DEFAULT_BETAS,

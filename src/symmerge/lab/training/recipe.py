@@ -22,7 +22,7 @@ class Schedule:
 
     steps: int
     batch: int
-    rate: float
+    lr: float
     warmup: int
     decay: float
     clip: float = 1.0  # of the gradient's norm; 0: none
@@ -32,16 +32,16 @@ class Schedule:
     look: int = 0
     patience: int = 0
 
-    def rate_at(self, step: int, epoch: int) -> float:
+    def lr_at(self, step: int, epoch: int) -> float:
         """The rate of a step, if so many steps are an epoch."""
         if step < self.warmup:
-            return self.rate * (step + 1) / self.warmup
+            return self.lr * (step + 1) / self.warmup
         step = step // epoch * epoch if self.curve == "epochs" else step
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
         return (
-            self.rate * (1 - done)
+            self.lr * (1 - done)
             if self.curve == "linear"
-            else self.rate * (1 + math.cos(math.pi * done)) / 2
+            else self.lr * (1 + math.cos(math.pi * done)) / 2
         )
 
 

@@ -112,7 +112,7 @@ class Pupil:
         for master, _ in self.taught:
             master.grad = torch.zeros_like(master)
         epoch = epoch_of(lessons, schedule.batch)
-        self.rates = [schedule.rate_at(step, epoch) for step in range(schedule.steps)]
+        self.rates = [schedule.lr_at(step, epoch) for step in range(schedule.steps)]
         self.device_rates = torch.tensor(self.rates, device=device)
         self.parameters = [
             parameter for parameter in self.model.parameters() if parameter.requires_grad
@@ -141,11 +141,11 @@ class Pupil:
             {"params": vectors, "weight_decay": 0.0},
         ]
         if not self.cuda:
-            return torch.optim.AdamW(groups, lr=schedule.rate, betas=schedule.betas)
-        rate = torch.tensor(schedule.rate, device=device)
+            return torch.optim.AdamW(groups, lr=schedule.lr, betas=schedule.betas)
+        lr = torch.tensor(schedule.lr, device=device)
         return torch.optim.AdamW(
             [group for group in groups if group["params"]],
-            lr=rate,
+            lr=lr,
             betas=schedule.betas,
             fused=True,
             capturable=True,

@@ -118,15 +118,15 @@ class Group(ABC):
         """The directions in which elements can move continuously, and their shapes; a discrete group has none."""
         return {}
 
-    def origin(self, batch: tuple[int, ...] = ()) -> Element:
+    def start(self, batch: tuple[int, ...] = ()) -> Element:
         """The identity as a long walk begins with it: without what no step moves, and with what acting would have to compute anew after each step."""
         return self.identity(batch)
 
-    def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
+    def retract(self, element: Element, along: Mapping[str, Tensor]) -> Element:
         """The element moved along its tangent: differentiable, always in the group, and zero moves nothing."""
         return element
 
-    def slope(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
+    def tangent_gradient(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
         """The gradient of a loss along each part of the tangent.
 
         Each argument is the sum over the tensors that meet the space in a role of (gradient of the loss by the moved tensor) times (the moved tensor)':
@@ -134,7 +134,7 @@ class Group(ABC):
         """
         return {}
 
-    def mended(self, element: Element) -> tuple[Element, int]:
+    def project(self, element: Element) -> tuple[Element, int]:
         """The element with what rounding or a long walk has done to it put right, and how many of its parts were so bad that they had to be changed."""
         return element, 0
 

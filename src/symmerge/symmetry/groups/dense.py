@@ -175,13 +175,13 @@ class Orthogonal(Group):
     def tangent(self) -> dict[str, tuple[int, ...]]:
         return {"turn": (self.size, self.size)}
 
-    def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
+    def retract(self, element: Element, along: Mapping[str, Tensor]) -> Element:
         return {"matrix": _turn(along["turn"]) @ element["matrix"]}
 
-    def slope(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
+    def tangent_gradient(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
         return {"turn": _skew(write + read)}
 
-    def mended(self, element: Element) -> tuple[Element, int]:
+    def project(self, element: Element) -> tuple[Element, int]:
         return {"matrix": _straightened(element["matrix"])}, 0
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
@@ -230,17 +230,17 @@ class OrthogonalFixingOnes(Group):
     def tangent(self) -> dict[str, tuple[int, ...]]:
         return {"turn": (self.size - 1, self.size - 1)}
 
-    def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
+    def retract(self, element: Element, along: Mapping[str, Tensor]) -> Element:
         basis = ones_complement(self.size, along["turn"].device).to(along["turn"].dtype)
         return {
             "matrix": (basis @ _turn(along["turn"]) @ basis.mT + 1 / self.size) @ element["matrix"]
         }
 
-    def slope(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
+    def tangent_gradient(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
         basis = ones_complement(self.size, write.device).to(write.dtype)
         return {"turn": _skew(basis.mT @ (write + read) @ basis)}
 
-    def mended(self, element: Element) -> tuple[Element, int]:
+    def project(self, element: Element) -> tuple[Element, int]:
         basis = ones_complement(self.size).to(element["matrix"])
         return {
             "matrix": basis @ _straightened(basis.mT @ element["matrix"] @ basis) @ basis.mT
@@ -317,20 +317,20 @@ class GeneralLinear(Group):
     def tangent(self) -> dict[str, tuple[int, ...]]:
         return {"change": (self.size, self.size)}
 
-    def origin(self, batch: tuple[int, ...] = ()) -> Element:
+    def start(self, batch: tuple[int, ...] = ()) -> Element:
         return {"matrix": _eye(self.size, batch), "dual": _eye(self.size, batch)}
 
-    def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
+    def retract(self, element: Element, along: Mapping[str, Tensor]) -> Element:
         change = along["change"]
         if "dual" not in element:
             return {"matrix": exponential(change) @ element["matrix"]}
         step, dual = exponential(torch.stack([change, -change.mT])).unbind()
         return {"matrix": step @ element["matrix"], "dual": dual @ element["dual"]}
 
-    def slope(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
+    def tangent_gradient(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
         return {"change": write - read.mT}
 
-    def mended(self, element: Element) -> tuple[Element, int]:
+    def project(self, element: Element) -> tuple[Element, int]:
         """Singular values that are too small against the largest are raised."""
         if not self.size:
             return element, 0

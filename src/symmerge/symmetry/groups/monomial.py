@@ -235,13 +235,13 @@ class ScaledPermutation(Group):
     def tangent(self) -> dict[str, tuple[int, ...]]:
         return {"stretch": (self.size,)}
 
-    def origin(self, batch: tuple[int, ...] = ()) -> Element:
+    def start(self, batch: tuple[int, ...] = ()) -> Element:
         return {"scale": self.identity(batch)["scale"]}
 
-    def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
+    def retract(self, element: Element, along: Mapping[str, Tensor]) -> Element:
         return {**element, "scale": element["scale"] * along["stretch"].exp()}
 
-    def slope(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
+    def tangent_gradient(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
         return {"stretch": write.diagonal(dim1=-2, dim2=-1) - read.diagonal(dim1=-2, dim2=-1)}
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:

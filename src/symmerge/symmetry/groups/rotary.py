@@ -94,28 +94,28 @@ class RotaryPairs(Group):
             "change": (self.rest.size, self.rest.size),
         }
 
-    def origin(self, batch: tuple[int, ...] = ()) -> Element:
-        return {**self.identity(batch), "dual": self.rest.origin(batch)["dual"]}
+    def start(self, batch: tuple[int, ...] = ()) -> Element:
+        return {**self.identity(batch), "dual": self.rest.start(batch)["dual"]}
 
-    def moved(self, element: Element, along: Mapping[str, Tensor]) -> Element:
+    def retract(self, element: Element, along: Mapping[str, Tensor]) -> Element:
         real, imaginary = element["pair"].unbind(-1)
         size, cosine, sine = along["stretch"].exp(), along["turn"].cos(), along["turn"].sin()
         pair = torch.stack(
             [size * (real * cosine - imaginary * sine), size * (real * sine + imaginary * cosine)],
             -1,
         )
-        rest = dict(self.rest.moved(_rest(element), along))
+        rest = dict(self.rest.retract(_rest(element), along))
         return {"pair": pair, "rest": rest.pop("matrix"), **rest}
 
-    def slope(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
+    def tangent_gradient(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
         # Queries move by stretch + i turn, keys by -stretch + i turn.
         queries, keys = self._inner(write), self._inner(read)
         others = slice(self.rotary, None)
-        rest = self.rest.slope(*(side[..., others, others] for side in (write, read)))
+        rest = self.rest.tangent_gradient(*(side[..., others, others] for side in (write, read)))
         return {"stretch": queries.real - keys.real, "turn": queries.imag + keys.imag, **rest}
 
-    def mended(self, element: Element) -> tuple[Element, int]:
-        rest, bad = self.rest.mended({"matrix": element["rest"]})
+    def project(self, element: Element) -> tuple[Element, int]:
+        rest, bad = self.rest.project({"matrix": element["rest"]})
         return {"pair": element["pair"], "rest": rest["matrix"]}, bad
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
