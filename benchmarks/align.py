@@ -68,7 +68,9 @@ def make(folder: Path, case: str) -> list[Path]:
     """Two checkpoints with independent random weights, tensor by tensor."""
     import torch
 
-    from symmerge.checkpoints.checkpoint import new_folder, write_json, write_weights
+    from symmerge.checkpoints.folders import new_folder
+    from symmerge.checkpoints.files import write_json
+    from symmerge.checkpoints.writing import write_weights
     from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights
     from symmerge.families import family_of
     from symmerge.models.model import _bind
@@ -117,7 +119,7 @@ def forward(model: Any) -> float:
 
 def measure(case: str, folder: Path, merge: bool) -> dict[str, Any]:
     import symmerge as sm
-    from symmerge.checkpoints.checkpoint import return_freed_memory
+    from symmerge.checkpoints.writing import return_freed_memory
 
     return_freed_memory()  # as the command line does
     models = [sm.load(path) for path in (folder / f"{case}-0", folder / f"{case}-1")]

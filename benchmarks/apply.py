@@ -167,7 +167,7 @@ def apply_with(alignment: str, *, verified: bool) -> Callable[[Path, Path], Call
 def products(folder: Path, out: Path) -> Callable[[], None]:
     import torch
 
-    from symmerge.checkpoints.checkpoint import open_checkpoint
+    from symmerge.checkpoints.reading import open_checkpoint
 
     source = open_checkpoint(folder / "source")
     width = source.config["hidden_size"]

@@ -159,7 +159,7 @@ def memory() -> dict[str, Any]:
     """The peak of a curve over what the process had before, in copies of the weights."""
     import torch
 
-    from symmerge.checkpoints.checkpoint import return_freed_memory
+    from symmerge.checkpoints.writing import return_freed_memory
     from symmerge.evaluation.lines import barrier
     from symmerge.models.model import load
     from symmerge.verification.gate import empty_module

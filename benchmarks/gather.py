@@ -90,7 +90,7 @@ def speed(rounds: int) -> list[dict[str, Any]]:
 
 
 def memory() -> dict[str, Any]:
-    from symmerge.checkpoints.checkpoint import return_freed_memory
+    from symmerge.checkpoints.writing import return_freed_memory
     from symmerge.observation.statistics import PARTS, gather
 
     return_freed_memory()  # as the command line does

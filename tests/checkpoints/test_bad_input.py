@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from symmerge.checkpoints import checkpoint
+from symmerge.checkpoints import reading as checkpoint
 from symmerge.cli import app
 from symmerge.families import BY_MODEL_TYPE
 from symmerge.lab.small_models import small_model

@@ -19,13 +19,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import symmerge as sm
-from symmerge.checkpoints.checkpoint import (
-    DEFAULT_SHARD,
-    new_folder,
-    open_checkpoint,
-    write_weights,
-)
+from symmerge.checkpoints.folders import new_folder
+from symmerge.checkpoints.reading import open_checkpoint
 from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights, digest
+from symmerge.checkpoints.writing import DEFAULT_SHARD, write_weights
 from symmerge.errors import CheckpointError, FunctionChanged
 from symmerge.families import BY_MODEL_TYPE
 from symmerge.lab.small_models import SMALL, small_model

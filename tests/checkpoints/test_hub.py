@@ -12,7 +12,7 @@ from fixtures import checkpoint
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from symmerge.checkpoints.checkpoint import content_of
+from symmerge.checkpoints.hashes import content_of
 from symmerge.checkpoints.hub import OFFLINE, SAID, is_name, local_folder
 from symmerge.errors import CheckpointError
 

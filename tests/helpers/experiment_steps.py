@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from symmerge.checkpoints.checkpoint import read_json
+from symmerge.checkpoints.files import read_json
 from symmerge.errors import DataError
 from symmerge.lab.experiments.cells import Cell, Cost
 from symmerge.lab.experiments.engines import attempt

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from symmerge.aligning.pair import recipe_for
-from symmerge.checkpoints.checkpoint import new_folder, write_json
+from symmerge.checkpoints.files import write_json
+from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import MismatchError
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.recipes import Recipe, Solver

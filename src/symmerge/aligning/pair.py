@@ -8,18 +8,19 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from symmerge.checkpoints.checkpoint import new_folder, write_json
+from symmerge.checkpoints.files import write_json
+from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import SymmetryError
 from symmerge.matching.base import Solution
 from symmerge.matching.recipes import RECIPES, Recipe, Solver
 from symmerge.matching.resume import ResumeFile
 from symmerge.matching.search import words
 from symmerge.matching.soft import relax
-from symmerge.models.structure import structure
 from symmerge.models.alignment import apply
 from symmerge.models.distances import distance
 from symmerge.models.model import Model, Progress, save
 from symmerge.models.orbit import keep
+from symmerge.models.structure import structure
 from symmerge.verification.gate import Verdict, gate, verify
 
 # Fine-tunes of one base lie this close without any alignment; independently trained models are about 1.4 apart.

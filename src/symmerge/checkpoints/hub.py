@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from symmerge.checkpoints.checkpoint import READERS
+from symmerge.checkpoints.reading import READERS
 from symmerge.errors import CheckpointError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from symmerge.checkpoints.checkpoint import return_freed_memory
+from symmerge.checkpoints.writing import return_freed_memory
 from symmerge.cli import console, options
 from symmerge.distributed import joined, own_device
 from symmerge.errors import CheckpointError, MismatchError

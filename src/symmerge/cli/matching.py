@@ -8,7 +8,8 @@ import typer
 
 from symmerge.aligning.equivalence import same as decide
 from symmerge.aligning.pair import write
-from symmerge.checkpoints.checkpoint import refuse, return_freed_memory
+from symmerge.checkpoints.folders import refuse
+from symmerge.checkpoints.writing import return_freed_memory
 from symmerge.cli import console, options, several
 from symmerge.distributed import joined
 from symmerge.errors import MismatchError

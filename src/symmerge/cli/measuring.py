@@ -12,7 +12,7 @@ import typer
 from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
 from symmerge.aligning.pair import Aligned, write_evidence
 from symmerge.aligning.pair import align as solve
-from symmerge.checkpoints.checkpoint import new_folder
+from symmerge.checkpoints.folders import new_folder
 from symmerge.cli import console, simplex
 from symmerge.cli.options import (
     INPUTS,

@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
-from symmerge.checkpoints.checkpoint import return_freed_memory
+from symmerge.checkpoints.writing import return_freed_memory
 from symmerge.cli import console
 from symmerge.cli.options import (
     DTYPES,

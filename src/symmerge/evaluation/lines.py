@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from symmerge.checkpoints.card import versions
-from symmerge.checkpoints.checkpoint import write_json
+from symmerge.checkpoints.files import write_json
 from symmerge.errors import MismatchError
 from symmerge.evaluation.estimates import mean_and_error
 from symmerge.evaluation.mixture import Mixture, Numbers, evaluate

@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from symmerge.checkpoints.checkpoint import write_json
+from symmerge.checkpoints.files import write_json
 from symmerge.errors import MismatchError
 from symmerge.evaluation.lines import Curve, about, line, measured_with
 from symmerge.evaluation.mixture import Mixture, Numbers, Shares, evaluate

@@ -10,7 +10,8 @@ from typing import Any
 
 from symmerge import report  # the module: what draws is loaded when it is used
 from symmerge.aligning.pair import Aligned, align, write_evidence
-from symmerge.checkpoints.checkpoint import new_folder, write_json
+from symmerge.checkpoints.files import write_json
+from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import CheckpointError
 from symmerge.evaluation.lines import LineMethod, run, write
 from symmerge.evaluation.tasks import Task, make_task

@@ -13,13 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from symmerge.checkpoints.card import model_card
-from symmerge.checkpoints.checkpoint import (
-    DEFAULT_SHARD,
-    new_folder,
-    open_checkpoint,
-    write_json,
-    write_weights,
-)
+from symmerge.checkpoints.files import write_json
+from symmerge.checkpoints.folders import new_folder
+from symmerge.checkpoints.reading import open_checkpoint
 from symmerge.checkpoints.weights import (
     CachedWeights,
     CheckedWeights,
@@ -27,6 +23,7 @@ from symmerge.checkpoints.weights import (
     StoredWeights,
     Weights,
 )
+from symmerge.checkpoints.writing import DEFAULT_SHARD, write_weights
 from symmerge.errors import CheckpointError, MismatchError, UnsupportedModel
 from symmerge.families import Family, family_of
 from symmerge.models.provenance import provenance

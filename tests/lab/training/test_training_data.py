@@ -264,9 +264,7 @@ def pretrained(tmp_path):
 
 
 def test_classifiers_begin_with_the_same_head(reviews, pretrained, tmp_path):
-    still = changed(
-        TRAINING["sst2-bert"], schedule={"steps": 2, "batch": 4, "lr": 0.0, "look": 2}
-    )
+    still = changed(TRAINING["sst2-bert"], schedule={"steps": 2, "batch": 4, "lr": 0.0, "look": 2})
     first, second, other = (
         opened(
             train(

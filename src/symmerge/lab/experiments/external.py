@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from symmerge.checkpoints.checkpoint import any_digest, content_of
+from symmerge.checkpoints.hashes import any_digest, content_of
 from symmerge.checkpoints.hub import local_folder
 from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.tasks import make_task, task_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from symmerge.checkpoints.checkpoint import read_json
+from symmerge.checkpoints.files import read_json
 from symmerge.errors import CheckpointError, DataError, MismatchError
 from symmerge.lab.experiments.cells import Cell, with_needs
 from symmerge.lab.experiments.external import Given

@@ -15,7 +15,7 @@ import torch
 
 from symmerge.aligning.many import align_many
 from symmerge.aligning.pair import align
-from symmerge.checkpoints.checkpoint import content_of
+from symmerge.checkpoints.hashes import content_of
 from symmerge.errors import CheckpointError, DataError
 from symmerge.evaluation.lines import LineMethod, run
 from symmerge.evaluation.simplices import first, measure

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from symmerge.checkpoints.checkpoint import read_json, write_json
+from symmerge.checkpoints.files import read_json, write_json
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.lab.experiments.cells import Cell, Result
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from symmerge.checkpoints.checkpoint import any_digest
+from symmerge.checkpoints.hashes import any_digest
 from symmerge.errors import DataError
 from symmerge.evaluation.data.embedded import SPLITS, python_docs
 from symmerge.evaluation.data.text import read_rows, read_text

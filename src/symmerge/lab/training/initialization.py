@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from symmerge.checkpoints.card import versions
-from symmerge.checkpoints.checkpoint import files_digest
+from symmerge.checkpoints.hashes import files_digest
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.lab.training.recipe import TrainingRecipe
 from symmerge.lab.training.reinitialization import fresh_names, opened, reinitialised

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from symmerge.checkpoints.checkpoint import new_folder, read_json, refuse, write_json, write_weights
+from symmerge.checkpoints.files import read_json, write_json
+from symmerge.checkpoints.folders import new_folder, refuse
+from symmerge.checkpoints.writing import write_weights
 from symmerge.errors import SymmergeError, UnsupportedModel
 from symmerge.lab.training.acceleration import LEVELS, at_some_level
 from symmerge.lab.training.datasets import mapped, order

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from symmerge.checkpoints.checkpoint import read_json
+from symmerge.checkpoints.files import read_json
 from symmerge.errors import CheckpointError, MismatchError, UnsupportedModel
 
 if TYPE_CHECKING:

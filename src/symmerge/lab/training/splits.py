@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symmerge.checkpoints.checkpoint import write_json
+from symmerge.checkpoints.files import write_json
 from symmerge.errors import MismatchError
 from symmerge.evaluation.data.embedded import digits
 from symmerge.evaluation.data.text import read_rows

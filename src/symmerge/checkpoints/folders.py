@@ -1,0 +1,107 @@
+"""Folders that appear complete or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from symmerge.errors import CheckpointError
+
+
+@contextmanager
+def new_folder(
+    target: str | Path,
+    *,
+    overwrite: bool = False,
+    needs_bytes: int = 0,
+    inputs: tuple[Path, ...] = (),
+) -> Iterator[Path]:
+    """A folder that appears at `target` whole or not at all.
+
+    Everything is written beside the target and renamed at the end, so a killed run leaves at most a hidden `.partial` folder,
+    which the next run to the same target removes.
+    """
+    target = Path(target).absolute()
+    partial = target.parent / f".{target.name}.{os.getpid()}.partial"
+    try:
+        _sweep(target)
+        refuse(target, overwrite, inputs)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(target.parent).free
+        if free < needs_bytes + (1 << 20):
+            raise CheckpointError(
+                f"{target.parent} has {free / 1e9:.1f} GB free, {needs_bytes / 1e9:.1f} GB are needed: free some or choose another --out"
+            )
+        partial.mkdir()
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write beside {target}: {error.strerror}; choose another --out"
+        ) from error
+    try:
+        yield partial
+        _swap(partial, target, overwrite)
+    except OSError as error:
+        raise CheckpointError(
+            f"writing {target} failed: {error.strerror}; nothing was left there"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def refuse(target: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
+    """Refuse a target that exists, or that holds an input or lies in one: ask before long work, not after it."""
+    for path in inputs:
+        path, here = path.resolve(), target.resolve()
+        if here == path or path in here.parents or here in path.parents:
+            raise CheckpointError(
+                f"the output {target} and the input {path} lie inside each other: choose another --out"
+            )
+    if target.exists() and not overwrite:
+        raise CheckpointError(
+            f"{target} exists: choose another --out, or --overwrite to replace it"
+        )
+    if target.exists() and not target.is_dir():
+        raise CheckpointError(f"{target} is a file: choose another --out")
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed runs left for this target, and put back what one was about to replace; what a living process is writing stays."""
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.(\d{{1,9}})(\.old)?\.partial")
+    for stale in target.parent.glob(".*.partial"):
+        found = pattern.fullmatch(stale.name)
+        if found is None or _alive(int(found[1])):
+            continue
+        if found[2] and not target.exists():
+            stale.rename(target)
+        else:
+            shutil.rmtree(stale, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    if process == os.getpid():  # ours now, an earlier run's then: containers count from one
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _swap(partial: Path, target: Path, overwrite: bool) -> None:
+    if not overwrite or not target.exists():
+        partial.rename(target)  # fails where another run was faster
+        return
+    old = target.parent / f".{target.name}.{os.getpid()}.old.partial"
+    target.rename(old)
+    try:
+        partial.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
