@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import symmerge as sm
+from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import MismatchError, SymmetryError, UnsupportedModel
 from symmerge.lab.small_models import small_model
 from symmerge.lab.training.embedded import EMBEDDED
@@ -105,7 +106,7 @@ def test_features_are_compared_with_their_mean():
     """A softmax does not see a constant; who reads features does."""
     for name, shows in (("dinov3", True), (NAME, False)):
         model = load(name)
-        shifted = sm.weights.DerivedWeights(
+        shifted = DerivedWeights(
             model.weights, {"norm.bias": lambda model=model: model.weights["norm.bias"] + 1}
         )
         assert (difference(model, replace(model, weights=shifted)) > 1e-2) is shows

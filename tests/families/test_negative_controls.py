@@ -16,7 +16,7 @@ from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import SymmetryError
 from symmerge.lab.small_models import small_model
 from symmerge.models.alignment import Alignment
-from symmerge.models.model import Model
+from symmerge.models.model import Model, rebind
 from symmerge.symmetry.groups import (
     GeneralLinear,
     Orthogonal,
@@ -426,8 +426,6 @@ def test_a_tied_decoder_that_was_copied_and_not_moved_shows(seed):
         {"lm_head.weight": partial(model.weights.__getitem__, "transformer.wte.weight")},
         added={"lm_head.weight": (model.weights.shape("transformer.wte.weight"), torch.float64)},
     )
-    untied = sm.model.rebind(
-        model, {**model.config, "tie_word_embeddings": False}, weights, step={}
-    )
+    untied = rebind(model, {**model.config, "tie_word_embeddings": False}, weights, step={})
     assert difference(model, move(model, "residual", seed)) <= ALLOWED
     assert difference(model, untied) >= FORBIDDEN
