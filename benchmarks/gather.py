@@ -91,16 +91,15 @@ def speed(rounds: int) -> list[dict[str, Any]]:
 
 def memory() -> dict[str, Any]:
     from symmerge.checkpoints.writing import return_freed_memory
-    from symmerge.observation.statistics import PARTS, gather
+    from symmerge.observation.moments import SUMS
+    from symmerge.observation.statistics import gather
 
     return_freed_memory()  # as the command line does
     spec, modules, batches = make(3)
     plain(modules, batches[0])
     before = peak()
     found = gather(spec, modules, batches)
-    kept = sum(
-        getattr(moments, part).nbytes for moments in found.moments.values() for part in PARTS
-    )
+    kept = sum(getattr(moments, part).nbytes for moments in found.moments.values() for part in SUMS)
     return {
         "before_bytes": before,
         "gained_bytes": peak() - before,

@@ -28,7 +28,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import symmerge as sm
-from symmerge.evaluation.tasks.base import Groups
+from symmerge.evaluation.tasks.base import LazyBatches
 from symmerge.matching.distillation import Lesson, Lessons, loss_of
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.learner import Learner
@@ -153,7 +153,7 @@ def learner_of(case: str, device: str, batch_shape: tuple[int, int] | None = Non
         return {"input_ids": tokens, "labels": tokens}
 
     parents = [full_module(model, torch.float32).to(device) for model in models]
-    lessons = Lessons(Groups(((0,),) * 4, batch), parents, "parents", torch.device(device))
+    lessons = Lessons(LazyBatches(((0,),) * 4, batch), parents, "parents", torch.device(device))
     return Learner(
         LearnedMatching(device=device),
         a,

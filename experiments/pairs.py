@@ -45,7 +45,7 @@ def found_by(
 ) -> Any:
     """The pair aligned as the row says."""
     import symmerge as sm
-    from symmerge.evaluation.tasks.base import some
+    from symmerge.evaluation.tasks.base import subsample
     from symmerge.matching.learned import FIRST_SAMPLES, most_inputs
     from symmerge.matching.recipes import recipe, with_options
 
@@ -58,12 +58,12 @@ def found_by(
             options.task,
             source,
             pair,
-            most=given.pop("samples", options.samples or usual),
+            max_samples=given.pop("samples", options.samples or usual),
             seed=1,
             device=options.device,
         )
         given["data"] = (
-            some(task, FIRST_SAMPLES[task.name]) if chosen.method == "activations" else task
+            subsample(task, FIRST_SAMPLES[task.name]) if chosen.method == "activations" else task
         )
     if given.get("start") in earlier:
         given["start"] = earlier[given["start"]].solution.alignment

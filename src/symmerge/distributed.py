@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-def place() -> tuple[int, int]:
+def rank_and_world_size() -> tuple[int, int]:
     """This process's number, and how many there are."""
     import torch.distributed as distributed
 
@@ -24,16 +24,16 @@ def place() -> tuple[int, int]:
 
 
 @contextmanager
-def joined() -> Iterator[tuple[int, int]]:
+def process_group() -> Iterator[tuple[int, int]]:
     """While inside, the processes that `torchrun` started work together, and end with it; a process on its own is one of one, and goes on."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield place()
+        yield rank_and_world_size()
         return
     import torch.distributed as distributed
 
     distributed.init_process_group("gloo")  # sums are added up on the CPU, wherever they were made
     try:
-        yield place()
+        yield rank_and_world_size()
         distributed.barrier()  # one that leaves while another still works pulls the connection from under it
     except BaseException:
         distributed.destroy_process_group()
@@ -45,7 +45,7 @@ def joined() -> Iterator[tuple[int, int]]:
     os._exit(0)
 
 
-def shared(value: Any) -> Any:
+def broadcast(value: Any) -> Any:
     """What the first process has, in all of them."""
     import torch.distributed as distributed
 
@@ -54,31 +54,35 @@ def shared(value: Any) -> Any:
     return held[0]
 
 
-def agreed(decide: Callable[[], Any]) -> Any:
+def decided_by_first(decide: Callable[[], Any]) -> Any:
     """What the first process finds, in all of them: where each would decide by rounding, they would part."""
-    rank, processes = place()
+    rank, processes = rank_and_world_size()
     if processes == 1:
         return decide()
-    return shared(decide() if rank == 0 else None)
+    return broadcast(decide() if rank == 0 else None)
 
 
-def anyone(flag: bool) -> bool:
+def any_process(flag: bool) -> bool:
     """Whether any of the processes says so."""
-    return flag if place()[1] == 1 else bool(summed({"flag": torch.tensor(float(flag))})["flag"])
+    return (
+        flag
+        if rank_and_world_size()[1] == 1
+        else bool(sum_over_processes({"flag": torch.tensor(float(flag))})["flag"])
+    )
 
 
-def own_device(name: str) -> str:
+def local_device(name: str) -> str:
     """Each process of several has a GPU of its own, as far as there are any."""
-    if name == "cuda" and place()[1] > 1 and torch.cuda.is_available():
-        return f"cuda:{int(os.environ.get('LOCAL_RANK', place()[0])) % torch.cuda.device_count()}"
+    if name == "cuda" and rank_and_world_size()[1] > 1 and torch.cuda.is_available():
+        return f"cuda:{int(os.environ.get('LOCAL_RANK', rank_and_world_size()[0])) % torch.cuda.device_count()}"
     return name
 
 
-def summed(mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def sum_over_processes(mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The sums over all processes, under the names the first one has; one that had nothing to do adds nothing."""
     import torch.distributed as distributed
 
-    layout = shared({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in mine.items()})
+    layout = broadcast({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in mine.items()})
     found = {}
     for name, (shape, dtype) in layout.items():
         found[name] = mine[name].cpu() if name in mine else torch.zeros(shape, dtype=dtype)

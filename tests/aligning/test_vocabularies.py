@@ -24,7 +24,7 @@ from symmerge.aligning.vocabularies import (
 )
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import FunctionChanged, MismatchError, SymmergeWarning, SymmetryError
-from symmerge.evaluation.tasks.preprocessing import same_tokenizers, tokenizer_of
+from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers, tokenizer_of
 from symmerge.lab.small_models import small_model
 from symmerge.matching.evidence import Evidence, Weighting
 from symmerge.matching.recipes import RECIPES
@@ -258,10 +258,10 @@ def test_it_reads_with_a_s_tokenizer_and_its_ids(pair, tmp_path):
     )
     respelled = respell(b, a)
     assert respelled.config["eos_token_id"] == 4 and respelled.config["n_ctx"] == 7
-    same_tokenizers([a, respelled])
+    check_same_tokenizers([a, respelled])
     assert tokenizer_of(respelled).get_vocab() != tokenizer_of(b).get_vocab()
     with pytest.raises(MismatchError, match="tokenizers of"):
-        same_tokenizers([a, b])
+        check_same_tokenizers([a, b])
 
 
 # the whole way

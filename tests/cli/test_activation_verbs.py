@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 import symmerge as sm
 from symmerge.cli import gathering, several
-from symmerge.observation.moments import PARTS
+from symmerge.observation.moments import SUMS
 from symmerge.observation.statistics import Gatherer, Statistics
 
 TEXTS = {
@@ -223,7 +223,7 @@ def sums(file):
     return {
         f"{name}/{part}": getattr(found, part)
         for name, found in Statistics.load(file).moments.items()
-        for part in PARTS
+        for part in SUMS
     }
 
 

@@ -10,7 +10,7 @@ from fixtures import MEAN, STD, checkpoint, run
 
 import symmerge as sm
 from symmerge.errors import DataError, MismatchError
-from symmerge.evaluation.data.dead_leaves import MIDDLE, SPREAD, as_pixels, dead_leaves
+from symmerge.evaluation.data.dead_leaves import BRIGHTNESS, SPREAD, as_pixels, draw_dead_leaves
 from symmerge.lab.training.loop import train
 from symmerge.lab.training.recipes import TRAINING, changed
 from symmerge.matching.learned import LearnedMatching
@@ -26,29 +26,30 @@ LEARN = ("--method", "learned", "--samples", 40, "--tries", 1, "--steps", 2)
 
 
 def test_the_same_seed_draws_the_same_pictures():
-    first, alone = dead_leaves(range(40), SHAPE, seed=1), dead_leaves([37], SHAPE, seed=1)
+    first, alone = draw_dead_leaves(range(40), SHAPE, seed=1), draw_dead_leaves([37], SHAPE, seed=1)
     assert (
         first.shape == (40, *SHAPE) and first.dtype == np.float32 and (first[37] == alone[0]).all()
     )  # whatever is drawn beside it
     assert (
-        not (first[0] == first[1]).any() and not (dead_leaves([37], SHAPE, seed=2) == alone).any()
+        not (first[0] == first[1]).any()
+        and not (draw_dead_leaves([37], SHAPE, seed=2) == alone).any()
     )  # the controls
 
 
 def test_scale_and_bytes():
-    pictures = dead_leaves(range(400), SHAPE, seed=0)
+    pictures = draw_dead_leaves(range(400), SHAPE, seed=0)
     assert abs(pictures.mean()) < 0.1 and abs(pictures.std() - 1.1) < 0.1
     pixels = as_pixels(pictures)
     assert (
         pixels.dtype == np.uint8
-        and abs(pixels.mean() / 255 - MIDDLE) < 0.05
+        and abs(pixels.mean() / 255 - BRIGHTNESS) < 0.05
         and 0.9 * SPREAD < pixels.std() / 255 < 1.1 * SPREAD
     )  # a few are clipped
 
 
 def test_there_are_edges_and_areas():
     """Most neighbours are alike and some differ much, as in photographs. The control: noise with the same spectrum has neither."""
-    leaves = dead_leaves(range(200), SHAPE, seed=0)
+    leaves = draw_dead_leaves(range(200), SHAPE, seed=0)
     spectrum = np.sqrt((np.abs(np.fft.fft2(leaves)) ** 2).mean((0, 1)))
     noise = np.fft.ifft2(
         spectrum
@@ -74,7 +75,7 @@ def test_no_size_is_special():
         at = np.arange(2, 17)
         return np.polyfit(np.log(at), np.log(power[at]), 1)[0]
 
-    leaves = dead_leaves(range(300), (1, 64, 64), seed=0)
+    leaves = draw_dead_leaves(range(300), (1, 64, 64), seed=0)
     assert (
         -2.4 < slope(leaves) < -1.2
         and abs(slope(np.random.default_rng(0).standard_normal(leaves.shape))) < 0.2
@@ -107,7 +108,7 @@ def test_pictures_are_drawn_for_the_models(pair):
         and torch.equal(seen, drawn(pair[:1], samples=50))
         and not torch.equal(seen, drawn(pair, samples=50, seed=1))
     )
-    found = sm.make_task("image", "self", pair, most=70, seed=4)
+    found = sm.make_task("image", "self", pair, max_samples=70, seed=4)
     assert found.record() == {
         "name": "image",
         "data": "self",
@@ -118,12 +119,12 @@ def test_pictures_are_drawn_for_the_models(pair):
     }
     assert sm.make_task("image", "self", pair).samples == 1000
     # As their image processor normalises, which is not what is drawn for models without one.
-    pixels = torch.from_numpy(as_pixels(dead_leaves(range(50), (3, 16, 16), seed=0))) / 255
+    pixels = torch.from_numpy(as_pixels(draw_dead_leaves(range(50), (3, 16, 16), seed=0))) / 255
     mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (MEAN, STD))
     torch.testing.assert_close(seen, (pixels - mean) / std)
     plain = drawn([replace(pair[0], files=())], samples=50)
     assert torch.equal(
-        plain, torch.from_numpy(dead_leaves(range(50), (3, 16, 16), seed=0))
+        plain, torch.from_numpy(draw_dead_leaves(range(50), (3, 16, 16), seed=0))
     ) and not torch.allclose(plain, seen, atol=0.1)
 
 

@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from symmerge.evaluation.data.embedded import PIECE, TOPICS, digits, python_docs, python_topics
-from symmerge.evaluation.data.self_generated import own_text
+from symmerge.evaluation.data.self_generated import sample_text
 from symmerge.evaluation.data.text import read_rows, read_text
 from symmerge.evaluation.tasks import make_task
 from symmerge.evaluation.tasks.metrics import accuracy, f1, matthews, spearman
@@ -446,9 +446,9 @@ def test_topics_of_the_documentation_are_rows_with_labels():
 def test_much_text_is_written_in_parts(model, monkeypatch):
     written = model("gpt2")
     module = full_module(written, torch.float32)
-    whole = own_text(written, module, rows=3, length=8, seed=0)
-    monkeypatch.setattr("symmerge.evaluation.data.self_generated.MOST_WRITERS", 3)
-    parts = own_text(written, module, rows=7, length=8, seed=0)
+    whole = sample_text(written, module, rows=3, length=8, seed=0)
+    monkeypatch.setattr("symmerge.evaluation.data.self_generated.MAX_ROWS", 3)
+    parts = sample_text(written, module, rows=7, length=8, seed=0)
     assert parts.shape == (7, whole.shape[1])
     assert torch.equal(parts[:3], whole) and not torch.equal(
         parts[3:6], whole

@@ -13,14 +13,14 @@ from seeing import inputs, seen
 import symmerge as sm
 from symmerge.aligning.pair import write
 from symmerge.errors import MismatchError, SymmergeWarning, SymmetryError
-from symmerge.evaluation.data.self_generated import own_text
+from symmerge.evaluation.data.self_generated import sample_text
 from symmerge.evaluation.tasks import make_task
 from symmerge.lab.small_models import SMALL, small_model
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.evidence import Weighting
 from symmerge.matching.recipes import RECIPES, WITH_DATA, with_options
 from symmerge.models.orbit import random_member
-from symmerge.observation.calibration import only
+from symmerge.observation.calibration import restrict_stream
 from symmerge.observation.probe import make_probe
 from symmerge.symmetry.groups import Permutation, RotaryPairs, ScaledPermutation
 from symmerge.symmetry.notation import atoms
@@ -265,27 +265,29 @@ def test_places_of_the_stream():
     assert (
         len(everywhere) == 5
     )  # before each block's attention and units, and before the decoder's transform
-    first, last = (stream_places(only(found, "residual", which)) for which in ("first", "last"))
+    first, last = (
+        stream_places(restrict_stream(found, "residual", which)) for which in ("first", "last")
+    )
     assert first == ["bert.encoder.layer.0.attention.self.query.weight:in"] and last == [
         "cls.predictions.transform.dense.weight:in"
     ]
-    assert stream_places(only(found, "residual", "all")) == everywhere
+    assert stream_places(restrict_stream(found, "residual", "all")) == everywhere
     assert (
-        len(only(found, "residual", "first").moments) == len(found.moments) - 4
+        len(restrict_stream(found, "residual", "first").moments) == len(found.moments) - 4
     )  # nothing else is dropped
 
 
 def test_a_first_token_that_the_model_does_not_have():
     """A config keeps GPT-2's 50256, whatever the vocabulary: then any token comes first."""
     model = sm.load(small_model("gpt2", bos_token_id=50256, eos_token_id=50256))
-    text = own_text(model, full_module(model, torch.float32), rows=3, length=5, seed=0)
+    text = sample_text(model, full_module(model, torch.float32), rows=3, length=5, seed=0)
     assert (
         text.shape == (3, 5)
         and len(text[:, 0].unique()) > 1
         and int(text.max()) < model.spec.sizes["vocabulary"]
     )
     known = sm.load(small_model("gpt2", bos_token_id=7))
-    assert own_text(known, full_module(known, torch.float32), rows=3, length=5, seed=0)[
+    assert sample_text(known, full_module(known, torch.float32), rows=3, length=5, seed=0)[
         :, 0
     ].tolist() == [7, 7, 7]
 
@@ -294,8 +296,8 @@ def test_places_count_for_own_text_too():
     models = [load("gpt2"), load("gpt2", 1)]
     probe = make_probe(models, scored=False)
     assert probe is not None
-    kept = only(probe.seen, "residual", "first")
-    dropped = [name for name in probe.seen.a.values if name not in kept.a.values]
+    kept = restrict_stream(probe.observation, "residual", "first")
+    dropped = [name for name in probe.observation.a.values if name not in kept.a.values]
     assert dropped == [
         "transformer.h.0.mlp.c_fc.weight:in",
         "transformer.h.1.attn.c_attn.weight:in",

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import symmerge as sm
 from symmerge.errors import DataError
-from symmerge.evaluation.tasks.base import IGNORED, Groups
+from symmerge.evaluation.tasks.base import IGNORED, LazyBatches
 from symmerge.lab.small_models import small_model
 from symmerge.matching import distillation as module_of_lessons
 from symmerge.matching.distillation import ROWS, TOKENS, Lessons, batch_size, loss_of, shuffled
@@ -250,7 +250,9 @@ def values(samples):
 @pytest.mark.parametrize("target", ["parents", "labels"])
 def test_values_are_learned_by_their_squared_error(target):
     tokens = torch.randint(5, 100, (6, 10), generator=torch.Generator().manual_seed(0))
-    groups = Groups((tuple(zip(tokens, [0.5, 1.0, -2.0, 0.0, 3.0, 1.5], strict=True)),), values)
+    groups = LazyBatches(
+        (tuple(zip(tokens, [0.5, 1.0, -2.0, 0.0, 3.0, 1.5], strict=True)),), values
+    )
     modules = parents("bert-classifier", num_labels=1)
     lesson = Lessons(groups, modules, target, CPU)[0]
     with torch.no_grad():

@@ -27,7 +27,7 @@ def three(name, count=3):
 
 def little(models):
     """A little text of their own: how much there is does not matter here, and writing it takes longer than learning."""
-    return make_task(task_of(models[0]), "self", models, most=24)
+    return make_task(task_of(models[0]), "self", models, max_samples=24)
 
 
 def begun(name, **options):

@@ -127,7 +127,7 @@ def test_own_text_is_the_same_for_the_same_seed(name):
     assert torch.equal(tokens[0], tokens[1]) and torch.equal(first.targets, again.targets)
     assert not torch.equal(tokens[0], tokens[2])
     assert first.targets.sum(-1).allclose(torch.ones(len(first.targets)), atol=1e-4)
-    assert first.seen.a.values.keys() == first.seen.b.values.keys()
+    assert first.observation.a.values.keys() == first.observation.b.values.keys()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
@@ -136,18 +136,18 @@ def test_of_many_the_mean_of_what_flows_through_all_others_is_seen(name, monkeyp
     first = make_probe(models)
     text = torch.cat([inputs["input_ids"] for inputs in first.inputs])
     monkeypatch.setattr(
-        "symmerge.evaluation.data.self_generated.own_text", None
+        "symmerge.evaluation.data.self_generated.sample_text", None
     )  # what is there is not written again
     again, alone = (
         make_probe(models, text=text),
         [make_probe([model, models[2]], text=text) for model in models[:2]],
     )
-    for where, seen in again.seen.a.values.items():
-        apart = [one.seen.a.values[where] for one in alone]
+    for where, seen in again.observation.a.values.items():
+        apart = [one.observation.a.values[where] for one in alone]
         assert torch.allclose(seen, (apart[0] + apart[1]) / 2, atol=1e-6) and not torch.allclose(
             *apart, atol=1e-2
         ), where
-        assert torch.equal(again.seen.b.values[where], alone[0].seen.b.values[where])
+        assert torch.equal(again.observation.b.values[where], alone[0].observation.b.values[where])
     predicted = [make_probe([model, model], text=text).targets for model in models]
     assert torch.allclose(again.targets, sum(predicted) / 3, atol=1e-6) and torch.equal(
         again.targets, first.targets

@@ -124,7 +124,7 @@ def test_rounds_look_at_the_members_and_write_once(monkeypatch):
         [sm.canonicalize(sm.load(small_model("gpt2", seed=seed))) for seed in range(3)],
         [],
     )
-    made, written = probe.make_probe, probe.own_text
+    made, written = probe.make_probe, probe.sample_text
 
     def making(models, *, text=None, **options):
         texts.append((len(models), None if text is None else text.clone()))
@@ -133,7 +133,9 @@ def test_rounds_look_at_the_members_and_write_once(monkeypatch):
     monkeypatch.setattr("symmerge.matching.weights.make_probe", making)
     wrote = []
     monkeypatch.setattr(
-        probe, "own_text", lambda *args, **options: wrote.append(args) or written(*args, **options)
+        probe,
+        "sample_text",
+        lambda *args, **options: wrote.append(args) or written(*args, **options),
     )
     universe(models, WeightMatching(tries=2), rounds=1)
     pairs, judge, rounds = texts[:2], texts[2], texts[3:]

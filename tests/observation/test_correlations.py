@@ -14,7 +14,7 @@ from symmerge.matching.recipes import RECIPES
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.orbit import random_member
 from symmerge.observation.calibration import form
-from symmerge.observation.correlations import LARGEST, correlations
+from symmerge.observation.correlations import LARGEST, measure_correlations
 from symmerge.observation.statistics import Statistics, gather
 from symmerge.report import report
 from symmerge.verification.gate import full_module
@@ -50,7 +50,7 @@ def values(record, when):
 def test_a_planted_symmetry_is_seen_in_every_layer_and_kind(name):
     model = ready(name)
     planted = Alignment.random(model.spec, torch.Generator().manual_seed(1))
-    record = correlations(statistics(model, apply(planted, model)), planted.inverse())
+    record = measure_correlations(statistics(model, apply(planted, model)), planted.inverse())
     assert {kind for _, kind in values(record, "after")} >= {"ff", "qk", "vo", "residual"}
     assert {layer for layer, _ in values(record, "after")} == {0, 1, 2}
     for key, after in values(record, "after").items():
@@ -68,8 +68,8 @@ def test_after_is_what_the_moved_model_has_before(name):
     """The moved model's own statistics are the oracle; that it differs from the model as it was is the control."""
     a, b = ready(name), ready(name, seed=1)
     moving = Alignment.random(a.spec, torch.Generator().manual_seed(1))
-    found = correlations(statistics(a, b), moving)
-    moved = correlations(statistics(a, apply(moving, b)), Alignment.identity(a.spec))
+    found = measure_correlations(statistics(a, b), moving)
+    moved = measure_correlations(statistics(a, apply(moving, b)), Alignment.identity(a.spec))
     assert values(found, "after") == pytest.approx(values(moved, "before"), abs=1e-5)
     assert values(found, "before") != pytest.approx(values(moved, "before"), abs=1e-3)
     assert torch.allclose(
@@ -123,7 +123,7 @@ def _with_statistics(a, b):
 def test_large_heads_are_thinned_and_features_that_never_change_left_out():
     model = ready("bert", hidden_size=192, num_attention_heads=12)
     found = statistics(model, model)
-    record = correlations(found, Alignment.identity(model.spec))
+    record = measure_correlations(found, Alignment.identity(model.spec))
     assert len(record["matrix"]["values"]) == len(record["matrix"]["values"][0]) == 120 <= LARGEST
     assert record["matrix"]["borders"] == list(range(10, 120, 10)) and record["matrix"][
         "features"
@@ -139,7 +139,7 @@ def test_large_heads_are_thinned_and_features_that_never_change_left_out():
         "cross": dead.sum_b[None],
     }  # a feature that is always one
     parts = {part: torch.cat([value, getattr(dead, part)[1:]]) for part, value in still.items()}
-    kept = correlations(
+    kept = measure_correlations(
         Statistics({**found.moments, name: replace(dead, **parts)}), Alignment.identity(model.spec)
     )
     assert values(kept, "after")[0, "ff"] == pytest.approx(1.0, abs=1e-6)
@@ -147,7 +147,7 @@ def test_large_heads_are_thinned_and_features_that_never_change_left_out():
 
 def test_without_heads_that_move_there_is_no_matrix():
     model = sm.canonicalize(ready("bert").restrict(head="identity", qk="identity", vo="identity"))
-    record = correlations(statistics(model, model), Alignment.identity(model.spec))
+    record = measure_correlations(statistics(model, model), Alignment.identity(model.spec))
     assert "matrix" not in record and {kind for _, kind in values(record, "after")} == {
         "ff",
         "residual",

@@ -16,9 +16,9 @@ from symmerge.evaluation.tasks import make_task
 from symmerge.evaluation.tasks.base import split
 from symmerge.lab.small_models import SMALL, small_model
 from symmerge.matching.activations import ActivationMatching, doubts
-from symmerge.observation.activations import extended, recording, watch
+from symmerge.observation.activations import extend_spec, record_activations, watch
 from symmerge.observation.calibration import calibrate
-from symmerge.observation.moments import PARTS, Moments, samples
+from symmerge.observation.moments import SUMS, Moments, samples_with_moments
 from symmerge.observation.statistics import Statistics, gather
 from symmerge.symmetry.notation import atoms, parse
 from symmerge.verification.gate import full_module
@@ -71,7 +71,7 @@ def directly(a, b, heads):
     )
     return dict(
         zip(
-            PARTS,
+            SUMS,
             (
                 torch.tensor(float(len(a))),
                 a.sum(0),
@@ -133,7 +133,7 @@ def test_products_in_float64_on_request():
     )
     name, rows = next(name for name in exact.moments if "mlp" in name), []
     for module in modules:
-        with recording(a.spec, module) as recorder, torch.no_grad():
+        with record_activations(a.spec, module) as recorder, torch.no_grad():
             for batch in inputs(a):
                 module(**batch)
         order = [
@@ -162,7 +162,7 @@ def test_memory_does_not_grow_with_data():
         sum(
             getattr(m, part).numel()
             for m in seen(a, b, inputs(a, n, rows=2)).moments.values()
-            for part in PARTS
+            for part in SUMS
         )
         for n in (1, 5)
     ]
@@ -183,7 +183,7 @@ def test_no_batches():
 def apart(first, second):
     """The largest relative difference of any sum."""
     sums = [
-        [getattr(found, part) for found in one.moments.values() for part in PARTS]
+        [getattr(found, part) for found in one.moments.values() for part in SUMS]
         for one in (first, second)
     ]
     return max(
@@ -283,7 +283,7 @@ def test_samples_have_the_moments(score, heads):
         + 1
         for _ in range(2)
     )
-    left, right = samples(moments_of(a, b, heads), score)
+    left, right = samples_with_moments(moments_of(a, b, heads), score)
     assert torch.allclose(left @ right.T, SCORES[score](a, b), atol=1e-8)
     own = SCORES[score](b, b)
     inside = (
@@ -302,7 +302,7 @@ def test_fewer_samples_than_coordinates(score):
     """The moments inside a head are singular then, and in float32 not even positive; the products between the models still come out right."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(3, 16, generator=generator) for _ in range(2))
-    left, right = samples(moments_of(a, b, 2), score)
+    left, right = samples_with_moments(moments_of(a, b, 2), score)
     assert torch.isfinite(left).all() and torch.allclose(
         left @ right.T, SCORES[score](a, b).double(), atol=1e-4
     )
@@ -319,7 +319,7 @@ def test_every_hidden_space_is_seen_and_moves_as_its_axis_says(name):
     found = []
     for which in (model, sm.apply(alignment, model)):
         module = full_module(which, torch.float64)
-        with recording(model.spec, module) as recorder, torch.no_grad():
+        with record_activations(model.spec, module) as recorder, torch.no_grad():
             for batch in inputs(model, 1, rows=2, length=12):
                 module(
                     **{
@@ -331,7 +331,7 @@ def test_every_hidden_space_is_seen_and_moves_as_its_axis_says(name):
     assert {
         atom.space for axis in found[0].axes.values() for atom in atoms((axis,))
     } >= model.spec.hidden.keys()
-    moved = replace(alignment, spec=extended(model.spec, found[0]))
+    moved = replace(alignment, spec=extend_spec(model.spec, found[0]))
     for tensor, value in found[0].values.items():
         expected, got = moved.transport(tensor, value), found[1].values[tensor]
         assert (expected - got).norm() <= 1e-6 * got.norm(), (
@@ -373,7 +373,7 @@ def test_constant_features_are_counted():
     )
     with pytest.warns(SymmergeWarning, match="^7 coordinates never change"):
         doubts(found)
-    left, right = samples(found.moments[name], "correlation")
+    left, right = samples_with_moments(found.moments[name], "correlation")
     assert (
         torch.isfinite(left).all()
         and torch.isfinite(right).all()
@@ -417,8 +417,8 @@ def test_what_is_scored_on_is_not_in_the_statistics():
     assert (
         probe.scored
         and tokens == 4 * 62
-        and probe.seen.samples == 12 * 62
+        and probe.observation.samples == 12 * 62
         and len(probe.targets) == tokens
     )
     whole = calibrate(models, task, held_out=0.0)
-    assert not whole.scored and whole.seen.samples == 16 * 62
+    assert not whole.scored and whole.observation.samples == 16 * 62

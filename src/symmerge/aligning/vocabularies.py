@@ -19,7 +19,7 @@ from torch import Tensor
 from symmerge.aligning.pair import Aligned, align, recipe_for
 from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights, Weights
 from symmerge.errors import MismatchError, SymmergeWarning, SymmetryError
-from symmerge.evaluation.tasks.preprocessing import check_tokens, longest, tokenizer_of
+from symmerge.evaluation.tasks.preprocessing import check_tokens, max_length, tokenizer_of
 from symmerge.matching.recipes import Recipe, Solver
 from symmerge.matching.resume import ResumeFile
 from symmerge.matching.search import Matching
@@ -183,7 +183,7 @@ def respell(b: Model, a: Model, found: Shared | None = None) -> Model:
         path=a.path,
         files=a.files,
     )
-    if longest(b) != longest(respelled):
+    if max_length(b) != max_length(respelled):
         pads = [model.config.get("pad_token_id") for model in (a, b)]
         raise MismatchError(
             f"{b.where} cannot be written in the vocabulary of {a.where}: its positions are counted from the id of the pad token, which is {pads[1]}, there"

@@ -11,7 +11,7 @@ import typer
 
 from symmerge.checkpoints.writing import return_freed_memory
 from symmerge.cli import console, options
-from symmerge.distributed import joined, own_device
+from symmerge.distributed import local_device, process_group
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.evaluation.tasks import task_of
 from symmerge.matching.activations import doubts
@@ -53,7 +53,7 @@ def statistics(
     """
     with (
         console.friendly("interrupted: what was gathered so far is kept, --resume goes on from it"),
-        joined() as (rank, world),
+        process_group() as (rank, world),
     ):
         return_freed_memory()
         device_of(device)
@@ -82,7 +82,9 @@ def statistics(
                 _forget(partial)
             with console.progress("looking at both models", -(-len(task.batches) // world)) as tick:
                 found.append(
-                    observe(ready, task, partial=partial, device=own_device(device), progress=tick)
+                    observe(
+                        ready, task, partial=partial, device=local_device(device), progress=tick
+                    )
                 )
         total = reduce(plus, found)
         if rank:

@@ -11,7 +11,7 @@ from symmerge.aligning.pair import write
 from symmerge.checkpoints.folders import refuse
 from symmerge.checkpoints.writing import return_freed_memory
 from symmerge.cli import console, options, several
-from symmerge.distributed import joined
+from symmerge.distributed import process_group
 from symmerge.errors import MismatchError
 from symmerge.matching.resume import ResumeFile
 from symmerge.merging.means import Attention
@@ -78,7 +78,7 @@ def align(
         console.friendly(
             "interrupted: no models were written; what was found so far is kept, --resume goes on from it"
         ),
-        joined() as (rank, _),
+        process_group() as (rank, _),
     ):
         return_freed_memory()
         folders = options.different(

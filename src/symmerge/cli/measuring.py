@@ -33,7 +33,7 @@ from symmerge.errors import MismatchError
 from symmerge.evaluation.lines import BARRIERS, LineMethod, line, run, several, write
 from symmerge.evaluation.mixture import one_table
 from symmerge.evaluation.simplices import POINTS as TOGETHER_POINTS
-from symmerge.evaluation.tasks import OWN, Task, make_task, task_of
+from symmerge.evaluation.tasks import SELF_SOURCES, Task, make_task, task_of
 from symmerge.matching.recipes import RECIPES, Recipe, with_options
 from symmerge.models.model import Model, device_of, load
 
@@ -197,7 +197,11 @@ def _with_inputs(
                 f"--calibration: none of {', '.join(solvers)} looks at activations; leave it out, or add one that does to --method"
             )
         return dict(solvers)
-    if calibration is None and all(map(_learns, looking.values())) and task_of(models[0]) in OWN:
+    if (
+        calibration is None
+        and all(map(_learns, looking.values()))
+        and task_of(models[0]) in SELF_SOURCES
+    ):
         calibration = "self"
     if calibration is None:
         raise MismatchError(

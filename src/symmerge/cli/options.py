@@ -13,9 +13,9 @@ import typer
 import yaml
 
 from symmerge.cli import console
-from symmerge.distributed import own_device
+from symmerge.distributed import local_device
 from symmerge.errors import MismatchError, SymmergeWarning, SymmetryError
-from symmerge.evaluation.tasks import OWN, Task, make_task, task_of
+from symmerge.evaluation.tasks import SELF_SOURCES, Task, make_task, task_of
 from symmerge.matching.distillation import Target
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.learned import PARTS, LearnedMatching, most_inputs
@@ -443,9 +443,9 @@ def inputs(
         data,
         models,
         samples=samples,
-        most=most_inputs(name, data) if learned else None,
+        max_samples=most_inputs(name, data) if learned else None,
         seed=seed,
-        device=own_device(device),
+        device=local_device(device),
     )
 
 
@@ -519,7 +519,7 @@ def solver(
     )
     if not chosen.needs_data:
         return with_options(chosen, **how, seed=seed, device=device)
-    if data is None and learns and task_of(models[0]) in OWN:
+    if data is None and learns and task_of(models[0]) in SELF_SOURCES:
         data = "self"
     if data is None and (statistics is None or samples is not None):
         what = (

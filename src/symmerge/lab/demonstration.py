@@ -107,7 +107,9 @@ def _pair(
     )
     task = make_task(recipe.task, recipe.data, [a, b])
     seen = {
-        how: make_task(recipe.task, f"{recipe.data}:train", [a, b], most=samples[recipe.task])
+        how: make_task(
+            recipe.task, f"{recipe.data}:train", [a, b], max_samples=samples[recipe.task]
+        )
         for how, samples in SEEN.items()
     }
     ready = {

@@ -17,7 +17,7 @@ from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks.base import Task
 from symmerge.matching.search import Matching, Moves, Report
 from symmerge.models.model import Model
-from symmerge.observation.calibration import calibrate, form, only
+from symmerge.observation.calibration import calibrate, form, restrict_stream
 from symmerge.observation.probe import Probe, make_probe
 from symmerge.observation.statistics import Statistics
 
@@ -58,7 +58,9 @@ class ActivationMatching(Matching):
                 raise MismatchError(
                     f"{a.where} writes no text of its own (no language model, or too large): give data to see activations on"
                 )
-            return replace(found, seen=only(found.seen, a.spec.stream, self.places))
+            return replace(
+                found, observation=restrict_stream(found.observation, a.spec.stream, self.places)
+            )
         if self.statistics is not None:
             self.statistics.check(form(a, b))
         report("looking at what flows through both models")
@@ -74,10 +76,10 @@ class ActivationMatching(Matching):
             found = calibrate(
                 (a, b), self.data, statistics=self.statistics, progress=report, **options
             )
-        seen = found.seen
+        seen = found.observation
         assert isinstance(seen, Statistics)
         doubts(seen)
-        return replace(found, seen=only(seen, a.spec.stream, self.places))
+        return replace(found, observation=restrict_stream(seen, a.spec.stream, self.places))
 
     @property
     def moves(self) -> Moves:

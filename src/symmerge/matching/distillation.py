@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from symmerge.errors import DataError
 from symmerge.evaluation.data.self_generated import logits_of
-from symmerge.evaluation.tasks.base import IGNORED, Batch, Groups, Task
+from symmerge.evaluation.tasks.base import IGNORED, Batch, LazyBatches, Task
 from symmerge.observation.probe import Inputs
 
 Target = Literal["parents", "labels"]
@@ -40,10 +40,10 @@ def batch_size(task: Task) -> int:
     return ROWS.get(task.name) or max(1, TOKENS // int(task.settings["block"]))
 
 
-def shuffled(task: Task, size: int, seed: int, held_out: float) -> tuple[Groups, Groups]:
+def shuffled(task: Task, size: int, seed: int, held_out: float) -> tuple[LazyBatches, LazyBatches]:
     """Batches to learn from, and batches to judge by: tasks keep their samples sorted, which is no order to learn in."""
-    assert isinstance(task.batches, Groups)
-    samples = [sample for group in task.batches.groups for sample in group]
+    assert isinstance(task.batches, LazyBatches)
+    samples = [sample for group in task.batches.chunks for sample in group]
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
     held = max(1, round(held_out * len(samples)))
     if len(samples) - held < 1:
@@ -51,7 +51,7 @@ def shuffled(task: Task, size: int, seed: int, held_out: float) -> tuple[Groups,
             f"{len(samples)} samples of {task.data} are too few to learn from and to judge by: give --samples 2 or more"
         )
 
-    def cut(part: list[int]) -> Groups:
+    def cut(part: list[int]) -> LazyBatches:
         whole = len(part) - len(part) % size or len(
             part
         )  # a smaller last batch would be recorded anew on a GPU
@@ -59,7 +59,7 @@ def shuffled(task: Task, size: int, seed: int, held_out: float) -> tuple[Groups,
             tuple(samples[at] for at in part[start : start + size])
             for start in range(0, whole, size)
         )
-        return Groups(groups, task.batches.collate)  # type: ignore[union-attr]
+        return LazyBatches(groups, task.batches.collate)  # type: ignore[union-attr]
 
     return cut(order[held:]), cut(order[:held])
 
@@ -69,7 +69,7 @@ def shuffled(task: Task, size: int, seed: int, held_out: float) -> tuple[Groups,
 class Lessons:
     """Batches with their answers, asked of the parents once and kept as far as memory goes."""
 
-    batches: Groups
+    batches: LazyBatches
     parents: Sequence[nn.Module]
     target: Target
     device: torch.device
@@ -81,7 +81,7 @@ class Lessons:
         self._places = self._most_places() if self._batch(0)["labels"].ndim == 2 else 0
 
     def _batch(self, number: int) -> Batch:
-        return self.batches.collate(self.batches.groups[number])
+        return self.batches.collate(self.batches.chunks[number])
 
     def _most_places(self) -> int:
         """As many places in every batch, so that all have one shape; what fills up weighs nothing."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from symmerge.checkpoints.weights import Weights
 from symmerge.matching.heads import layers
-from symmerge.observation.activations import Activations, Score, extended
+from symmerge.observation.activations import Activations, Score, extend_spec
 from symmerge.symmetry.spec import Spec
 
 FAINT = 1e-6  # of the largest squared entries: entries a thousand times smaller
@@ -60,7 +60,9 @@ class Evidence:
         """The table, with the activations if they count."""
         counts = self.weighting.stream or self.weighting.heads or self.weighting.units
         return (
-            extended(self.table, self.activations[0]) if self.activations and counts else self.table
+            extend_spec(self.table, self.activations[0])
+            if self.activations and counts
+            else self.table
         )
 
     @cached_property

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal, final, get_args
 
 import torch
 
-from symmerge.distributed import agreed, own_device, place
+from symmerge.distributed import decided_by_first, local_device, rank_and_world_size
 from symmerge.errors import DataError, MismatchError
-from symmerge.evaluation.tasks.base import UNLABELLED, Task, some
-from symmerge.evaluation.tasks.catalog import OWN, OWN_LABELLED, make_task, task_of
-from symmerge.evaluation.tasks.preprocessing import same_tokenizers
+from symmerge.evaluation.tasks.base import UNLABELLED, Task, subsample
+from symmerge.evaluation.tasks.catalog import SELF_LABELLED, SELF_SOURCES, make_task, task_of
+from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.base import Solution
 from symmerge.matching.distillation import Lessons, Target, batch_size, shuffled
@@ -158,7 +158,9 @@ class LearnedMatching:
     @staticmethod
     def activations(data: Task | None, **options: Any) -> ActivationMatching:
         """A start by what flows through both models on some of the data."""
-        return ActivationMatching(data=data and some(data, FIRST_SAMPLES[data.name]), **options)
+        return ActivationMatching(
+            data=data and subsample(data, FIRST_SAMPLES[data.name]), **options
+        )
 
     def chosen(self, table: Spec) -> list[str]:
         """The spaces that may move."""
@@ -197,15 +199,17 @@ class LearnedMatching:
                 f"{a.where} and {b.where} cannot be aligned; they differ in: {'; '.join(a.spec.differences(b.spec))}"
             )
         spaces = self.chosen(a.spec)
-        if self.data is None and task_of(a) not in OWN:
+        if self.data is None and task_of(a) not in SELF_SOURCES:
             raise MismatchError(
                 f"{a.where} has no inputs without data (it is a classifier of texts): give data to learn from"
             )
-        if self.data is None and self.target == "labels" and task_of(a) not in OWN_LABELLED:
+        if self.data is None and self.target == "labels" and task_of(a) not in SELF_LABELLED:
             raise DataError(UNLABELLED)
-        entry = agreed(resume_file.read) if resume_file else None
+        entry = decided_by_first(resume_file.read) if resume_file else None
         entry = entry if entry and "learned" in entry.record else None
-        if place()[0]:  # of several processes the first one speaks and keeps the journal
+        if rank_and_world_size()[
+            0
+        ]:  # of several processes the first one speaks and keeps the journal
             report, resume_file = _silent, None
         found = (
             _taken_up(a.spec, entry) if entry else self.first_solution(a, b, report, resume_file)
@@ -256,24 +260,24 @@ class LearnedMatching:
             )
             found.check()
             return Solution(found, (), {}, (), True, 0.0)
-        return agreed(lambda: start.solve(a, b, report=report, resume_file=resume_file))
+        return decided_by_first(lambda: start.solve(a, b, report=report, resume_file=resume_file))
 
     def lessons(self, models: Sequence[Model], report: Report) -> tuple[Lessons, Lessons]:
         """What is learned from, and what is judged by."""
-        device = device_of(own_device(self.device))
+        device = device_of(local_device(self.device))
         task = self.data
         if task is None:
             kind = task_of(models[0])
-            report(f"no data to learn from: {OWN[kind]}")
+            report(f"no data to learn from: {SELF_SOURCES[kind]}")
             task = make_task(
                 kind,
                 "self",
                 models,
-                most=most_inputs(kind, "self"),
+                max_samples=most_inputs(kind, "self"),
                 seed=self.seed,
                 device=str(device),
             )
-        same_tokenizers(models)
+        check_same_tokenizers(models)
         learned, held = shuffled(task, self.batch or batch_size(task), self.seed, self.held_out)
         parents = (
             [full_module(model, torch.float32).to(device) for model in models]
@@ -328,7 +332,12 @@ class LearnedMatching:
             if self.epochs is None
             else replace(
                 self,
-                steps=max(1, round(self.epochs * len(lessons) / (self.accumulate * place()[1]))),
+                steps=max(
+                    1,
+                    round(
+                        self.epochs * len(lessons) / (self.accumulate * rank_and_world_size()[1])
+                    ),
+                ),
             )
         )
 

@@ -19,7 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from symmerge.checkpoints.weights import MemoryWeights
-from symmerge.distributed import agreed, anyone, place, summed
+from symmerge.distributed import (
+    any_process,
+    decided_by_first,
+    rank_and_world_size,
+    sum_over_processes,
+)
 from symmerge.errors import MismatchError, SymmergeError, SymmergeWarning
 from symmerge.matching.distillation import Lesson, Lessons, loss_of
 from symmerge.matching.gradients import (
@@ -153,7 +158,7 @@ class Course(ABC):
     def _step(self, step: int) -> None:
         generator, options = self._generator(step), self.options
         lr = options.lr * schedule(step, options.steps)
-        rank, processes = place()
+        rank, processes = rank_and_world_size()
         numbers = torch.randint(
             len(self.lessons), (options.accumulate * processes,), generator=generator
         )[rank::processes]
@@ -162,7 +167,7 @@ class Course(ABC):
         for walker in self.walking:
             walker._set_lr(lr)
         try:
-            if self.device.type == "cuda" and place()[1] == 1:
+            if self.device.type == "cuda" and rank_and_world_size()[1] == 1:
                 self._recorded = self._recorded or _Recorded(self._descend)
                 self._recorded(chosen)
             else:
@@ -181,7 +186,7 @@ class Course(ABC):
             for value in element.values()
         ]
         lost = not all(bool(value.isfinite().all()) for value in turned)
-        if anyone(bool(len(bad)) or lost):
+        if any_process(bool(len(bad)) or lost):
             self._stop(
                 f"the loss was not finite at step {int(bad[0]) + 1 if len(bad) else self.tally.steps}"
             )
@@ -198,7 +203,7 @@ class Course(ABC):
             walker._fold(walker.alignment())
         self._to_middle()
         held = [self.held[number] for number in range(min(MOST_HELD, len(self.held)))]
-        loss = agreed(lambda: self._judged(held))
+        loss = decided_by_first(lambda: self._judged(held))
         if not math.isfinite(loss):
             self._stop(f"the held-out loss was not finite at step {self.tally.steps}")
         better = not self.losses or loss < min(self.losses)
@@ -432,15 +437,15 @@ class Learner(Course):
 
     def _together(self) -> None:
         """Several processes look at different inputs and take the same step."""
-        if place()[1] == 1:
+        if rank_and_world_size()[1] == 1:
             return
         mine = {
             f"{number}": value.grad
             for number, value in enumerate(self.parameters)
             if value.grad is not None
         }
-        for name, total in summed(mine).items():
-            mine[name].copy_(total / place()[1])
+        for name, total in sum_over_processes(mine).items():
+            mine[name].copy_(total / rank_and_world_size()[1])
 
     @torch.no_grad()
     def _walk(self) -> None:
@@ -487,7 +492,7 @@ class Learner(Course):
             self._place()
             after = self._judged(probe)
             self.tally.flips_tried += tried
-            if agreed(lambda after=after, now=now: after < now):
+            if decided_by_first(lambda after=after, now=now: after < now):
                 now = after
                 self.tally.flips_kept += tried
                 self.share[kind] = min(self.options.flips, self.share[kind] * 1.5)

@@ -20,7 +20,7 @@ from symmerge.matching.sweeps import Sweeps
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.interpolation import interpolate
 from symmerge.models.model import Model
-from symmerge.observation.correlations import correlations
+from symmerge.observation.correlations import measure_correlations
 from symmerge.observation.probe import Probe
 from symmerge.observation.statistics import Statistics
 from symmerge.verification.gate import full_module
@@ -185,8 +185,8 @@ class _Search:
 
     def correlations(self, alignment: Alignment) -> dict[str, Any] | None:
         """For correlations.json, where statistics were gathered."""
-        seen = self.probe.seen if self.probe else None
-        return correlations(seen, alignment) if isinstance(seen, Statistics) else None
+        seen = self.probe.observation if self.probe else None
+        return measure_correlations(seen, alignment) if isinstance(seen, Statistics) else None
 
     def _candidates(self) -> Iterator[tuple[Weighting, int]]:
         """Weightings around the best so far where they can be scored, else several starts of one weighting."""
@@ -309,7 +309,7 @@ class _Search:
         frequencies = (
             counts if counts is not None else self.probe.frequencies if self.probe else None
         )
-        seen = self.probe.seen.activations(weighting.score) if self.probe else ()
+        seen = self.probe.observation.activations(weighting.score) if self.probe else ()
         weights = self.a.weights, self.b.weights
         return Evidence(
             self.a.spec,

@@ -20,7 +20,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from symmerge.checkpoints.weights import MemoryWeights
-from symmerge.distributed import place
+from symmerge.distributed import rank_and_world_size
 from symmerge.errors import MismatchError, SymmergeError, SymmetryError
 from symmerge.evaluation.mixture import one_table
 from symmerge.evaluation.tasks.base import Task
@@ -230,7 +230,7 @@ class SoftMatching:
         spaces = self.chosen(a.spec)
         entry = resume_file.read() if resume_file else None
         entry = entry if entry and "soft" in entry.record else None
-        if place()[
+        if rank_and_world_size()[
             0
         ]:  # of several processes, which all do the same here, the first one speaks and keeps the journal
             report, resume_file = None, None

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from symmerge.checkpoints.weights import DerivedWeights, Weights
 from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.tasks.base import Batch, Task, split
-from symmerge.evaluation.tasks.preprocessing import same_tokenizers
+from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.models.model import Model, Progress, device_of
 from symmerge.symmetry.notation import atoms
 from symmerge.symmetry.spec import Spec
@@ -85,7 +85,7 @@ def repair(
         raise DataError(
             f"{task.samples} samples of {task.data} are too few to repair by: give {FEWEST} or more"
         )
-    same_tokenizers(parents)
+    check_same_tokenizers(parents)
     seen, held_out = split(task, HELD_OUT)
     where = device_of(device)
     module = full_module(merged, torch.float32).to(where)

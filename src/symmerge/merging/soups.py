@@ -9,7 +9,7 @@ from typing import Any
 from symmerge.errors import MismatchError
 from symmerge.evaluation.mixture import Mixture, Shares
 from symmerge.evaluation.tasks import Task
-from symmerge.evaluation.tasks.preprocessing import same_tokenizers
+from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.models.interpolation import mean, merge_step
 from symmerge.models.model import Model
 
@@ -29,7 +29,7 @@ def soup(
     """
     if len(models) < 2:
         raise MismatchError(f"{len(models)} model: a soup is made of two or more")
-    same_tokenizers(models)
+    check_same_tokenizers(models)
     mixture, say = Mixture(models, device=device), report or (lambda _: None)
     alone = []
     for number, model in enumerate(models):

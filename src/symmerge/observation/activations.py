@@ -42,7 +42,7 @@ class Activations:
 
 
 @dataclass(frozen=True)
-class Samples:
+class RecordedPair:
     """Both models' activations on the same inputs."""
 
     a: Activations
@@ -57,7 +57,7 @@ class Samples:
         return _scored(self.a, score), _scored(self.b, score)
 
 
-def mean(found: Iterable[Activations]) -> Activations:
+def mean_activations(found: Iterable[Activations]) -> Activations:
     """Of models on the same inputs; beside their sum one of them at a time is in memory."""
     count, total = 0, None
     for one in found:
@@ -225,7 +225,7 @@ class Recorder:
 
 
 @contextmanager
-def recording(
+def record_activations(
     spec: Spec, module: nn.Module, *, share: float = 1.0, seed: int = 0
 ) -> Iterator[Recorder]:
     """While inside, keep the coordinates of a share of the tokens that pass a module."""
@@ -234,7 +234,7 @@ def recording(
         yield recorder
 
 
-def extended(spec: Spec, found: Activations) -> Spec:
+def extend_spec(spec: Spec, found: Activations) -> Spec:
     """The table with the activations as more tensors; samples are visible: nothing moves them."""
     spaces = {
         f"{SAMPLE}.{count}": Space(f"{SAMPLE}.{count}", Trivial(count))

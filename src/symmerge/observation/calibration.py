@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from symmerge.evaluation.tasks.base import IGNORED, Batch, Task, split
-from symmerge.evaluation.tasks.preprocessing import same_tokenizers
+from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.models.model import Model, Progress
-from symmerge.observation.activations import Activations, Samples
-from symmerge.observation.probe import MOST_TARGETS, Inputs, Probe, Seen, together
+from symmerge.observation.activations import Activations, RecordedPair
+from symmerge.observation.probe import MAX_TARGETS, Inputs, Observation, Probe, mean_prediction
 from symmerge.observation.statistics import Statistics, gather
 from symmerge.symmetry.notation import Product
 from symmerge.verification.gate import full_module
@@ -40,15 +40,15 @@ def observe(
     progress: Progress | None = None,
 ) -> Statistics:
     """Statistics of a pair on all inputs of a task. Models of text must have one tokenizer, or they would not see the same."""
-    same_tokenizers(models)
+    check_same_tokenizers(models)
     header = {**form(*models), "inputs": [task.record()]}
-    found = modules or both_modules(models, device)
+    found = modules or load_modules(models, device)
     return gather(
         models[0].spec, found, task.batches, header=header, partial=partial, progress=progress
     )
 
 
-def both_modules(models: tuple[Model, Model], device: str) -> tuple[nn.Module, nn.Module]:
+def load_modules(models: tuple[Model, Model], device: str) -> tuple[nn.Module, nn.Module]:
     """In the precision that activations are seen in."""
     a, b = (full_module(model, torch.float32).to(device) for model in models)
     return a, b
@@ -66,8 +66,8 @@ def calibrate(
 ) -> Probe:
     """A probe from data. A share of the samples is held out to score on; the statistics are gathered on the rest, unless they are given."""
     spec = models[0].spec
-    same_tokenizers(models)
-    modules = both_modules(models, device)
+    check_same_tokenizers(models)
+    modules = load_modules(models, device)
     kept, scored = split(task, held_out) if held_out else (task, None)
     if statistics is None:
         statistics = observe(models, kept, modules=modules, partial=partial, progress=progress)
@@ -89,18 +89,18 @@ def _targets(
     """The inputs to score on, the places that count, and the parents' mean predictions there."""
     inputs, asked, targets, total = [], [], [], 0
     for batch in task.batches:
-        here, where = questions(batch, device)
-        mean = together(modules, here, where)
+        here, where = inputs_and_mask(batch, device)
+        mean = mean_prediction(modules, here, where)
         inputs.append(here)
         asked.append(where)
         targets.append(mean)
         total += mean.numel()
-        if total > MOST_TARGETS:
+        if total > MAX_TARGETS:
             break
     return inputs, asked, torch.cat(targets)
 
 
-def questions(batch: Batch, device: str) -> tuple[Inputs, Tensor | None]:
+def inputs_and_mask(batch: Batch, device: str) -> tuple[Inputs, Tensor | None]:
     """A batch's inputs, and the places whose predictions count: those with a label, or the one answer there is."""
     labels = batch["labels"]
     inputs = {name: tensor.to(device) for name, tensor in batch.items() if name != "labels"}
@@ -120,7 +120,7 @@ def _counts(task: Task, size: int) -> Tensor | None:
     return counts
 
 
-def only(seen: Seen, stream: str, which: str) -> Seen:
+def restrict_stream(seen: Observation, stream: str, which: str) -> Observation:
     """What was seen with the stream at its first or last place alone, or (all) everywhere."""
     if isinstance(seen, Statistics):
         return replace(
@@ -132,8 +132,8 @@ def only(seen: Seen, stream: str, which: str) -> Seen:
                 which,
             ),
         )
-    assert isinstance(seen, Samples)
-    return Samples(
+    assert isinstance(seen, RecordedPair)
+    return RecordedPair(
         *(
             Activations(
                 *(

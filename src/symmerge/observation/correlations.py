@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symmerge.models.alignment import Alignment
-from symmerge.observation.activations import extended
+from symmerge.observation.activations import extend_spec
 from symmerge.observation.statistics import Statistics
 from symmerge.symmetry.notation import Atom, Product, atoms
 from symmerge.symmetry.spec import layer_of
@@ -23,7 +23,7 @@ SCHEMA = "symmerge.correlations/1"
 LARGEST = 128  # features along a side of the matrix
 
 
-def correlations(statistics: Statistics, alignment: Alignment) -> dict[str, Any]:
+def measure_correlations(statistics: Statistics, alignment: Alignment) -> dict[str, Any]:
     """For each layer and kind of space the mean correlation of matched features, before and after; and one attention layer's matrix after.
 
     Preconditions: the alignment is of the form of the models that the statistics are of.
@@ -54,7 +54,7 @@ class _Moving:
     def __init__(self, statistics: Statistics, alignment: Alignment) -> None:
         self.moments = statistics.moments
         self.sides = statistics.activations("covariance")
-        self.alignment = Alignment(extended(alignment.spec, self.sides[0]), alignment.elements)
+        self.alignment = Alignment(extend_spec(alignment.spec, self.sides[0]), alignment.elements)
         self.last = 1 + max(
             (layer for name in self.moments if (layer := layer_of(name)) is not None), default=-1
         )

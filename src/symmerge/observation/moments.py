@@ -12,7 +12,7 @@ from symmerge.observation.activations import CENTRED, SCALED, Score
 from symmerge.symmetry.groups import linalg
 from symmerge.symmetry.notation import Product
 
-PARTS = ("count", "sum_a", "sum_b", "square_a", "square_b", "cross", "inside")
+SUMS = ("count", "sum_a", "sum_b", "square_a", "square_b", "cross", "inside")
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Moments:
     inside: Float[Tensor, "heads n n"]
 
     def add_(self, other: Moments) -> None:
-        for part in PARTS:
+        for part in SUMS:
             getattr(self, part).add_(getattr(other, part).to(self.cross.device))
 
     @property
@@ -53,7 +53,9 @@ def _variance(total: Tensor, square: Tensor, count: Tensor) -> Tensor:
     return torch.where(variance <= 1e-10 * (square / count), 0.0, variance)
 
 
-def samples(found: Moments, score: Score) -> tuple[Float[Tensor, "a b"], Float[Tensor, "b b"]]:
+def samples_with_moments(
+    found: Moments, score: Score
+) -> tuple[Float[Tensor, "a b"], Float[Tensor, "b b"]]:
     """A pair of matrices whose product A B' is the score between coordinates, and B B' what B's own moments say."""
     cross, inside = found.cross / found.count, found.inside / found.count
     squares = found.square_a / found.count, found.square_b / found.count

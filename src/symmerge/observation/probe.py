@@ -13,15 +13,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from symmerge.evaluation.data.self_generated import logits_of, mask_token, own_text
+from symmerge.evaluation.data.self_generated import logits_of, mask_token, sample_text
 from symmerge.models.model import Model
-from symmerge.observation.activations import Activations, Samples, Score, mean, recording
+from symmerge.observation.activations import (
+    Activations,
+    RecordedPair,
+    Score,
+    mean_activations,
+    record_activations,
+)
 from symmerge.verification.gate import full_module
 
 ROWS, LENGTH = 64, 256
 FEWEST_ROWS, SHORTEST = 8, 32
 BATCH = 8
-MOST_TARGETS = 50_000_000  # numbers kept of the parents' predictions: 200 MB
+MAX_TARGETS = 50_000_000  # numbers kept of the parents' predictions: 200 MB
 WORK = 70_000_000_000  # parameters times tokens that both parents together may write
 ACTIVATION_BYTES = 150_000_000  # of one model, kept of what flows through it
 
@@ -30,7 +36,7 @@ Inputs = Mapping[str, Tensor]
 
 
 @runtime_checkable
-class Seen(Protocol):
+class Observation(Protocol):
     """What flowed through two models, as samples or as statistics of more than could be kept."""
 
     def activations(self, score: Score) -> tuple[Activations, Activations]: ...
@@ -49,7 +55,7 @@ class Probe:
     asked: Sequence[Bool[Tensor, ...] | None]
     targets: Float[Tensor, "places classes"]
     frequencies: Float[Tensor, " vocabulary"] | None
-    seen: Seen
+    observation: Observation
 
     @property
     def scored(self) -> bool:
@@ -76,7 +82,7 @@ def predictions(
 
 
 @torch.no_grad()
-def together(
+def mean_prediction(
     modules: Sequence[nn.Module], inputs: Inputs, asked: Tensor | None
 ) -> Float[Tensor, "places classes"]:
     """What several models predict on average."""
@@ -124,7 +130,7 @@ def make_probe(
         """What flows through a model; what it predicts is added up."""
         nonlocal frequencies
         module, start = full_module(model, torch.float32).to(device), 0
-        with recording(spec, module, share=share, seed=seed) as recorder:
+        with record_activations(spec, module, share=share, seed=seed) as recorder:
             for inputs, where in zip(batches, places, strict=True):
                 predicted = predictions(module, inputs, where).softmax(-1) / len(models)
                 # The parents' predictions say more about rare tokens than the few that were drawn.
@@ -134,14 +140,16 @@ def make_probe(
                     start += len(predicted)
         return recorder.activations()
 
-    seen = Samples(mean(flow(model) for model in models[:-1]), flow(models[-1]))
+    observation = RecordedPair(
+        mean_activations(flow(model) for model in models[:-1]), flow(models[-1])
+    )
     return Probe(
         "own text",
         batches,
         places,
         targets,
         (frequencies * tokens.numel() / asked.sum()).cpu(),
-        seen,
+        observation,
     )
 
 
@@ -155,7 +163,7 @@ def _written(models: Sequence[Model], seed: int, device: str) -> Int[Tensor, "ro
     modules = (full_module(model, torch.float32).to(device) for model in models)
     return torch.cat(
         [
-            own_text(model, module, rows=max(1, rows // len(models)), length=length, seed=seed)
+            sample_text(model, module, rows=max(1, rows // len(models)), length=length, seed=seed)
             for model, module in zip(models, modules, strict=True)
         ]
     )
@@ -165,7 +173,7 @@ def _affordable(model: Model) -> tuple[int, int]:
     """How much text a model of this size writes in about the time it takes to match it; none if that is not worth reading."""
     work = WORK // 2 if model.spec.task == "masked-lm" else WORK  # filling a page takes many passes
     places = min(
-        work // model.parameters, MOST_TARGETS // model.spec.sizes["vocabulary"], ROWS * LENGTH
+        work // model.parameters, MAX_TARGETS // model.spec.sizes["vocabulary"], ROWS * LENGTH
     )
     length = max(
         SHORTEST, min(LENGTH, places // ROWS)

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from symmerge.checkpoints.tensor_file import read_tensors, write_tensors
-from symmerge.distributed import place, shared, summed
+from symmerge.distributed import broadcast, rank_and_world_size, sum_over_processes
 from symmerge.errors import CheckpointError, DataError, MismatchError, NotationError
 from symmerge.observation.activations import Activations, Score, watch
-from symmerge.observation.moments import PARTS, Moments, samples
+from symmerge.observation.moments import SUMS, Moments, samples_with_moments
 from symmerge.symmetry.notation import Atom, Product, atoms, parse
 from symmerge.symmetry.spec import Spec, text
 
@@ -52,7 +52,7 @@ class Statistics:
         """Of more inputs. Both must be of the same pair in the same form."""
         _comparable(self.header, other.header)
         total = {
-            name: replace(found, **{part: getattr(found, part).clone() for part in PARTS})
+            name: replace(found, **{part: getattr(found, part).clone() for part in SUMS})
             for name, found in self.moments.items()
         }
         for name, found in other.moments.items():
@@ -68,7 +68,7 @@ class Statistics:
             {
                 f"{name}/{part}": getattr(found, part).cpu()
                 for name, found in self.moments.items()
-                for part in PARTS
+                for part in SUMS
             },
             header,
         )
@@ -80,7 +80,7 @@ class Statistics:
         try:
             axes = {name: parse(axis)[0] for name, axis in header["axes"].items()}
             moments = {
-                name: Moments(axis, *(tensors[f"{name}/{part}"] for part in PARTS))
+                name: Moments(axis, *(tensors[f"{name}/{part}"] for part in SUMS))
                 for name, axis in axes.items()
             }
             return Statistics(moments, dict(header["header"]))
@@ -96,7 +96,7 @@ class Statistics:
         axes = {name: found.axis for name, found in self.moments.items()}
         counts = {name: found.cross.shape[1] for name, found in self.moments.items()}
         # Both sides of an activation are asked for one after the other, and are made together.
-        made = lru_cache(maxsize=1)(lambda name: samples(self.moments[name], score))
+        made = lru_cache(maxsize=1)(lambda name: samples_with_moments(self.moments[name], score))
         a, b = (Activations(axes, _Samples(list(axes), made, side), counts) for side in (0, 1))
         return a, b
 
@@ -229,7 +229,7 @@ def gather(
     Under `torchrun` every process takes its share of the batches, and all get the sums. With `partial`, what an interrupted pass had is kept
     there, and a pass over the same batches goes on from it.
     """
-    rank, world = place()
+    rank, world = rank_and_world_size()
     about = {**(header or {}), "products": str(dtype).removeprefix("torch.")}
     if not len(batches):
         raise DataError("no batches to gather statistics from: give more data")
@@ -273,7 +273,7 @@ def _taken_up(
             f"{kept} was left by a pass over other models or other data: repeat that command with --resume, or remove the file"
         )
     for found in earlier.moments.values():
-        for part in PARTS:
+        for part in SUMS:
             setattr(found, part, getattr(found, part).to(device))
     return earlier.moments, int(earlier.header["batches"])
 
@@ -299,15 +299,11 @@ def _whole() -> Iterator[None]:
 
 def _reduced(moments: Mapping[str, Moments]) -> dict[str, Moments]:
     """The sums over all processes."""
-    axes = shared({name: found.axis for name, found in moments.items()})
-    sums = summed(
-        {
-            f"{name}/{part}": getattr(found, part)
-            for name, found in moments.items()
-            for part in PARTS
-        }
+    axes = broadcast({name: found.axis for name, found in moments.items()})
+    sums = sum_over_processes(
+        {f"{name}/{part}": getattr(found, part) for name, found in moments.items() for part in SUMS}
     )
     return {
-        name: Moments(axis, *(sums[f"{name}/{part}"] for part in PARTS))
+        name: Moments(axis, *(sums[f"{name}/{part}"] for part in SUMS))
         for name, axis in axes.items()
     }

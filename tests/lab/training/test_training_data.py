@@ -223,7 +223,7 @@ def test_shakespeare_is_divided_and_measured(root, tmp_path, words):
         and len(learned) == len(words) * 90 // 100
         and 0 < len(measured) <= len(words) // 20 + 1
     )
-    task = make_task("clm", held_out(recipe, root), [sm.load(out)], most=1000)
+    task = make_task("clm", held_out(recipe, root), [sm.load(out)], max_samples=1000)
     found = json.loads((out / "metrics.json").read_text())
     assert abs(task.evaluate(opened(out))["loss"] - found["held_out"]["loss"]) < 1e-4
 
@@ -237,7 +237,9 @@ def test_books_have_one_tokenizer(name, root, tmp_path, words):
     first, second = (train(recipe, seed, tmp_path / str(seed), data=root) for seed in (0, 1))
     assert (first / "tokenizer.json").read_bytes() == (second / "tokenizer.json").read_bytes()
     assert held_out(recipe, root) == str(root / "books_valid.txt.xz")
-    task = make_task(recipe.task, held_out(recipe, root), [sm.load(first), sm.load(second)], most=8)
+    task = make_task(
+        recipe.task, held_out(recipe, root), [sm.load(first), sm.load(second)], max_samples=8
+    )
     assert task.evaluate(opened(first))["loss"] > 0 and words.startswith(
         Path(learned_from(recipe, root)).read_text()
     )
@@ -295,8 +297,8 @@ def test_classifiers_learn_and_are_measured(reviews, pretrained, tmp_path):
     )
     out = train(recipe, 0, tmp_path / "out", data=reviews, begin=pretrained)
     with pytest.raises(DataError, match=r"row 7 has .* tokens"):
-        make_task("text", held_out(recipe, reviews), [sm.load(out)], most=10)
-    task = make_task("text", held_out(recipe, reviews, pretrained), [sm.load(out)], most=10)
+        make_task("text", held_out(recipe, reviews), [sm.load(out)], max_samples=10)
+    task = make_task("text", held_out(recipe, reviews, pretrained), [sm.load(out)], max_samples=10)
     assert task.samples == 6 and task.evaluate(opened(out))["accuracy"] == 1.0
     assert len(Path(learned_from(recipe, reviews, pretrained)).read_text().splitlines()) == 61
     small_model("gpt2", seed=0).save_pretrained(

@@ -24,14 +24,14 @@ GREY, TINT = (
     0.5,
 )  # spread of what all channels share, and of what each has alone: channels go together as in photographs
 GRAIN = 0.1  # noise of a camera
-MIDDLE, SPREAD = (
+BRIGHTNESS, SPREAD = (
     0.45,
     0.23,
 )  # so that pixels from 0 to 1 are as bright and as different as those of a photograph
 AT_ONCE = 1 << 16  # pixels that are painted at once: what a core keeps close by
 
 
-def dead_leaves(
+def draw_dead_leaves(
     numbers: Sequence[int], shape: tuple[int, int, int], seed: int
 ) -> Float[np.ndarray, "n channel height width"]:
     """The pictures with these numbers, of mean 0 and spread 1.1: the same for the same seed, whichever are drawn with them.
@@ -52,7 +52,7 @@ def as_pixels(
     pictures: Float[np.ndarray, "n channel height width"],
 ) -> UInt8[np.ndarray, "n channel height width"]:
     """As a camera would have stored them: for models whose image processor says how they normalise."""
-    return np.rint(255 * (MIDDLE + SPREAD * pictures).clip(0, 1)).astype(np.uint8)
+    return np.rint(255 * (BRIGHTNESS + SPREAD * pictures).clip(0, 1)).astype(np.uint8)
 
 
 def _painted(numbers: Sequence[int], shape: tuple[int, int, int], seed: int) -> np.ndarray:

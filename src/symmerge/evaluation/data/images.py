@@ -25,7 +25,7 @@ COLUMNS = (("image", "label"), ("img", "label"), ("image", "fine_label"))
 
 
 @dataclass(frozen=True)
-class Pictures:
+class LabelledImages:
     """Pictures (a path, an 8-bit array or something PIL made) with the label of each: a number, or the name of a class.
 
     `ready`: they are arrays of floats that the model takes as they are, normalised already.
@@ -36,11 +36,11 @@ class Pictures:
     ready: bool = False
 
 
-def read_pictures(data: str) -> Pictures:
+def read_images(data: str) -> LabelledImages:
     """Where the pictures are; files are opened later, as they are needed."""
     if data in DIGITS:
         images, labels = digits(DIGITS[data])
-        return Pictures(np.rint(images * 255).astype(np.uint8), labels.tolist())
+        return LabelledImages(np.rint(images * 255).astype(np.uint8), labels.tolist())
     if is_hub(data):
         return _from_hub(data)
     if Path(data).is_dir():
@@ -52,14 +52,14 @@ def read_pictures(data: str) -> Pictures:
     )
 
 
-def _from_hub(data: str) -> Pictures:
+def _from_hub(data: str) -> LabelledImages:
     found = read_hub(data)
     columns = next((names for names in COLUMNS if set(names) <= set(found.column_names)), None)
     if columns is None:
         raise DataError(
             f"{data} has no columns image and label; it has: {', '.join(found.column_names)}. Rename those you mean"
         )
-    return Pictures(_Column(found, columns[0]), list(found[columns[1]]))
+    return LabelledImages(_Column(found, columns[0]), list(found[columns[1]]))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _Column(Sequence[Any]):
         return self.rows[index][self.name]
 
 
-def _from_folder(folder: Path) -> Pictures:
+def _from_folder(folder: Path) -> LabelledImages:
     classes = sorted(
         path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
@@ -90,10 +90,10 @@ def _from_folder(folder: Path) -> Pictures:
         raise DataError(
             f"{folder} has no pictures in subfolders: make one subfolder per class and put {', '.join(SUFFIXES[:3])} files in it"
         )
-    return Pictures([file for file, _ in found], [label for _, label in found])
+    return LabelledImages([file for file, _ in found], [label for _, label in found])
 
 
-def _from_arrays(data: str) -> Pictures:
+def _from_arrays(data: str) -> LabelledImages:
     try:
         with np.load(data, allow_pickle=False) as file:
             names = next((pair for pair in ARRAYS if set(pair) <= set(file.files)), None)
@@ -120,10 +120,10 @@ def _from_arrays(data: str) -> Pictures:
         raise DataError(
             f"{data}: pictures are {images.dtype}: store them as uint8 [n, h, w, c], or as floats [n, c, h, w] normalised for the model"
         )
-    return Pictures(images, labels.tolist(), ready)
+    return LabelledImages(images, labels.tolist(), ready)
 
 
-def pixels(item: Any, channels: int) -> np.ndarray:
+def decode_image(item: Any, channels: int) -> np.ndarray:
     """One picture as 8-bit numbers, channels first."""
     from PIL import Image
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from symmerge.models.model import Model
 
 FILLING_PASSES = 32  # in which a masked model fills a blank page
-MOST_WRITERS = 128  # rows that are written at once: what is kept of them is gigabytes for a model of GPT-2's size
-MOST_LOGITS = 1 << 28  # numbers a masked model answers at once: 1 GB
+MAX_ROWS = 128  # rows that are written at once: what is kept of them is gigabytes for a model of GPT-2's size
+MAX_LOGITS = 1 << 28  # numbers a masked model answers at once: 1 GB
 
 
 @torch.no_grad()
-def own_text(
+def sample_text(
     model: Model, module: nn.Module, *, rows: int, length: int, seed: int
 ) -> Int[Tensor, "rows length"]:
     """Text a language model samples from itself; a masked one fills a blank page a few places at a time."""
@@ -26,9 +26,7 @@ def own_text(
         torch.manual_seed(seed)
         masked = model.spec.task == "masked-lm"
         most = (
-            max(1, MOST_LOGITS // (length * model.spec.sizes["vocabulary"]))
-            if masked
-            else MOST_WRITERS
+            max(1, MAX_LOGITS // (length * model.spec.sizes["vocabulary"])) if masked else MAX_ROWS
         )
         write = _fill_in if masked else _continue
         return torch.cat(

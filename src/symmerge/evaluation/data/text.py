@@ -36,7 +36,7 @@ TEXTS = (
 
 
 @dataclass(frozen=True)
-class Rows:
+class TextRows:
     """Texts, one or two to a row, and a label for each row where there are labels."""
 
     texts: tuple[tuple[str, ...], ...]
@@ -52,11 +52,11 @@ def read_text(data: str) -> str:
     return _content(data)
 
 
-def read_rows(data: str, *, labelled: bool = True) -> Rows:
+def read_rows(data: str, *, labelled: bool = True) -> TextRows:
     """Rows of a TSV, CSV or JSONL file, of a Hugging Face data set, or the embedded ones."""
     if data in PYTHON_TOPICS:
         labels, texts = zip(*python_topics(PYTHON_TOPICS[data]), strict=True)
-        return Rows(tuple((text,) for text in texts), labels if labelled else None)
+        return TextRows(tuple((text,) for text in texts), labels if labelled else None)
     if is_hub(data):
         found = read_hub(data)
         return _rows(data, list(found.column_names), found, labelled)
@@ -97,7 +97,7 @@ def _content(data: str) -> str:
         ) from error
 
 
-def _jsonl(data: str, labelled: bool) -> Rows:
+def _jsonl(data: str, labelled: bool) -> TextRows:
     rows = []
     for number, line in enumerate(_content(data).split("\n"), 1):
         try:
@@ -110,7 +110,7 @@ def _jsonl(data: str, labelled: bool) -> Rows:
     return _rows(data, sorted({name for row in rows for name in row}), rows, labelled)
 
 
-def _separated(data: str, separator: str, labelled: bool) -> Rows:
+def _separated(data: str, separator: str, labelled: bool) -> TextRows:
     # Quotes are ordinary characters in tab-separated text.
     quoting = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
     try:
@@ -147,7 +147,7 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _rows(data: str, names: Sequence[str], rows: Any, labelled: bool) -> Rows:
+def _rows(data: str, names: Sequence[str], rows: Any, labelled: bool) -> TextRows:
     if not len(rows):
         raise DataError(f"{data} is empty: give a file with rows")
     texts = next((columns for columns in TEXTS if set(columns) <= set(names)), ())
@@ -167,4 +167,4 @@ def _rows(data: str, names: Sequence[str], rows: Any, labelled: bool) -> Rows:
             f"{data}, row {incomplete} lacks one of {', '.join(needed)}: complete or remove that row"
         )
     chosen = tuple(tuple(str(cell) for cell in cells[-len(texts) :]) for cells in found)
-    return Rows(chosen, tuple(cells[0] for cells in found) if label else None)
+    return TextRows(chosen, tuple(cells[0] for cells in found) if label else None)

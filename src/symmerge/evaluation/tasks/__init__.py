@@ -1,11 +1,11 @@
-"""What a loss is: tasks, the data they read, and the numbers they give."""
+"""Tasks: inputs in batches, and the loss and metrics of a model on them."""
 
 from symmerge.errors import DataError
 from symmerge.evaluation.tasks.base import Batch, Readout, Task, batched
-from symmerge.evaluation.tasks.catalog import OWN, TASKS, make_task, task_of
+from symmerge.evaluation.tasks.catalog import SELF_SOURCES, TASKS, make_task, task_of
 
 __all__ = [
-    "OWN",
+    "SELF_SOURCES",
     "TASKS",
     "Batch",
     "DataError",

@@ -57,17 +57,17 @@ class Batches(Protocol):
 
 @final
 @dataclass(frozen=True)
-class Groups:
+class LazyBatches:
     """Groups of samples that become batches one at a time: images are not held in memory."""
 
-    groups: tuple[tuple[Any, ...], ...]
+    chunks: tuple[tuple[Any, ...], ...]
     collate: Callable[[Sequence[Any]], Batch]
 
     def __len__(self) -> int:
-        return len(self.groups)
+        return len(self.chunks)
 
     def __iter__(self) -> Iterator[Batch]:
-        return map(self.collate, self.groups)
+        return map(self.collate, self.chunks)
 
 
 def batched(
@@ -76,10 +76,10 @@ def batched(
     *,
     key: Callable[[Any], Any],
     collate: Callable[[Sequence[Any]], Batch],
-) -> Groups:
+) -> LazyBatches:
     """Samples in groups, in the order of `key`: the same batches whatever order the samples came in."""
     ordered = sorted(samples, key=key)
-    return Groups(
+    return LazyBatches(
         tuple(tuple(ordered[at : at + size]) for at in range(0, len(ordered), size)), collate
     )
 
@@ -135,18 +135,18 @@ class Task:
         }
 
 
-def some(task: Task, most: int) -> Task:
+def subsample(task: Task, most: int) -> Task:
     """A few samples of a task, evenly from the order they are batched in; all, if there are no more."""
-    assert isinstance(task.batches, Groups)
-    samples = [sample for group in task.batches.groups for sample in group]
+    assert isinstance(task.batches, LazyBatches)
+    samples = [sample for group in task.batches.chunks for sample in group]
     if len(samples) <= most:
         return task
     picked = [samples[at * len(samples) // most] for at in range(most)]
-    size = max(len(group) for group in task.batches.groups)
+    size = max(len(group) for group in task.batches.chunks)
     return replace(
         task,
         samples=most,
-        batches=Groups(
+        batches=LazyBatches(
             tuple(tuple(picked[at : at + size]) for at in range(0, most, size)),
             task.batches.collate,
         ),
@@ -155,20 +155,20 @@ def some(task: Task, most: int) -> Task:
 
 def split(task: Task, share: float) -> tuple[Task, Task]:
     """A task in two: most of its samples, and a share of them held out, evenly from the order they are batched in."""
-    assert isinstance(task.batches, Groups)
-    samples = [sample for group in task.batches.groups for sample in group]
+    assert isinstance(task.batches, LazyBatches)
+    samples = [sample for group in task.batches.chunks for sample in group]
     step = round(1 / share)
     if len(samples) < step or step < 2:
         raise DataError(
             f"{len(samples)} samples of {task.data} cannot be split with a share of {share:g} held out: give more samples or a smaller share"
         )
-    size = max(len(group) for group in task.batches.groups)
+    size = max(len(group) for group in task.batches.chunks)
     parts = [sample for at, sample in enumerate(samples) if at % step], samples[::step]
     first, second = (
         replace(
             task,
             samples=len(part),
-            batches=Groups(
+            batches=LazyBatches(
                 tuple(tuple(part[at : at + size]) for at in range(0, len(part), size)),
                 task.batches.collate,
             ),

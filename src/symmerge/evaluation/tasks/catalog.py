@@ -17,13 +17,13 @@ TASKS = {
     "image": ("image-classification", image),
     "text": ("text-classification", text),
 }
-OWN = {
+SELF_SOURCES = {
     "mlm": "the models write text",
     "clm": "the models write text",
     "image": "dead leaves are drawn",
 }
 """Tasks that have inputs without data (`self`), and where those come from."""
-OWN_LABELLED = ("mlm", "clm")  # text is its own label
+SELF_LABELLED = ("mlm", "clm")  # text is its own label
 
 
 def make_task(
@@ -32,7 +32,7 @@ def make_task(
     models: Sequence[Model],
     *,
     samples: int | None = None,
-    most: int | None = None,
+    max_samples: int | None = None,
     seed: int = 0,
     device: str = "cpu",
 ) -> Task:
@@ -40,7 +40,7 @@ def make_task(
 
     Tokenizer or image processor come from the first model's folder. `data` is `self` (text the models write, or pictures without labels that are drawn for them), `digits` or `python-docs` (the part
     held out from training; `digits:train` is the other), a file (text, .xz, TSV, CSV, JSONL, .npz), a folder of pictures, or a Hugging Face data
-    set (`hf:NAME`, or a folder). `samples` must be there; `most` takes as many as there are, up to that. `device` is where models write.
+    set (`hf:NAME`, or a folder). `samples` must be there; `max_samples` takes as many as there are, up to that. `device` is where models write.
     """
     if name not in TASKS:
         raise MismatchError(f"task {name}: there are {', '.join(TASKS)}")
@@ -52,15 +52,15 @@ def make_task(
             raise MismatchError(
                 f"{model.where} is a {model.spec.architecture}, for {model.spec.task}: the task {name} is for {wanted}; use {task_of(model)}"
             )
-    if data == "self" and name not in OWN:
+    if data == "self" and name not in SELF_SOURCES:
         raise MismatchError(
-            f"data self: nobody makes inputs for the task {name}, only for {', '.join(OWN)}; give it data with labels"
+            f"data self: nobody makes inputs for the task {name}, only for {', '.join(SELF_SOURCES)}; give it data with labels"
         )
     return make(
         models,
         data,
         samples=samples,
-        most=most,
+        max_samples=max_samples,
         seed=seed,
         **({"device": device} if data == "self" else {}),
     )

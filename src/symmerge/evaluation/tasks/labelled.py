@@ -11,19 +11,19 @@ import numpy as np
 import torch
 
 from symmerge.errors import DataError, MismatchError
-from symmerge.evaluation.data.dead_leaves import as_pixels, dead_leaves
-from symmerge.evaluation.data.images import Pictures, check_file, pixels, read_pictures
+from symmerge.evaluation.data.dead_leaves import as_pixels, draw_dead_leaves
+from symmerge.evaluation.data.images import LabelledImages, check_file, decode_image, read_images
 from symmerge.evaluation.data.text import read_rows
 from symmerge.evaluation.tasks.base import IGNORED, Batch, Readout, Task, batched
 from symmerge.evaluation.tasks.preprocessing import (
     check_tokens,
-    chosen,
-    class_numbers,
+    choose_samples,
+    class_indices,
     has_image_processor,
     image_processor_of,
-    longest,
+    max_length,
+    regression_targets,
     tokenizer_of,
-    values,
 )
 from symmerge.evaluation.tasks.readouts import (
     ClassReadout,
@@ -45,16 +45,18 @@ def image(
     data: str,
     *,
     samples: int | None,
-    most: int | None,
+    max_samples: int | None,
     seed: int,
     device: str = "cpu",
 ) -> Task:
     """Which class a picture belongs to; of pictures that are drawn (always on the CPU), nobody knows."""
     if data == "self":
-        return _own_pictures(models[0], samples or most or SAMPLES, seed)
-    model, found = models[0], read_pictures(data)
-    labels = class_numbers(found.labels, model, data)
-    picked = chosen(len(labels), samples, most or SAMPLES, seed, what=f"{data}, pictures")
+        return _own_pictures(models[0], samples or max_samples or SAMPLES, seed)
+    model, found = models[0], read_images(data)
+    labels = class_indices(found.labels, model, data)
+    picked = choose_samples(
+        len(labels), samples, max_samples or SAMPLES, seed, what=f"{data}, pictures"
+    )
     if isinstance(found.items, list):  # of files
         for at in picked:
             check_file(found.items[at])
@@ -93,7 +95,7 @@ def _drawn(
     seed: int,
     samples: Sequence[tuple[int, int]],
 ) -> Batch:
-    pictures = dead_leaves([number for number, _ in samples], shape, seed)
+    pictures = draw_dead_leaves([number for number, _ in samples], shape, seed)
     images = (
         torch.from_numpy(pictures)
         if processor is None
@@ -102,7 +104,7 @@ def _drawn(
     return {"pixel_values": images, "labels": _labels(samples)}
 
 
-def _place(found: Pictures, sample: tuple[int, int]) -> Any:
+def _place(found: LabelledImages, sample: tuple[int, int]) -> Any:
     """Arrays go by what they show, files by their name."""
     at, _ = sample
     return (
@@ -116,15 +118,15 @@ def _labels(samples: Sequence[tuple[Any, int]]) -> torch.Tensor:
     return torch.tensor([label for _, label in samples])
 
 
-def _ready(found: Pictures, samples: Sequence[tuple[int, int]]) -> Batch:
+def _ready(found: LabelledImages, samples: Sequence[tuple[int, int]]) -> Batch:
     images = torch.from_numpy(np.stack([found.items[at] for at, _ in samples])).float()
     return {"pixel_values": images, "labels": _labels(samples)}
 
 
 def _processed(
-    found: Pictures, processor: Any, model: Model, samples: Sequence[tuple[int, int]]
+    found: LabelledImages, processor: Any, model: Model, samples: Sequence[tuple[int, int]]
 ) -> Batch:
-    pictures = [pixels(found.items[at], model.spec.sizes["channel"]) for at, _ in samples]
+    pictures = [decode_image(found.items[at], model.spec.sizes["channel"]) for at, _ in samples]
     return {"pixel_values": _normalised(processor, model, pictures), "labels": _labels(samples)}
 
 
@@ -152,20 +154,22 @@ def _fits(model: Model, shape: tuple[int, ...], what: str) -> None:
 
 
 def text(
-    models: Sequence[Model], data: str, *, samples: int | None, most: int | None, seed: int
+    models: Sequence[Model], data: str, *, samples: int | None, max_samples: int | None, seed: int
 ) -> Task:
     """Which class a text or a pair of texts belongs to, or which value it has."""
     model, rows = models[0], read_rows(data)
     assert rows.labels is not None
     readout, labels = _meaning(model, rows.labels, data)
-    picked = chosen(len(labels), samples, most or SAMPLES, seed, what=f"{data}, rows")
-    tokenizer, most = tokenizer_of(model), longest(model)
+    picked = choose_samples(
+        len(labels), samples, max_samples or SAMPLES, seed, what=f"{data}, rows"
+    )
+    tokenizer, limit = tokenizer_of(model), max_length(model)
     encoded = [(tokenizer(*rows.texts[at], verbose=False), labels[at], at) for at in picked]
     for tokens, _, at in encoded:
         check_tokens(model, max(tokens["input_ids"], default=0))
-        if len(tokens["input_ids"]) > most:
+        if len(tokens["input_ids"]) > limit:
             raise DataError(
-                f"{data}, row {at + 1} has {len(tokens['input_ids'])} tokens; {model.where} takes {most}: shorten or remove it"
+                f"{data}, row {at + 1} has {len(tokens['input_ids'])} tokens; {model.where} takes {limit}: shorten or remove it"
             )
     known = [
         name
@@ -191,8 +195,8 @@ def _meaning(
             f"{model.where} answers with several values at once (problem_type {kind}): the text task is for one class or one value"
         )
     if classes == 1:
-        return ValueReadout(), values(labels, data)
-    return ClassReadout(classes), class_numbers(labels, model, data)
+        return ValueReadout(), regression_targets(labels, data)
+    return ClassReadout(classes), class_indices(labels, model, data)
 
 
 def _length_first(sample: Encoded) -> Any:

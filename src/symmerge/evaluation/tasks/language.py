@@ -11,10 +11,15 @@ from jaxtyping import Int
 from torch import Tensor
 
 from symmerge.errors import DataError, MismatchError
-from symmerge.evaluation.data.self_generated import logits_of, mask_token, own_text
+from symmerge.evaluation.data.self_generated import logits_of, mask_token, sample_text
 from symmerge.evaluation.data.text import read_text
 from symmerge.evaluation.tasks.base import IGNORED, Batch, Task, batched
-from symmerge.evaluation.tasks.preprocessing import check_tokens, chosen, longest, tokenizer_of
+from symmerge.evaluation.tasks.preprocessing import (
+    check_tokens,
+    choose_samples,
+    max_length,
+    tokenizer_of,
+)
 from symmerge.evaluation.tasks.readouts import TokenReadout
 from symmerge.models.model import Model
 from symmerge.verification.gate import full_module
@@ -22,7 +27,7 @@ from symmerge.verification.gate import full_module
 MASKING, MASK_SEED = 0.15, 7  # the same masks for every model, method and point
 MASKED_BLOCK, CAUSAL_BLOCK = 128, 256
 MASKED_SAMPLES, CAUSAL_SAMPLES = 128, 64
-ROWS, MOST_LOGITS = 32, 1 << 25  # of a batch; large vocabularies get fewer rows
+ROWS, MAX_LOGITS = 32, 1 << 25  # of a batch; large vocabularies get fewer rows
 
 Tokens = Int[Tensor, "rows length"]
 
@@ -32,20 +37,22 @@ def masked(
     data: str,
     *,
     samples: int | None,
-    most: int | None,
+    max_samples: int | None,
     seed: int,
     device: str = "cpu",
 ) -> Task:
     """Fill in 15% of the tokens, hidden by the mask token: the same ones for every model that is asked."""
     model = models[0]
-    length = min(MASKED_BLOCK, longest(model))
+    length = min(MASKED_BLOCK, max_length(model))
     if data == "self":
         hidden, labels = _own_blanks(
-            models, samples or most or MASKED_SAMPLES, length, seed, device
+            models, samples or max_samples or MASKED_SAMPLES, length, seed, device
         )
     else:
         tokenizer = tokenizer_of(model)
-        tokens, _ = _blocks(model, tokenizer, data, length, samples, most or MASKED_SAMPLES, seed)
+        tokens, _ = _blocks(
+            model, tokenizer, data, length, samples, max_samples or MASKED_SAMPLES, seed
+        )
         blank = (
             torch.rand(tokens.shape, generator=torch.Generator().manual_seed(MASK_SEED)) < MASKING
         )
@@ -72,21 +79,21 @@ def causal(
     data: str,
     *,
     samples: int | None,
-    most: int | None,
+    max_samples: int | None,
     seed: int,
     device: str = "cpu",
 ) -> Task:
     """Predict every next token."""
     model = models[0]
-    length = min(CAUSAL_BLOCK, longest(model))
+    length = min(CAUSAL_BLOCK, max_length(model))
     if data == "self":
         tokens, characters = (
-            _own(models, samples or most or CAUSAL_SAMPLES, length, seed, device),
+            _own(models, samples or max_samples or CAUSAL_SAMPLES, length, seed, device),
             None,
         )
     else:
         tokens, characters = _blocks(
-            model, tokenizer_of(model), data, length, samples, most or CAUSAL_SAMPLES, seed
+            model, tokenizer_of(model), data, length, samples, max_samples or CAUSAL_SAMPLES, seed
         )
     return _task(
         "clm",
@@ -119,7 +126,7 @@ def _blocks(
     tokens = np.asarray(found["input_ids"], dtype=np.int64)
     check_tokens(model, int(tokens.max(initial=0)))
     whole = len(tokens) // length
-    picked = chosen(
+    picked = choose_samples(
         whole, samples, default, seed, what=f"{data}, {len(tokens)} tokens in blocks of {length}"
     )
     characters = None
@@ -144,7 +151,7 @@ def _own(models: Sequence[Model], rows: int, length: int, seed: int, device: str
     shares = [len(part) for part in np.array_split(range(rows), len(models))]
     modules = (full_module(model, torch.float32).to(device) for model in models)
     texts = [
-        own_text(model, module, rows=n, length=length, seed=seed)
+        sample_text(model, module, rows=n, length=length, seed=seed)
         for model, module, n in zip(models, modules, shares, strict=True)
         if n
     ]
@@ -162,7 +169,7 @@ def _own_blanks(
             continue
         module, mask = full_module(model, torch.float32).to(device), mask_token(model)
         generator = torch.Generator().manual_seed(seed)
-        for tokens in own_text(model, module, rows=len(part), length=length, seed=seed).split(
+        for tokens in sample_text(model, module, rows=len(part), length=length, seed=seed).split(
             rows_per_batch(model, length)
         ):
             logits = logits_of(module(input_ids=tokens))
@@ -179,7 +186,7 @@ def _own_blanks(
 
 def rows_per_batch(model: Model, length: int) -> int:
     """As many as keep the logits of a batch in bounds."""
-    return max(1, min(ROWS, MOST_LOGITS // (length * model.spec.sizes["vocabulary"])))
+    return max(1, min(ROWS, MAX_LOGITS // (length * model.spec.sizes["vocabulary"])))
 
 
 def _task(

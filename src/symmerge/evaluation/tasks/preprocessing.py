@@ -23,7 +23,9 @@ MEANING = (
 )  # the parts of a tokenizer.json that decide how text is read
 
 
-def chosen(available: int, wanted: int | None, default: int, seed: int, *, what: str) -> list[int]:
+def choose_samples(
+    available: int, wanted: int | None, default: int, seed: int, *, what: str
+) -> list[int]:
     """Which of the samples there are: a random choice, the same for the same seed."""
     if available < (wanted or 1):
         raise DataError(
@@ -55,7 +57,7 @@ def tokenizer_of(model: Model) -> Any:
         ) from error
 
 
-def same_tokenizers(models: Sequence[Model]) -> None:
+def check_same_tokenizers(models: Sequence[Model]) -> None:
     """Refuse models whose tokenizers differ: the same numbers would be other words to each. Models without one are taken at their word."""
     readers = [model for model in models if _has_tokenizer(model)]
     for other in readers[1:]:
@@ -129,7 +131,7 @@ def _first_line(error: Exception) -> str:
     return " ".join(str(error).split())[:160]
 
 
-def longest(model: Model) -> int:
+def max_length(model: Model) -> int:
     """How many tokens the model takes."""
     module: Any = empty_module(model, torch.float32)
     if "position" not in model.spec.sizes:  # rotary positions: as many as the config promises
@@ -140,7 +142,7 @@ def longest(model: Model) -> int:
     return model.spec.sizes["position"] - (0 if reserved is None else int(reserved) + 1)
 
 
-def class_numbers(labels: Sequence[Any], model: Model, data: str) -> list[int]:
+def class_indices(labels: Sequence[Any], model: Model, data: str) -> list[int]:
     """Labels as the model counts them: numbers as they are, names as the model's config or else the alphabet has them."""
     classes = model.spec.sizes["label"]
     numbers = _numbers(labels)
@@ -162,7 +164,7 @@ def _numbers(labels: Sequence[Any]) -> list[float] | None:
         return None
 
 
-def values(labels: Sequence[Any], data: str) -> list[float]:
+def regression_targets(labels: Sequence[Any], data: str) -> list[float]:
     """The labels of a regression."""
     numbers = _numbers(labels)
     if numbers is None or not all(map(math.isfinite, numbers)):

@@ -12,7 +12,7 @@ from symmerge.checkpoints.hashes import any_digest, content_of
 from symmerge.checkpoints.hub import local_folder
 from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.tasks import make_task, task_of
-from symmerge.evaluation.tasks.preprocessing import same_tokenizers
+from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.lab.experiments.cells import Cell, with_needs
 from symmerge.lab.experiments.store import Store
 from symmerge.models.interpolation import comparable
@@ -142,7 +142,7 @@ def gather(
     if on:
         make_task(kind, on.place, opened[:1], samples=samples)
     if by and by.place != "self":
-        make_task(kind, by.place, opened[:1], most=1)
+        make_task(kind, by.place, opened[:1], max_samples=1)
     return Given(
         found,
         first.architecture,
@@ -169,7 +169,7 @@ def check_models(experiment: str, takes: Takes, models: Sequence[Model]) -> None
             widen(narrow, wide)  # lazy: it only refuses
     else:
         comparable(models)
-    same_tokenizers(models)
+    check_same_tokenizers(models)
 
 
 def relink(cells: Iterable[Cell], store: Store) -> None:

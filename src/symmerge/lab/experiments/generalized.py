@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from symmerge.evaluation.tasks import OWN
-from symmerge.evaluation.tasks.catalog import OWN_LABELLED
+from symmerge.evaluation.tasks import SELF_SOURCES
+from symmerge.evaluation.tasks.catalog import SELF_LABELLED
 from symmerge.lab.experiments.components import (
     MUCH,
     by_scale,
@@ -264,13 +264,13 @@ def needs(size: Size) -> tuple[ResultTable, ...]:
         "permutations stay": {"permutations": False},
         "no data at all": {"data": "self"},
     }
-    if size.given and size.given.task not in OWN:
+    if size.given and size.given.task not in SELF_SOURCES:
         del rows["no data at all"]
     if (
         size.given
         and size.given.train
         and size.given.train.place == "self"
-        and size.given.task not in OWN_LABELLED
+        and size.given.task not in SELF_LABELLED
     ):
         del rows["labels instead of the parents' answers"]
     entries: list[TableEntry] = []

@@ -20,7 +20,7 @@ from symmerge.errors import CheckpointError, DataError
 from symmerge.evaluation.lines import LineMethod, run
 from symmerge.evaluation.simplices import first, measure
 from symmerge.evaluation.tasks import Task, make_task, task_of
-from symmerge.evaluation.tasks.base import some
+from symmerge.evaluation.tasks.base import subsample
 from symmerge.lab.experiments.cells import Result
 from symmerge.lab.experiments.components import PLAIN
 from symmerge.lab.experiments.external import Data
@@ -186,7 +186,7 @@ def _pair(needs: list[Path]) -> tuple[Model, Model]:
 def _task(settings: Settings, models: list[Model]) -> Task:
     kind, source = _source(settings, models, "test")
     return make_task(
-        kind, source, models[:1], samples=settings.get("samples"), most=settings.get("most")
+        kind, source, models[:1], samples=settings.get("samples"), max_samples=settings.get("most")
     )
 
 
@@ -221,11 +221,11 @@ def _solver(settings: Settings, models: list[Model]) -> Recipe:
             kind,
             source,
             models,
-            most=asked or (most_inputs(kind, source) if learns else None),
+            max_samples=asked or (most_inputs(kind, source) if learns else None),
             seed=1,
             device=settings["device"],
         )
-        options["data"] = task if asked or learns else some(task, FIRST_SAMPLES[task.name])
+        options["data"] = task if asked or learns else subsample(task, FIRST_SAMPLES[task.name])
     if "spaces" in options:
         options["spaces"] = tuple(options["spaces"])
     if "start" in options:

@@ -7,7 +7,7 @@ from typing import Any
 
 from symmerge.errors import MismatchError
 from symmerge.evaluation.data.text import read_rows
-from symmerge.evaluation.tasks.preprocessing import check_tokens, longest, tokenizer_of
+from symmerge.evaluation.tasks.preprocessing import check_tokens, max_length, tokenizer_of
 from symmerge.lab.training.files import INSTALLED
 from symmerge.lab.training.recipe import TrainingRecipe
 from symmerge.models.model import Model
@@ -33,7 +33,7 @@ def check_begin(recipe: TrainingRecipe, model: Model) -> None:
             f"the tokenizer of {model.where} has no tokenizer.json or no token to fill up with: {what} reads texts side by side; save it with both"
         )
     check_tokens(model, max(tokenizer.get_vocab().values()))
-    most, found = longest(model), max(_lengths(recipe, tokenizer), default=0)
+    most, found = max_length(model), max(_lengths(recipe, tokenizer), default=0)
     if found > most:
         raise MismatchError(
             f"{model.where} takes {most} tokens, and {recipe.data} has rows of {found}: {what} needs a model with more positions"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from symmerge.errors import DataError
-from symmerge.evaluation.data.images import pixels
+from symmerge.evaluation.data.images import decode_image
 from symmerge.lab.training.cache import told
 
 PICTURES = ("*.JPEG", "*.jpeg", "*.jpg", "*.JPG")
@@ -22,7 +22,8 @@ def read_tree(root: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
             f"{root} has no pictures of its {part} part: unpack the whole archive again"
         )
     found = [
-        pixels(file, 3).transpose(1, 2, 0) for file, _ in told(rows, f"{root.name}, {part} part")
+        decode_image(file, 3).transpose(1, 2, 0)
+        for file, _ in told(rows, f"{root.name}, {part} part")
     ]
     sizes = {picture.shape for picture in found}
     if len(sizes) > 1:
