@@ -104,7 +104,7 @@ def forward(model: Any) -> float:
     """Seconds of one plain pass of the stock class over 1,024 tokens."""
     import torch
 
-    from symmerge.verification.gate import full_module
+    from symmerge.verification.modules import full_module
 
     module = full_module(model, torch.float32)
     tokens = torch.randint(

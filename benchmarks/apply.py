@@ -143,7 +143,7 @@ def apply_with(alignment: str, *, verified: bool) -> Callable[[Path, Path], Call
 
         for module in (
             "symmerge.models.orbit",
-            "symmerge.verification.gate",
+            "symmerge.verification.verdict",
             "transformers.models.llama.modeling_llama",
         ):
             import_module(module)

@@ -162,7 +162,7 @@ def memory() -> dict[str, Any]:
     from symmerge.checkpoints.writing import return_freed_memory
     from symmerge.evaluation.lines import barrier
     from symmerge.models.model import load
-    from symmerge.verification.gate import empty_module
+    from symmerge.verification.modules import empty_module
 
     folder = Path(os.environ["BENCH_FOLDER"])
     return_freed_memory()

@@ -38,7 +38,7 @@ def make(count: int) -> tuple[Any, tuple[Any, Any], list[dict[str, Any]]]:
 
     import symmerge as sm
     from symmerge.evaluation.tasks.language import rows_per_batch
-    from symmerge.verification.gate import full_module
+    from symmerge.verification.modules import full_module
 
     modules = []
     for seed in (0, 1):

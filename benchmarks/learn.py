@@ -33,7 +33,7 @@ from symmerge.matching.distillation import Lesson, Lessons, loss_of
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.learner import Learner
 from symmerge.models.alignment import Alignment
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 WANTED = 1.6
 WARMINGS = {

@@ -16,11 +16,11 @@ from symmerge.merging.combining import combine
 from symmerge.merging.means import merge
 from symmerge.merging.soups import soup
 from symmerge.models.alignment import Alignment, apply
-from symmerge.models.canonical import canonicalize
+from symmerge.models.canonical.form import canonicalize
 from symmerge.models.interpolation import mean
 from symmerge.models.model import Model, load, save
 from symmerge.models.widening import widen
-from symmerge.verification.gate import Verdict, verify
+from symmerge.verification.verdict import Verdict, verify
 
 __all__ = [
     "ActivationMatching",

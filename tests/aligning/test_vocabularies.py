@@ -30,7 +30,7 @@ from symmerge.matching.evidence import Evidence, Weighting
 from symmerge.matching.recipes import RECIPES
 from symmerge.models.distances import distance
 from symmerge.models.orbit import random_member
-from symmerge.verification.gate import gate
+from symmerge.verification.verdict import gate
 
 module = importlib.import_module("symmerge.aligning.vocabularies")
 ONE = sm.WeightMatching(dtype=torch.float64, own_text=False)

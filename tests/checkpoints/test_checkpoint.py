@@ -27,7 +27,8 @@ from symmerge.errors import CheckpointError, FunctionChanged
 from symmerge.families import BY_MODEL_TYPE
 from symmerge.lab.small_models import SMALL, small_model
 from symmerge.models.orbit import random_member
-from symmerge.verification.gate import TOLERANCE, example_inputs, gate
+from symmerge.verification.inputs import example_inputs
+from symmerge.verification.verdict import TOLERANCE, gate
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 transformers.utils.logging.disable_progress_bar()

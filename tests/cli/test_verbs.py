@@ -24,7 +24,7 @@ import symmerge as sm
 from symmerge.cli import measuring
 from symmerge.evaluation.tasks import make_task
 from symmerge.lab.training import recipes
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 TEXT = "The loss on the line, and what alignment leaves of it. " * 60
 CURVES = ("curve.json", "curve.csv", "curve.svg")

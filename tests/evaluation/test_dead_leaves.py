@@ -16,7 +16,7 @@ from symmerge.lab.training.recipes import TRAINING, changed
 from symmerge.matching.learned import LearnedMatching
 from symmerge.merging.rescaling import repair
 from symmerge.models.alignment import Alignment
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 SHAPE = (3, 24, 32)
 LEARN = ("--method", "learned", "--samples", 40, "--tries", 1, "--steps", 2)

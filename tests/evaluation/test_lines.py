@@ -30,10 +30,10 @@ from symmerge.evaluation.tasks.readouts import (
 )
 from symmerge.lab.small_models import small_model
 from symmerge.merging.means import merge
-from symmerge.models.canonical import canonicalize
+from symmerge.models.canonical.form import canonicalize
 from symmerge.models.interpolation import mean
 from symmerge.models.model import load
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 SHARED = Path(__file__).parents[3] / "shared"
 needs_zoo = pytest.mark.skipif(

@@ -18,7 +18,7 @@ from symmerge.evaluation.simplices import SimplexMethod, measure, places
 from symmerge.lab.small_models import small_model
 from symmerge.matching.recipes import RECIPES
 from symmerge.models.orbit import random_member
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 SMALL = {"points": 3, "steps": 2}
 FAST = "weights-only"

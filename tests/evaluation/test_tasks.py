@@ -21,7 +21,7 @@ from symmerge.evaluation.data.text import read_rows, read_text
 from symmerge.evaluation.tasks import make_task
 from symmerge.evaluation.tasks.metrics import accuracy, f1, matthews, spearman
 from symmerge.models.model import load
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 ROWS = [
     (0, "a short one"),

@@ -17,7 +17,8 @@ from symmerge.models.alignment import Alignment
 from symmerge.models.orbit import random_member
 from symmerge.symmetry.groups import OrthogonalFixingOnes, Trivial
 from symmerge.symmetry.spec import text
-from symmerge.verification.gate import example_inputs, full_module, logits_of
+from symmerge.verification.inputs import example_inputs
+from symmerge.verification.modules import full_module, logits_of
 
 NAME = "dinov3-classifier"
 BIASES = ("query_bias", "key_bias", "value_bias", "proj_bias", "mlp_bias")

@@ -13,7 +13,8 @@ from symmerge.lab.small_models import SMALL, small_model
 from symmerge.models.alignment import Alignment, made_for
 from symmerge.models.orbit import follow, keep, random_member
 from symmerge.symmetry.notation import atoms
-from symmerge.verification.gate import example_inputs, logits_of
+from symmerge.verification.inputs import example_inputs
+from symmerge.verification.modules import logits_of
 
 EXACT, STOCK = 1e-10, 1e-4
 SHOWN = {

@@ -4,7 +4,7 @@ import torch
 
 from symmerge.observation.calibration import form
 from symmerge.observation.statistics import gather
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 
 def inputs(model, batches=2, rows=32, length=32, seed=0):

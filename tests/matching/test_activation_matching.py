@@ -24,7 +24,7 @@ from symmerge.observation.calibration import restrict_stream
 from symmerge.observation.probe import make_probe
 from symmerge.symmetry.groups import Permutation, RotaryPairs, ScaledPermutation
 from symmerge.symmetry.notation import atoms
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 ALONE = Weighting(norm=0.5, stream=1.0, heads=1.0, units=1.0, weights=0.0)
 EXACT = {name: recipe for name, recipe in WITH_DATA.items() if not recipe.non_symmetric}

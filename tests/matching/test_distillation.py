@@ -13,7 +13,7 @@ from symmerge.evaluation.tasks.base import IGNORED, LazyBatches
 from symmerge.lab.small_models import small_model
 from symmerge.matching import distillation as module_of_lessons
 from symmerge.matching.distillation import ROWS, TOKENS, Lessons, batch_size, loss_of, shuffled
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 CPU = torch.device("cpu")
 TASKS = {"gpt2": "clm", "llama": "clm", "bert": "mlm", "roberta": "mlm"}

@@ -26,7 +26,7 @@ from symmerge.matching.learner import NEAR_A, Learner, quick_products, reassign
 from symmerge.matching.resume import ResumeFile
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment, apply
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 START = WeightMatching(own_text=False, max_sweeps=2)
 OWN = {

@@ -26,7 +26,7 @@ from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment, apply
 from symmerge.symmetry.groups import Gram, Permutation
 from symmerge.symmetry.notation import Role
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 START = WeightMatching(own_text=False, max_sweeps=1)
 

@@ -18,7 +18,7 @@ from symmerge.lab.small_models import small_model
 from symmerge.merging.combining import METHODS, agreed, by_chance, combine, largest, slerp
 from symmerge.merging.soups import soup
 from symmerge.models.model import load
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 
 @pytest.fixture(scope="module")

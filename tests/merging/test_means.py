@@ -9,7 +9,8 @@ import symmerge as sm
 from symmerge.errors import MismatchError
 from symmerge.lab.small_models import small_model
 from symmerge.models.interpolation import piece_time
-from symmerge.verification.gate import example_inputs, logits_of
+from symmerge.verification.inputs import example_inputs
+from symmerge.verification.modules import logits_of
 
 FAMILIES = ["bert", "gpt2", "vit", "llama", "neox"]
 

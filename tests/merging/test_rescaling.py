@@ -22,7 +22,7 @@ from symmerge.merging.rescaling import (
     _weights_of_tokens,
     repair,
 )
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 TASKS = {
     "gpt2": ("clm", "python-docs", {}),

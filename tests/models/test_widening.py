@@ -18,7 +18,8 @@ from symmerge.matching.recipes import RECIPES
 from symmerge.models.orbit import random_member
 from symmerge.models.widening import Places, orthonormal, widen
 from symmerge.symmetry.notation import Role
-from symmerge.verification.gate import example_inputs, gate
+from symmerge.verification.inputs import example_inputs
+from symmerge.verification.verdict import gate
 
 module = importlib.import_module("symmerge.models.widening")
 EXACT = 1e-10

@@ -17,7 +17,7 @@ from symmerge.observation.calibration import form
 from symmerge.observation.correlations import LARGEST, measure_correlations
 from symmerge.observation.statistics import Statistics, gather
 from symmerge.report import report
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 FAMILIES = ["bert", "gpt2", "vit", "llama", "neox"]
 

@@ -21,7 +21,7 @@ from symmerge.observation.calibration import calibrate
 from symmerge.observation.moments import SUMS, Moments, samples_with_moments
 from symmerge.observation.statistics import Statistics, gather
 from symmerge.symmetry.notation import atoms, parse
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 
 @cache

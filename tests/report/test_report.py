@@ -1042,7 +1042,7 @@ HEAVY = ("matplotlib", "jinja2", "typer", "rich", "sklearn", "transformers", "PI
     ("code", "loaded"),
     [
         ("import symmerge", set()),
-        ("from symmerge.report import structure", set()),
+        ("from symmerge.models import structure", set()),
         ("import symmerge.cli", {"typer", "rich"}),
         ("from symmerge.report import curve_svg", {"matplotlib", "jinja2", "PIL"}),  # the control
     ],

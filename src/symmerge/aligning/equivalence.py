@@ -8,10 +8,10 @@ from typing import Any
 
 from symmerge.aligning.pair import align
 from symmerge.matching.recipes import RECIPES
-from symmerge.models.canonical import canonicalize
-from symmerge.models.distances import distances
+from symmerge.models.canonical.form import canonicalize
+from symmerge.models.distances import distances_by_space
 from symmerge.models.model import Model
-from symmerge.verification.gate import TOLERANCE, Verdict, verify
+from symmerge.verification.verdict import TOLERANCE, Verdict, verify
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def same(a: Model, b: Model, *, report: Callable[[str], None] | None = None) -> 
     tolerance = 10 * TOLERANCE[max((a.dtype, b.dtype), key=lambda kind: TOLERANCE[kind])]
     verdict = verify(a, b)
     before, after = (
-        distances(found.reference, canonicalize(b)),
-        distances(found.reference, found.aligned),
+        distances_by_space(found.reference, canonicalize(b)),
+        distances_by_space(found.reference, found.aligned),
     )
     by_space = {space: {"before": before[space], "after": after[space]} for space in after}
     return Certificate(

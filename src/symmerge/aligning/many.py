@@ -19,7 +19,7 @@ from symmerge.matching.universes import ROUNDS, Universe, universe
 from symmerge.models.alignment import apply
 from symmerge.models.model import Model, Progress, save
 from symmerge.models.orbit import keep
-from symmerge.verification.gate import gate
+from symmerge.verification.verdict import gate
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from symmerge.models.alignment import apply
 from symmerge.models.distances import distance
 from symmerge.models.model import Model, Progress, save
 from symmerge.models.orbit import keep
-from symmerge.models.structure import structure
-from symmerge.verification.gate import Verdict, gate, verify
+from symmerge.models.structure import structure_of
+from symmerge.verification.verdict import Verdict, gate, verify
 
 # Fine-tunes of one base lie this close without any alignment; independently trained models are about 1.4 apart.
 ALREADY_ALIGNED = 0.5
@@ -164,6 +164,6 @@ def write(
 def write_evidence(found: Aligned, folder: Path) -> None:
     """How the alignment was found, and what it does: for `symmerge report`."""
     write_json(folder / "solution.json", found.record())
-    write_json(folder / "structure.json", structure(found.solution.alignment))
+    write_json(folder / "structure.json", structure_of(found.solution.alignment))
     if found.solution.correlations:
         write_json(folder / "correlations.json", found.solution.correlations)

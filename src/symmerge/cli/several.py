@@ -23,7 +23,7 @@ from symmerge.merging.combining import METHODS, combine, normalised
 from symmerge.merging.means import Attention
 from symmerge.merging.soups import soup
 from symmerge.models.model import Model
-from symmerge.verification.gate import Verdict, verify
+from symmerge.verification.verdict import Verdict, verify
 
 SOUP = "soup"
 COMBINE = (*METHODS, SOUP)

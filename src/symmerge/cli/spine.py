@@ -27,12 +27,12 @@ from symmerge.cli.options import (
     choice,
     either,
 )
-from symmerge.models.canonical import canonicalize
+from symmerge.models.canonical.form import canonicalize
 from symmerge.models.inspection import summary
 from symmerge.models.model import Model, load, save
 from symmerge.models.orbit import follow, keep, random_member
-from symmerge.verification.gate import gate
-from symmerge.verification.gate import verify as compare
+from symmerge.verification.verdict import gate
+from symmerge.verification.verdict import verify as compare
 
 
 def inspect(model: ModelPath, json: Json = False, config: Config = None) -> None:

@@ -15,7 +15,7 @@ from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import Task
 from symmerge.evaluation.tasks.base import Batch
 from symmerge.models.model import Model, Progress, device_of
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 Shares = tuple[float, ...]  # one number per model; they sum to one
 Numbers = Mapping[str, float]  # metric -> value

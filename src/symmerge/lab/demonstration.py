@@ -25,7 +25,7 @@ from symmerge.models.inspection import spaces
 from symmerge.models.model import Model, Progress, load, save
 from symmerge.models.orbit import random_member
 from symmerge.symmetry.groups.linalg import one_thread
-from symmerge.verification.gate import verify
+from symmerge.verification.verdict import verify
 
 RECOMMENDED = "symmerge"
 # From weights: the search over activations has its own line.

@@ -32,7 +32,7 @@ from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment
 from symmerge.models.model import Model, device_of
 from symmerge.symmetry.spec import Spec, listing
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 PARTS = {
     "residual": ("residual",),

@@ -44,7 +44,7 @@ from symmerge.models.model import Model
 from symmerge.symmetry.groups import Element
 from symmerge.symmetry.groups.monomial import assign
 from symmerge.symmetry.notation import Role
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 if TYPE_CHECKING:
     from symmerge.matching.learned import LearnedMatching

@@ -21,7 +21,7 @@ from symmerge.matching.non_symmetric import NON_SYMMETRIC
 from symmerge.matching.search import Matching
 from symmerge.matching.soft import SoftMatching
 from symmerge.matching.weights import WeightMatching
-from symmerge.models.canonical import STEPS, canonicalize
+from symmerge.models.canonical.form import STEPS, canonicalize
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import RotaryPairs, Trivial
 

@@ -23,7 +23,7 @@ from symmerge.models.model import Model
 from symmerge.observation.correlations import measure_correlations
 from symmerge.observation.probe import Probe
 from symmerge.observation.statistics import Statistics
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 Report = Callable[[str], None]
 Moves = Mapping[str, tuple[Any, ...]]

@@ -39,7 +39,8 @@ from symmerge.symmetry.groups.dense import multiply
 from symmerge.symmetry.groups.monomial import assign
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Space, Spec
-from symmerge.verification.gate import full_module, verify
+from symmerge.verification.modules import full_module
+from symmerge.verification.verdict import verify
 
 SINKHORN = 20
 LEAST = 1e-9  # of an entry before its logarithm: what is nothing at all could never grow

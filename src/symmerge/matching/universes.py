@@ -26,7 +26,7 @@ from symmerge.models.distances import distance
 from symmerge.models.interpolation import interpolate
 from symmerge.models.model import Model
 from symmerge.observation.probe import Probe
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 MEDOID = "medoid"
 ROUNDS = 10  # at most; two or three are usual

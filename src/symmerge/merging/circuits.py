@@ -16,7 +16,8 @@ from torch import Tensor
 
 from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights
 from symmerge.errors import MismatchError
-from symmerge.models.canonical import balance_circuit, circuit, once, with_pieces
+from symmerge.models.canonical.balancing import balance_circuit
+from symmerge.models.circuits import circuit, computed_once, with_pieces
 from symmerge.models.interpolation import PieceTime
 from symmerge.models.model import INFLATED, Model, inflated
 from symmerge.symmetry.groups import GeneralLinear, RotaryPairs
@@ -36,7 +37,7 @@ def cut(
     a: Model, b: Model, time: PieceTime, mean: Callable[[str], Tensor]
 ) -> dict[str, Callable[[], Tensor]]:
     """For every tensor inside heads: the factors of the interpolated circuits, cut back to rank; `mean` gives what is no circuit."""
-    pieces, found = once(partial(_cut_pieces, a, b, time)), set(spaces(a))
+    pieces, found = computed_once(partial(_cut_pieces, a, b, time)), set(spaces(a))
     return {
         met.piece.tensor: partial(with_pieces, a.spec, met.piece.tensor, mean, pieces, found)
         for space in sorted(found)

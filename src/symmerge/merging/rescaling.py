@@ -27,7 +27,7 @@ from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.models.model import Model, Progress, device_of
 from symmerge.symmetry.notation import atoms
 from symmerge.symmetry.spec import Spec
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 Part = Literal["maps", "norms"]
 """What is repaired: what linear maps give, by their rows and biases, or what norms give, by their gains and shifts."""

@@ -20,7 +20,7 @@ def distance(a: Model, b: Model) -> float:
     return (apart / max((sizes[0] * sizes[1]) ** 0.5, 1e-30)) ** 0.5
 
 
-def distances(a: Model, b: Model) -> Mapping[str, Any]:
+def distances_by_space(a: Model, b: Model) -> Mapping[str, Any]:
     """The same by space: over the tensors that meet each hidden space, layers together."""
     squares: dict[str, list[float]] = {}
     for name in a.weights:

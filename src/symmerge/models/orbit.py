@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from symmerge.models.alignment import Alignment, apply, made_for, read_alignment
-from symmerge.models.canonical import canonicalize
+from symmerge.models.canonical.form import canonicalize
 from symmerge.models.model import Model
 
 # Rotations need the gains folded; every other gauge a random element would only undo again.

@@ -10,7 +10,7 @@ from torch import nn
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def answering(module: Module, pooled: int | None) -> Module:
+def with_pooled_logits(module: Module, pooled: int | None) -> Module:
     """The module itself; `pooled` is how many coordinates count, None where the class has a head (`Spec.pooled`)."""
     if pooled is not None:
         module.register_forward_hook(partial(_answer, pooled))

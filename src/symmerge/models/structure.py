@@ -18,7 +18,7 @@ SCHEMA = "symmerge.structure/1"
 LARGEST = 64  # rows of a picture
 
 
-def structure(alignment: Alignment) -> dict[str, Any]:
+def structure_of(alignment: Alignment) -> dict[str, Any]:
     """The content of structure.json: for each space its group, how far its element is from doing nothing, and a picture."""
     spaces = [
         {**row, **_picture(alignment.spec.spaces[row["space"]].group, alignment[row["space"]])}

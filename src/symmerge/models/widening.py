@@ -22,7 +22,7 @@ from torch import Tensor
 
 from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights
 from symmerge.errors import MismatchError
-from symmerge.models.canonical import canonicalize
+from symmerge.models.canonical.form import canonicalize
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
 from symmerge.symmetry.groups.dense import ones_complement, ride

@@ -17,7 +17,7 @@ from symmerge.observation.activations import Activations, RecordedPair
 from symmerge.observation.probe import MAX_TARGETS, Inputs, Observation, Probe, mean_prediction
 from symmerge.observation.statistics import Statistics, gather
 from symmerge.symmetry.notation import Product
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 
 def form(a: Model, b: Model) -> dict[str, Any]:

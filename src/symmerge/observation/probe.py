@@ -22,7 +22,7 @@ from symmerge.observation.activations import (
     mean_activations,
     record_activations,
 )
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 ROWS, LENGTH = 64, 256
 FEWEST_ROWS, SHORTEST = 8, 32

@@ -2,12 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from symmerge.models.structure import structure
-
 if TYPE_CHECKING:
     from symmerge.report.page import curve_svg, report, simplex_svgs
 
-__all__ = ["curve_svg", "report", "simplex_svgs", "structure"]
+__all__ = ["curve_svg", "report", "simplex_svgs"]
 
 
 def __getattr__(name: str) -> Any:

@@ -32,7 +32,7 @@ from symmerge.evaluation.tasks.readouts import (
     ValueReadout,
 )
 from symmerge.models.model import Model
-from symmerge.verification.gate import example_inputs
+from symmerge.verification.inputs import example_inputs
 
 IMAGE_ROWS, TEXT_ROWS = 64, 32
 SAMPLES = 1000

@@ -22,7 +22,7 @@ from symmerge.evaluation.tasks.preprocessing import (
 )
 from symmerge.evaluation.tasks.readouts import TokenReadout
 from symmerge.models.model import Model
-from symmerge.verification.gate import full_module
+from symmerge.verification.modules import full_module
 
 MASKING, MASK_SEED = 0.15, 7  # the same masks for every model, method and point
 MASKED_BLOCK, CAUSAL_BLOCK = 128, 256

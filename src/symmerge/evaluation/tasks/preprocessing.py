@@ -12,7 +12,7 @@ import torch
 from symmerge.errors import DataError, MismatchError
 from symmerge.models.model import Model
 from symmerge.symmetry.spec import listing
-from symmerge.verification.gate import empty_module
+from symmerge.verification.modules import empty_module
 
 MEANING = (
     "normalizer",

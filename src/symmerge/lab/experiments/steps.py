@@ -32,11 +32,11 @@ from symmerge.matching.recipes import Recipe, recipe, with_options
 from symmerge.matching.search import Matching
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment, apply
-from symmerge.models.canonical import canonicalize
+from symmerge.models.canonical.form import canonicalize
 from symmerge.models.inspection import summary
 from symmerge.models.model import Model, load
 from symmerge.models.widening import widen
-from symmerge.verification.gate import verify
+from symmerge.verification.verdict import verify
 
 VERSION = 2
 CHANGED = "{} is not here, or not what it was when the experiment began: restore it, or start anew with what is there now"

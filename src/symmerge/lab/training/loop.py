@@ -22,7 +22,7 @@ from symmerge.lab.training.resume import keep, kept, partial_file
 from symmerge.lab.training.splits import Feed, feed_of
 from symmerge.lab.training.step import Pupil, no_packed_sequences
 from symmerge.models.model import Model, Progress, device_of, load
-from symmerge.models.pooled_logits import answering
+from symmerge.models.pooled_logits import with_pooled_logits
 from symmerge.symmetry.groups.linalg import one_thread
 
 if TYPE_CHECKING:
@@ -125,7 +125,11 @@ class _Training:
             model.config.problem_type = "single_label_classification"  # what stock classes note down when they compute a loss
         known = _known(model)
         self.pupil = Pupil(
-            answering(model, known and known.spec.pooled), train, rows, self.schedule, device
+            with_pooled_logits(model, known and known.spec.pooled),
+            train,
+            rows,
+            self.schedule,
+            device,
         )
         self.curve: list[dict[str, float]] = []
         self.best: dict[str, Any] = {"loss": math.inf, "step": 0, "weights": {}}

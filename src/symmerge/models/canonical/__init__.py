@@ -1,0 +1,1 @@
+"""The canonical form: the same function with every free gauge fixed. Exact, lazy, recorded."""

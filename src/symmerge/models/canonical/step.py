@@ -1,0 +1,18 @@
+"""What every step of the canonical form returns: a derived model and a record of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from symmerge.checkpoints.weights import DerivedWeights
+from symmerge.models.model import Model
+
+Computed = dict[str, Callable[[], Tensor]]
+
+
+def derived(model: Model, computed: Computed, step: str, what: str) -> Model:
+    if not computed:
+        return model
+    return model.derive(DerivedWeights(model.weights, computed), step={"step": step, "what": what})

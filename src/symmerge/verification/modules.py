@@ -1,0 +1,138 @@
+"""Stock transformers classes for a model: empty, filled, or with weights streamed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from symmerge.models.model import Model, Progress
+from symmerge.models.pooled_logits import with_pooled_logits
+
+HEAD_SIZES = {
+    "head_dim",
+    "split_size",
+    "attention_head_size",
+    "all_head_size",
+    "head_size",
+}  # what attention modules call them
+
+
+@torch.no_grad()
+def logits_of(
+    model: Model,
+    inputs: dict[str, Tensor],
+    *,
+    dtype: torch.dtype = torch.float32,
+    progress: Progress | None = None,
+) -> list[Tensor]:
+    """Every logits tensor the model's class gives, with weights streamed in: at most one module's are in memory at a time."""
+    module = empty_module(model, dtype)
+    owners = [(name, owner) for name, owner in module.named_modules() if owner._parameters]
+    for name, owner in owners:
+        owner.register_forward_pre_hook(partial(_fill, model, name, dtype, progress))
+        owner.register_forward_hook(_empty)
+        if dtype == torch.float64 and hasattr(owner, "variance_epsilon"):
+            owner.forward = partial(_rms_norm, owner)  # transformers computes this norm in float32
+    if dtype == torch.float64:
+        for owner in module.modules():
+            if HEAD_SIZES & vars(owner).keys():
+                owner.forward = partial(_unrounded, owner.forward)
+    cast = {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
+    output = module(**cast)
+    found = [value for key, value in output.items() if "logits" in key]
+    assert found, f"{model.spec.architecture} gave no logits"
+    return [value.double() for value in found]
+
+
+def empty_module(model: Model, dtype: torch.dtype) -> nn.Module:
+    """The stock class with its buffers but without weights."""
+    import transformers
+
+    architecture = getattr(transformers, model.spec.architecture)
+    config = architecture.config_class.from_dict(dict(model.config))
+    config._attn_implementation = (
+        "sdpa" if architecture._supports_sdpa else "eager"
+    )  # keeps float64, which eager ones may round
+    with torch.device("meta"):
+        module = architecture(config).to(dtype).eval()
+    for owner in module.modules():
+        if owner._buffers:
+            owner._buffers = {
+                name: value if value is None else torch.empty_like(value, device="cpu")
+                for name, value in owner._buffers.items()
+            }
+            module._init_weights(
+                owner
+            )  # fills position ids and rotary frequencies; parameters are still empty
+        if not model.stock and hasattr(owner, "scaling"):
+            for size in HEAD_SIZES & vars(owner).keys():
+                vars(owner)[size] *= 2
+    return with_pooled_logits(module, model.spec.pooled)
+
+
+def full_module(model: Model, dtype: torch.dtype) -> nn.Module:
+    """The stock class with all its weights in memory, for models that are run more than once."""
+    module = empty_module(model, dtype)
+    for name, owner in module.named_modules():
+        if owner._parameters:
+            _fill(model, name, dtype, None, owner, None)
+    return module
+
+
+def _fill(
+    model: Model,
+    prefix: str,
+    dtype: torch.dtype,
+    progress: Progress | None,
+    owner: nn.Module,
+    args: Any,
+) -> None:
+    for key, empty in owner._parameters.items():
+        name = f"{prefix}.{key}" if prefix else key
+        name = model.spec.ties.get(name, name)
+        if empty is None or name not in model.spec.tensors:
+            continue
+        owner._parameters[key] = nn.Parameter(model.weights[name].to(dtype), requires_grad=False)
+        if (
+            "nf" in vars(owner) and key == "weight"
+        ):  # transformers' transposed linear map remembers its width
+            vars(owner)["nf"] = model.spec.shapes[name][1]
+        if progress:
+            progress(name)
+
+
+def _empty(owner: nn.Module, args: Any, output: Any) -> None:
+    for key, full in owner._parameters.items():
+        if full is not None and not full.is_meta:
+            owner._parameters[key] = nn.Parameter(
+                torch.empty_like(full, device="meta"), requires_grad=False
+            )
+
+
+class _KeepDouble(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (
+            args[0]
+            if func is Tensor.float and args[0].dtype == torch.float64
+            else func(*args, **(kwargs or {}))
+        )
+
+
+def _unrounded(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Some attention layers turn their queries and keys in float32, whatever the precision."""
+    with _KeepDouble():
+        return forward(*args, **kwargs)
+
+
+def _rms_norm(owner: Any, x: Tensor) -> Tensor:
+    return owner.weight * (
+        x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + owner.variance_epsilon)
+    )
