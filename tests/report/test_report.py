@@ -15,8 +15,8 @@ from chromium import FOUND, chromium
 import symmerge as sm
 from symmerge.errors import SymmergeError
 from symmerge.lab.small_models import small_model
-from symmerge.models import structure
 from symmerge.models.alignment import Alignment
+from symmerge.models.structure import structure_of
 from symmerge.report import curve_svg, figures, maps, report, simplex_svgs
 from symmerge.report.phrases import estimate, summary
 from symmerge.report.results import as_curve
@@ -787,9 +787,11 @@ def test_structure_of_an_alignment():
     spec = sm.canonicalize(sm.load(small_model("neox"))).spec
     found = {
         space["space"]: space
-        for space in structure(Alignment.random(spec, torch.Generator().manual_seed(0)))["spaces"]
+        for space in structure_of(Alignment.random(spec, torch.Generator().manual_seed(0)))[
+            "spaces"
+        ]
     }
-    still = {space["space"]: space for space in structure(Alignment.identity(spec))["spaces"]}
+    still = {space["space"]: space for space in structure_of(Alignment.identity(spec))["spaces"]}
     assert found.keys() == spec.hidden.keys() and {space["kind"] for space in found.values()} == {
         "permutation",
         "rotation",
