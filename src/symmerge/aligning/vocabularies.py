@@ -26,7 +26,7 @@ from symmerge.matching.search import Matching
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import apply
 from symmerge.models.distances import distance
-from symmerge.models.interpolation import same_table
+from symmerge.models.interpolation import check_same_table
 from symmerge.models.model import Model, Progress
 from symmerge.symmetry.spec import Spec, listing
 from symmerge.verification.inputs import example_inputs
@@ -228,7 +228,7 @@ def fill(aligned: Model, reference: Model, found: Shared) -> Model:
     """B, respelled and aligned, with A's own rows (`reference`: A in the same coordinates) for what only A knows: a merge keeps them as they are. Lazy."""
     if found.same:
         return aligned
-    same_table([reference, aligned])
+    check_same_table([reference, aligned])
     computed = {
         name: partial(_filled, aligned.weights, reference.weights, name, axis, found)
         for name, axis in _axes(aligned.spec).items()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from symmerge.checkpoints.weights import DerivedWeights, working
 from symmerge.errors import MismatchError, SymmergeWarning
-from symmerge.models.interpolation import merge_step, same_table, weighted_sum
+from symmerge.models.interpolation import check_same_table, merge_step, weighted_sum
 from symmerge.models.model import Model
 
 PARALLEL = 0.9995  # cosines beyond this, of either sign, have no arc between them: mergekit's threshold, so that both take the same tensors straight
@@ -106,7 +106,7 @@ def combine(
     """
     how, shares = method_for(method, models, base, density), normalised(models, weights)
     origin = base or models[0]
-    same_table([*models, origin])
+    check_same_table([*models, origin])
     what = f"{method} of " + ", ".join(
         f"{share:g} x {model.where}" for model, share in zip(models, shares, strict=True)
     )

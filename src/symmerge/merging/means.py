@@ -10,7 +10,7 @@ from torch import Tensor
 
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.merging.circuits import cut, inflate
-from symmerge.models.interpolation import between, merge_step, piece_time, same_table
+from symmerge.models.interpolation import between, check_same_table, merge_step, piece_time
 from symmerge.models.model import Model
 
 Attention = Literal["factors", "svd", "circuits"]
@@ -31,7 +31,7 @@ def merge(
     counts. `attention` interpolates the factors of each head (a straight line), its circuits cut back to rank (`svd`), or its whole circuits
     (`circuits`: heads of twice the size, no stock checkpoint). `evidence` goes into the model card.
     """
-    same_table([a, b])
+    check_same_table([a, b])
     time = piece_time(a.spec, t, at or {})
     what = f"{1 - t:g} x {a.where}, {t:g} x {b.where}"
     what += "".join(f"; {name} at {value:g}" for name, value in (at or {}).items())

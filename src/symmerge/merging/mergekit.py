@@ -14,7 +14,7 @@ import torch
 from symmerge.checkpoints.weights import working
 from symmerge.errors import MismatchError
 from symmerge.merging.combining import method_for, normalised
-from symmerge.models.interpolation import same_table
+from symmerge.models.interpolation import check_same_table
 from symmerge.models.model import Model, load
 
 Folder = str | PathLike[str]
@@ -62,7 +62,7 @@ def recipe(
     models = [_stock(folder) for folder in folders]
     origin = _stock(base) if base is not None else None
     differs = method_for(OURS[method], models, origin, density).thin is not None
-    same_table([*models, *([origin] if origin else [])])
+    check_same_table([*models, *([origin] if origin else [])])
     if len({model.path for model in models}) < len(models):
         raise MismatchError(
             "a folder is there twice: mergekit tells models apart by their folders; give it once, with the sum of the weights"

@@ -57,7 +57,7 @@ def between(a: Model, b: Model, time: PieceTime, name: str) -> Tensor:
 
 def interpolate(a: Model, b: Model, t: float = 0.5) -> Model:
     """The model at `t` on the straight line from `a` (t = 0) to `b` (t = 1). Lazy."""
-    same_table([a, b])
+    check_same_table([a, b])
     computed = {name: partial(between, a, b, lambda piece: t, name) for name in a.weights}
     step = merge_step([a, b], [1 - t, t], f"{1 - t:g} x {a.where}, {t:g} x {b.where}")
     return a.derive(DerivedWeights(a.weights, computed), step=step)
@@ -70,7 +70,7 @@ def mean(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mod
         raise MismatchError(
             f"{len(models)} models but {len(weights)} weights: give one weight per model"
         )
-    same_table(models)
+    check_same_table(models)
     computed = {name: partial(_mean, models, weights, name) for name in models[0].weights}
     names = ", ".join(
         f"{weight:g} x {model.where}" for model, weight in zip(models, weights, strict=True)
@@ -80,7 +80,7 @@ def mean(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mod
     )
 
 
-def same_table(models: Sequence[Model]) -> None:
+def check_same_table(models: Sequence[Model]) -> None:
     """Refuse models that have no mean as they are."""
     first = models[0]
     for other in models[1:]:

@@ -15,7 +15,7 @@ from symmerge.evaluation.tasks import make_task, task_of
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.lab.experiments.cells import Cell, with_needs
 from symmerge.lab.experiments.store import Store
-from symmerge.models.interpolation import same_table
+from symmerge.models.interpolation import check_same_table
 from symmerge.models.model import Model, load
 from symmerge.models.widening import widen
 
@@ -168,7 +168,7 @@ def check_models(experiment: str, takes: Takes, models: Sequence[Model]) -> None
         for narrow, wide in unequal:
             widen(narrow, wide)  # lazy: it only refuses
     else:
-        same_table(models)
+        check_same_table(models)
     check_same_tokenizers(models)
 
 
