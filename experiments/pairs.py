@@ -47,10 +47,10 @@ def found_by(
     import symmerge as sm
     from symmerge.evaluation.tasks.base import subsample
     from symmerge.matching.learned import FIRST_SAMPLES, most_inputs
-    from symmerge.matching.recipes import recipe, with_options
+    from symmerge.matching.recipes import get_recipe, with_options
 
     name, given = parsed(row)
-    chosen = recipe(OURS.get(name, name))
+    chosen = get_recipe(OURS.get(name, name))
     if chosen.needs_data:
         source = given.pop("data", options.train)
         usual = most_inputs(options.task, source)
@@ -70,7 +70,7 @@ def found_by(
     return sm.align(
         *pair,
         with_options(chosen, **given, device=options.device),
-        report=lambda line: print("   ", line, flush=True) if options.talk else None,
+        progress=lambda line: print("   ", line, flush=True) if options.talk else None,
     )
 
 

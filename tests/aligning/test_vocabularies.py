@@ -33,7 +33,7 @@ from symmerge.models.orbit import random_member
 from symmerge.verification.verdict import gate
 
 module = importlib.import_module("symmerge.aligning.vocabularies")
-ONE = sm.WeightMatching(dtype=torch.float64, own_text=False)
+ONE = sm.WeightMatching(dtype=torch.float64, generate_text=False)
 EXACT = 1e-12
 ONLY_A, ONLY_B = "QXZ0129\n", "äöüßéñ"
 OTHER_ROLES = {**SPECIAL, "pad_token": "<pad>"}
@@ -316,7 +316,7 @@ def test_a_merge_loads_in_transformers_with_a_s_tokenizer_and_is_a(pair, tmp_pat
     import transformers
 
     a, b = pair(name, planted=True, dtype=torch.float32)
-    found, _ = align_spelled(a, b, sm.WeightMatching(own_text=False))
+    found, _ = align_spelled(a, b, sm.WeightMatching(generate_text=False))
     out = sm.save(
         sm.merge(found.reference, found.aligned, evidence=found.evidence()), tmp_path / "merged"
     )
@@ -405,7 +405,7 @@ def test_counts_that_are_given_still_count(pair):
     given = torch.arange(101.0)
     seen = []
     solver = replace(ONE, token_counts=given)
-    found, both = align_spelled(a, b, solver, report=seen.append)
+    found, both = align_spelled(a, b, solver, progress=seen.append)
     assert (
         found.solution.settings["tokens_that_occur"]
         == int((given * counts(both) > 0).sum())
@@ -468,7 +468,7 @@ def test_one_token_more_is_not_the_same(tmp_path):
 
 def test_the_gate_goes_by_shared_tokens(pair, tmp_path):
     a, b = pair("gpt2", planted=True, dtype=torch.float32)
-    found, both = align_spelled(a, b, sm.WeightMatching(own_text=False))
+    found, both = align_spelled(a, b, sm.WeightMatching(generate_text=False))
     check = gate(b, compare=partial(verify_shared, found=both))
     sm.save(found.aligned, tmp_path / "aligned", gate=check)
     assert json.loads((tmp_path / "aligned" / "symmerge.json").read_text())["verified"][

@@ -60,7 +60,7 @@ def test_align_learns_and_says_what_it_did(pair, tmp_path):
     )
     assert (
         found["settings"]["data"]["data"] == "self"
-        and found["settings"]["start"]["own_text"] is True
+        and found["settings"]["start"]["generate_text"] is True
     )
     for parent, written in zip(pair, ("reference", "aligned"), strict=True):
         assert sm.verify(sm.load(parent), sm.load(tmp_path / "out" / written)).same

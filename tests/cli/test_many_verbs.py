@@ -101,7 +101,7 @@ def test_weights_that_do_not_sum_to_one_are_normalised_and_said(three, tmp_path)
 @pytest.mark.parametrize("how", ["slerp", "ties", "dare"])
 def test_two_models_combine_in_other_ways(how, three, tmp_path):
     run("merge", *three[:2], "--out", tmp_path / "out", *FAST, "--combine", how)
-    found = sm.align(sm.load(three[0]), sm.load(three[1]), sm.WeightMatching(own_text=False))
+    found = sm.align(sm.load(three[0]), sm.load(three[1]), sm.WeightMatching(generate_text=False))
     wanted = sm.combine([found.reference, found.aligned], how)
     merged, average = sm.load(tmp_path / "out"), sm.merge(found.reference, found.aligned)
     assert (

@@ -170,7 +170,7 @@ def test_no_data_is_the_task_that_is_called_self(pair, monkeypatch):
         start = Alignment.identity(sm.canonicalize(pair[0]).spec)
         solutions.append(
             sm.align(
-                *pair, LearnedMatching(data=data, start=start, steps=2), report=said.append
+                *pair, LearnedMatching(data=data, start=start, steps=2), progress=said.append
             ).solution
         )
     first, same, other = (solution.objective for solution in solutions)

@@ -38,7 +38,7 @@ def load(name, seed=0, **changes):
 
 def solved(a, b, recipe, *, batches=2, rows=32, **options):
     """B aligned to A by a recipe, from statistics on random inputs."""
-    ready = recipe.ready(a), recipe.ready(b)
+    ready = recipe.prepare(a), recipe.prepare(b)
     found = seen(*ready, inputs(a, batches, rows))
     return sm.align(a, b, with_options(recipe, statistics=found, dtype=torch.float64, **options))
 
@@ -174,7 +174,7 @@ def test_what_is_no_symmetry_is_another_function_and_is_not_written(name, which,
 
 def test_loose_tables_say_where_they_do_not_apply():
     with pytest.raises(MismatchError, match="no rotary positions"):
-        RECIPES["correlation-ignore-heads"].ready(load("llama"))
+        RECIPES["correlation-ignore-heads"].prepare(load("llama"))
 
 
 # heads, against an oracle

@@ -18,7 +18,7 @@ from symmerge.matching.samplers import Shares
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.interpolation import mean
 
-FEW = {"steps": 12, "start": WeightMatching(own_text=False), "batch": 4}
+FEW = {"steps": 12, "start": WeightMatching(generate_text=False), "batch": 4}
 
 
 def three(name, count=3):
@@ -130,7 +130,7 @@ def _values(alignment):
 
 def test_only_what_was_chosen_moves_and_the_reference_never():
     models = three("gpt2")
-    start = align_many(models, WeightMatching(own_text=False), reference=1)
+    start = align_many(models, WeightMatching(generate_text=False), reference=1)
     found = align_many(
         models, LearnedMatching(**FEW, data=little(models), spaces=("ff",), lr=1e-2), reference=1
     )

@@ -28,7 +28,7 @@ from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment, apply
 from symmerge.verification.modules import full_module
 
-START = WeightMatching(own_text=False, max_sweeps=2)
+START = WeightMatching(generate_text=False, max_sweeps=2)
 OWN = {
     "gpt2": "clm",
     "llama": "clm",
@@ -81,8 +81,8 @@ def options(name="gpt2", **changes):
     )
 
 
-def learn(name="gpt2", report=None, resume_file=None, **changes):
-    return options(name, **changes).solve(*pair(name), report=report, resume_file=resume_file)
+def learn(name="gpt2", progress=None, resume_file=None, **changes):
+    return options(name, **changes).solve(*pair(name), progress=progress, resume_file=resume_file)
 
 
 def begun(name="gpt2", models=None, **changes):
@@ -632,7 +632,7 @@ def test_the_same_seed_learns_the_same():
 def test_parents_write_where_there_is_no_data(monkeypatch):
     monkeypatch.setattr("symmerge.matching.learned.OWN_SAMPLES", {"clm": 24})
     said = []
-    solution = learn(data=None, steps=3, report=said.append)
+    solution = learn(data=None, steps=3, progress=said.append)
     assert (
         "no data to learn from: the models write text" in said
         and solution.settings["data"] == "self"
@@ -686,7 +686,7 @@ def test_epochs_count_all_that_is_learned_from():
 
 def test_a_run_that_gets_no_better_stops():
     said = []
-    solution = learn(lr=1e-12, steps=10, patience=3, permutations=False, report=said.append)
+    solution = learn(lr=1e-12, steps=10, patience=3, permutations=False, progress=said.append)
     learned = solution.settings["learned"]
     assert (
         learned["steps"] < 10
@@ -703,7 +703,7 @@ def test_a_run_that_gets_no_better_stops():
 
 def test_every_look_is_reported():
     said = []
-    solution = learn(steps=3, report=said.append)
+    solution = learn(steps=3, progress=said.append)
     looks = [line for line in said if line.startswith("step ")]
     assert [line.split(":")[0] for line in looks] == [f"step {step} of 3" for step in range(4)]
     assert all(
@@ -731,7 +731,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_best_stays(step, monkeyp
     whole_run = learn()
     broken_at(monkeypatch, step)
     said = []
-    solution = learn(report=said.append)
+    solution = learn(progress=said.append)
     assert (
         solution.settings["learned"]["stopped"] == f"the loss was not finite at step {step}"
         and solution.settings["learned"]["steps"] == step
@@ -772,15 +772,15 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run_too(monkeypatch):
 def stop_at(step):
     """Ctrl-C while a look is reported."""
 
-    def report(line):
+    def progress(line):
         if line.startswith(f"step {step} of"):
             raise KeyboardInterrupt
 
-    return report
+    return progress
 
 
 def test_an_interrupt_keeps_the_best_so_far():
-    straight, solution = learn(), learn(report=stop_at(3))
+    straight, solution = learn(), learn(progress=stop_at(3))
     assert (
         solution.interrupted
         and not solution.converged
@@ -805,9 +805,9 @@ def test_resuming_gives_what_one_run_gives(tmp_path):
     straight = learn(name, **settings)
     resume_file = ResumeFile(tmp_path / "x.partial.safetensors", {"task": 1})
     for step in (7, 12):
-        assert learn(name, report=stop_at(step), resume_file=resume_file, **settings).interrupted
+        assert learn(name, progress=stop_at(step), resume_file=resume_file, **settings).interrupted
     said = []
-    resumed = learn(name, report=said.append, resume_file=resume_file, **settings)
+    resumed = learn(name, progress=said.append, resume_file=resume_file, **settings)
     assert not resumed.interrupted and said[0].startswith(
         "step 12 of"
     )  # from the last look that was written
@@ -822,7 +822,7 @@ def test_resuming_gives_what_one_run_gives(tmp_path):
 
 
 def test_an_interrupt_before_learning_is_that_of_the_start(monkeypatch):
-    start = WeightMatching(own_text=False, max_sweeps=2)
+    start = WeightMatching(generate_text=False, max_sweeps=2)
     early = replace(start.solve(*pair()), interrupted=True)
     monkeypatch.setattr(WeightMatching, "solve", lambda *args, **kwargs: early)
     monkeypatch.setattr(Learner, "run", lambda *args: pytest.fail("learned"))

@@ -11,7 +11,7 @@ from symmerge.matching.weights import WeightMatching
 from symmerge.models.distances import distance
 from symmerge.models.orbit import random_member
 
-ONE = WeightMatching(dtype=torch.float64, own_text=False)
+ONE = WeightMatching(dtype=torch.float64, generate_text=False)
 
 
 def worst(a, b):

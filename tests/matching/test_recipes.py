@@ -14,7 +14,7 @@ import symmerge as sm
 from symmerge.errors import MismatchError
 from symmerge.lab.small_models import small_model
 from symmerge.matching.evidence import Evidence, Weighting
-from symmerge.matching.recipes import DATA_FREE, RECIPES, read_counts, recipe, with_options
+from symmerge.matching.recipes import DATA_FREE, RECIPES, get_recipe, read_counts, with_options
 from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.sweeps import Sweeps
 from symmerge.models.distances import distance
@@ -110,7 +110,7 @@ def test_gradient_refinement_reaches_what_gauss_newton_does():
 
 def test_unknown_recipe_lists_those_there_are():
     with pytest.raises(MismatchError, match="permutations"):
-        recipe("git-rebasin")
+        get_recipe("git-rebasin")
 
 
 # own text

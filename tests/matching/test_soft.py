@@ -28,7 +28,7 @@ from symmerge.symmetry.groups import Gram, Permutation
 from symmerge.symmetry.notation import Role
 from symmerge.verification.modules import full_module
 
-START = WeightMatching(own_text=False, max_sweeps=1)
+START = WeightMatching(generate_text=False, max_sweeps=1)
 
 
 def pair(name):
@@ -45,13 +45,13 @@ def ready(name):
     return a, b, sm.make_task("clm", "self", [a, b], samples=24), START.solve(a, b).alignment
 
 
-def soften(name, *, report=None, resume_file=None, **options):
+def soften(name, *, progress=None, resume_file=None, **options):
     a, b, task, start = ready(name)
     return (
         a,
         b,
         SoftMatching(data=task, **{"start": start, "steps": 8, "batch": 8, **options}).solve(
-            a, b, report=report, resume_file=resume_file
+            a, b, progress=progress, resume_file=resume_file
         ),
     )
 
@@ -261,7 +261,7 @@ def test_ctrl_c_returns_the_best_so_far(tmp_path):
             raise KeyboardInterrupt
 
     _, b, whole = soften("gpt2", steps=6)
-    stopped = soften("gpt2", steps=6, report=stop, resume_file=resume_file)[2]
+    stopped = soften("gpt2", steps=6, progress=stop, resume_file=resume_file)[2]
     assert (
         stopped.interrupted and not stopped.converged and stopped.objective == whole.objective[:4]
     )

@@ -11,13 +11,13 @@ from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.lab.small_models import small_model
 from symmerge.matching.resume import ResumeFile
-from symmerge.matching.universes import circle_error, cycle_error, universe
+from symmerge.matching.universes import circle_error, cycle_error, match_universe
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.distances import distance
 from symmerge.models.interpolation import mean
 from symmerge.observation import probe
 
-ONE = WeightMatching(dtype=torch.float64, own_text=False)
+ONE = WeightMatching(dtype=torch.float64, generate_text=False)
 FAMILIES = ["gpt2", "vit", "llama", "bert", "neox"]
 
 
@@ -58,7 +58,7 @@ def strangers(name, count=3):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_planted_copies_are_recovered_and_their_noise_falls_by_the_root(name):
     clean, models = copies(name, 5, 0.01)
-    found = universe(models, ONE)
+    found = match_universe(models, ONE)
     together = [
         sm.apply(alignment, model)
         for alignment, model in zip(found.alignments, models, strict=True)
@@ -79,7 +79,7 @@ def test_planted_copies_are_recovered_and_their_noise_falls_by_the_root(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_copies_without_noise_are_recovered_exactly(name):
     _, models = copies(name, 5, 0.0)
-    found = universe(models, ONE)
+    found = match_universe(models, ONE)
     together = [
         sm.apply(alignment, model)
         for alignment, model in zip(found.alignments, models, strict=True)
@@ -95,7 +95,7 @@ def test_copies_without_noise_are_recovered_exactly(name):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 def test_circles_close(name):
     models = strangers(name)
-    found = universe(models, ONE)
+    found = match_universe(models, ONE)
     assert cycle_error(found) <= 1e-6
     # The control: pairs that were matched each by itself do not close.
     pairs = [
@@ -108,14 +108,14 @@ def test_circles_close(name):
 @pytest.mark.parametrize("name", ["gpt2", "vit", "llama"])
 def test_rounds_only_bring_closer_and_the_reference_stays(name):
     models = strangers(name, 4)
-    found = universe(models, ONE, reference=2)
+    found = match_universe(models, ONE, reference=2)
     assert all(
         after <= before + 1e-12
         for before, after in zip(found.spreads, found.spreads[1:], strict=False)
     )
     assert len(found.spreads) >= 2 and found.kept[0] > 0 and found.spreads[-1] < found.spreads[0]
     assert circle_error([found.alignments[2]]) == 0
-    assert universe(models, ONE, reference=2, rounds=0).spreads == found.spreads[:1]
+    assert match_universe(models, ONE, reference=2, rounds=0).spreads == found.spreads[:1]
 
 
 def test_rounds_look_at_the_members_and_write_once(monkeypatch):
@@ -137,7 +137,7 @@ def test_rounds_look_at_the_members_and_write_once(monkeypatch):
         "sample_text",
         lambda *args, **options: wrote.append(args) or written(*args, **options),
     )
-    universe(models, WeightMatching(tries=2), rounds=1)
+    match_universe(models, WeightMatching(tries=2), rounds=1)
     pairs, judge, rounds = texts[:2], texts[2], texts[3:]
     assert (
         [count for count, _ in pairs] == [2, 2]
@@ -168,7 +168,7 @@ def test_all_stay_the_functions_they_were(tmp_path):
 
 def test_the_medoid_is_who_is_closest_to_all():
     _, models = copies("gpt2", 4, 0.2, sizes=(0.2, 0.2, 0.0))
-    found = universe(models, ONE, reference="medoid", rounds=0)
+    found = match_universe(models, ONE, reference="medoid", rounds=0)
     assert found.reference == 2 and found.settings["medoid"]["chosen"] == models[2].where
 
 
@@ -187,42 +187,44 @@ class Failing:
 
 def test_a_member_that_fails_does_not_lose_the_others():
     models, said = strangers("gpt2", 4), []
-    found = universe(
-        models, Failing(2, CheckpointError("its third file is gone")), report=said.append
+    found = match_universe(
+        models, Failing(2, CheckpointError("its third file is gone")), progress=said.append
     )
     assert found.members == [0, 1, 3] and "third file" in found.left_out[2]
     assert any("left out" in line for line in said)
-    assert found.spreads == pytest.approx(universe([models[0], models[1], models[3]], ONE).spreads)
+    assert found.spreads == pytest.approx(
+        match_universe([models[0], models[1], models[3]], ONE).spreads
+    )
     with pytest.raises(MismatchError, match="no model could be aligned"):
-        universe(models[:2], Failing(1, CheckpointError("gone")))
+        match_universe(models[:2], Failing(1, CheckpointError("gone")))
 
 
 @pytest.fixture(scope="module")
 def whole():
-    return universe(strangers("gpt2", 4), ONE)
+    return match_universe(strangers("gpt2", 4), ONE)
 
 
 @pytest.mark.parametrize("at", [2, 4, 5])
 def test_an_interrupted_run_goes_on_where_it_was(at, whole, tmp_path):
     models = strangers("gpt2", 4)
     resume_file = ResumeFile(tmp_path / "journal.safetensors", {"what": "test"})
-    stopped = universe(models, Failing(at, KeyboardInterrupt()), resume_file=resume_file)
+    stopped = match_universe(models, Failing(at, KeyboardInterrupt()), resume_file=resume_file)
     assert stopped.interrupted and len(stopped.spreads) < len(whole.spreads)
     again = Failing(0, None)
-    found = universe(models, again, resume_file=resume_file)
+    found = match_universe(models, again, resume_file=resume_file)
     assert found.spreads[-1] == pytest.approx(whole.spreads[-1], rel=1e-3)
     assert not found.interrupted and again.calls < 3 + 4 * (len(whole.spreads) - 1)
     with pytest.raises(KeyboardInterrupt):  # nothing was found yet
-        universe(models, Failing(1, KeyboardInterrupt()))
+        match_universe(models, Failing(1, KeyboardInterrupt()))
 
 
 def test_what_cannot_be_compared_is_named():
     models = strangers("gpt2", 2)
     odd = [canonical("gpt2-untied"), replace(canonical("vit"))]
     with pytest.raises(MismatchError) as told:
-        universe([*models, *odd], ONE)
+        match_universe([*models, *odd], ONE)
     assert all(model.where in str(told.value) for model in odd)
     with pytest.raises(MismatchError, match="give two models or more"):
-        universe(models[:1], ONE)
+        match_universe(models[:1], ONE)
     with pytest.raises(MismatchError, match="counted from 0"):
         align_many(models, ONE, reference=2)

@@ -356,7 +356,7 @@ def loss(task, model):
 def test_a_soup_leaves_out_what_spoils_it(noisy, tmp_path):
     good, broken, task = noisy
     models, said = [broken, *good], []
-    made, tried = soup(models, task, report=said.append)
+    made, tried = soup(models, task, progress=said.append)
     assert [row["model"] for row in tried if not row["kept"]] == [0]
     assert [row["own_loss"] for row in tried] == sorted(row["own_loss"] for row in tried)
     assert largest_difference(made, sm.mean(good)) == 0

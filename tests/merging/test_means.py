@@ -18,7 +18,7 @@ FAMILIES = ["bert", "gpt2", "vit", "llama", "neox"]
 @pytest.fixture(scope="module", params=FAMILIES)
 def aligned(request):
     a, b = (sm.load(small_model(request.param, seed=seed, dtype=torch.float64)) for seed in (0, 1))
-    return a, b, sm.align(a, b, sm.WeightMatching(own_text=False, dtype=torch.float64))
+    return a, b, sm.align(a, b, sm.WeightMatching(generate_text=False, dtype=torch.float64))
 
 
 def difference(model, other):
@@ -84,7 +84,7 @@ def test_an_inflated_merge_is_marked_and_only_symmerge_loads_it(tmp_path):
     import transformers
 
     a, b = (sm.load(small_model("gpt2", seed=seed)) for seed in (0, 1))
-    found = sm.align(a, b, sm.WeightMatching(own_text=False))
+    found = sm.align(a, b, sm.WeightMatching(generate_text=False))
     merged = sm.merge(
         found.reference, found.aligned, attention="circuits", evidence=found.evidence()
     )

@@ -35,7 +35,7 @@ def aligned(home, name, **changes):
     first, *others = (
         sm.load(checkpoint(home / f"seed-{seed}", name, seed=seed, **changes)) for seed in range(3)
     )
-    found = [sm.align(first, other, sm.WeightMatching(own_text=False)) for other in others]
+    found = [sm.align(first, other, sm.WeightMatching(generate_text=False)) for other in others]
     models = [found[0].reference, *(one.aligned for one in found)]
     return [
         sm.save(model, home / folder)

@@ -107,7 +107,7 @@ def test_what_align_finds_is_kept_and_shown(name, tmp_path):
 
 def _with_statistics(a, b):
     chosen = RECIPES["activations"]
-    forms = [chosen.ready(model) for model in (a, b)]
+    forms = [chosen.prepare(model) for model in (a, b)]
     assert isinstance(chosen.matching, ActivationMatching)
     header = form(*forms)
     return replace(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from symmerge.aligning.pair import align
 from symmerge.matching.recipes import RECIPES
 from symmerge.models.canonical.form import canonicalize
 from symmerge.models.distances import distances_by_space
-from symmerge.models.model import Model
+from symmerge.models.model import Model, Progress
 from symmerge.verification.verdict import TOLERANCE, Verdict, verify
 
 
@@ -29,10 +28,10 @@ class Certificate:
         return asdict(self)
 
 
-def same(a: Model, b: Model, *, report: Callable[[str], None] | None = None) -> Certificate:
+def same(a: Model, b: Model, *, progress: Progress | None = None) -> Certificate:
     """Decide equivalence by alignment: generically, two models compute the same function exactly when a symmetry relates them."""
     # Own text is no help here: if the models are equivalent, every weighting finds the same symmetry.
-    found = align(a, b, RECIPES["weights-only"], report=report)
+    found = align(a, b, RECIPES["weights-only"], progress=progress)
     tolerance = 10 * TOLERANCE[max((a.dtype, b.dtype), key=lambda kind: TOLERANCE[kind])]
     verdict = verify(a, b)
     before, after = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.recipes import Recipe, Solver
 from symmerge.matching.resume import ResumeFile
 from symmerge.matching.search import Matching
-from symmerge.matching.universes import ROUNDS, Universe, universe
+from symmerge.matching.universes import ROUNDS, Universe, match_universe
 from symmerge.models.alignment import apply
 from symmerge.models.model import Model, Progress, save
 from symmerge.models.orbit import keep
@@ -63,7 +63,7 @@ def align_many(
     *,
     reference: int | str = 0,
     rounds: int = ROUNDS,
-    report: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
     resume_file: ResumeFile | None = None,
 ) -> AlignedMany:
     """Find one symmetry per model that brings all together: `align_many([a, b, c])`. All stay the same functions.
@@ -79,19 +79,19 @@ def align_many(
         raise MismatchError(
             f"reference {reference}: there are {len(models)} models, counted from 0"
         )
-    ready = [chosen.ready(model) for model in models]
+    ready = [chosen.prepare(model) for model in models]
     first = chosen.matching
     start = first.first_solver() if isinstance(first, LearnedMatching) else first
     if not isinstance(start, Matching):
         raise MismatchError(
             "many models start from weights or activations: choose one of these with start"
         )
-    found = universe(
-        ready, start, reference=reference, rounds=rounds, report=report, resume_file=resume_file
+    found = match_universe(
+        ready, start, reference=reference, rounds=rounds, progress=progress, resume_file=resume_file
     )
     if isinstance(first, LearnedMatching) and not found.interrupted:
         found = first.refine(
-            [ready[number].cached() for number in found.members], found, report=report
+            [ready[number].cached() for number in found.members], found, progress=progress
         )
     return AlignedMany(
         tuple(apply(found.alignments[number], ready[number]) for number in found.members),

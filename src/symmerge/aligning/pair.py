@@ -14,7 +14,7 @@ from symmerge.errors import SymmetryError
 from symmerge.matching.base import Solution
 from symmerge.matching.recipes import RECIPES, Recipe, Solver
 from symmerge.matching.resume import ResumeFile
-from symmerge.matching.search import words
+from symmerge.matching.search import describe_weighting
 from symmerge.matching.soft import relax
 from symmerge.models.alignment import apply
 from symmerge.models.distances import distance
@@ -49,7 +49,7 @@ class Aligned:
             "recipe": self.recipe.about,
             "distance_before": f"{self.before:.3f}",
             "distance_after": f"{self.after:.3f}",
-            "weighting_chosen": words(self.solution.settings["chosen"]),
+            "weighting_chosen": describe_weighting(self.solution.settings["chosen"]),
             "chosen_by": f"{self.solution.settings['scored_on']}, of {len(self.solution.tried)} tries",
             **{
                 name: self.solution.settings[name]
@@ -81,13 +81,13 @@ def align(
     b: Model,
     matching: Solver | Recipe | None = None,
     *,
-    report: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
     resume_file: ResumeFile | None = None,
 ) -> Aligned:
     """Find the symmetry that brings `b` closest to `a`. Both stay the same functions."""
     chosen = recipe_for(matching)
-    ready = [chosen.ready(model).cached() for model in (a, b)]
-    solution = chosen.matching.solve(ready[0], ready[1], report=report, resume_file=resume_file)
+    ready = [chosen.prepare(model).cached() for model in (a, b)]
+    solution = chosen.matching.solve(ready[0], ready[1], progress=progress, resume_file=resume_file)
     # a soft method that was interrupted before it began has no soft end
     moved = (
         relax(solution, ready[1])

@@ -7,7 +7,7 @@ tokenizer. Rows of tokens that only B knows have no place in it: they are droppe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -297,7 +297,7 @@ def align_spelled(
     b: Model,
     matching: Solver | Recipe | None = None,
     *,
-    report: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
     resume_file: ResumeFile | None = None,
 ) -> tuple[Aligned, Shared]:
     """`align` for models with different vocabularies: A, and B in A's vocabulary and coordinates, filled and verified on shared tokens.
@@ -308,31 +308,31 @@ def align_spelled(
     """
     found = shared(a, b)
     if found.same:
-        return align(a, b, matching, report=report, resume_file=resume_file), found
+        return align(a, b, matching, progress=progress, resume_file=resume_file), found
     chosen = recipe_for(matching)
     if chosen.non_symmetric:
         raise SymmetryError(
             f"this recipe is no symmetry ({chosen.about}): what it gives is not the function of {b.where}; choose another"
         )
     solver = _counted(chosen.matching, found)
-    weights_alone = isinstance(solver, WeightMatching) and not solver.own_text
+    weights_alone = isinstance(solver, WeightMatching) and not solver.generate_text
     first = (
         solver
         if weights_alone
         else WeightMatching(
-            own_text=False, token_counts=counts(found), seed=solver.seed, device=solver.device
+            generate_text=False, token_counts=counts(found), seed=solver.seed, device=solver.device
         )
     )
     start = align(
         a,
         respell(b, a, found),
         replace(chosen, matching=first),
-        report=report,
+        progress=progress,
         resume_file=resume_file if weights_alone else None,
     )
     aligned, solution = fill(start.aligned, start.reference, found).cached(), start.solution
     if not weights_alone and not solution.interrupted:
-        further = solver.solve(start.reference, aligned, report=report, resume_file=resume_file)
+        further = solver.solve(start.reference, aligned, progress=progress, resume_file=resume_file)
         aligned = fill(apply(further.alignment, aligned), start.reference, found).cached()
         solution = replace(further, alignment=further.alignment.compose(solution.alignment))
     gate(b, compare=partial(verify_shared, found=found))(aligned)

@@ -71,7 +71,7 @@ def statistics(
             raise MismatchError(
                 f"--recipe {recipe} does not look at activations: choose one of {', '.join(options.BY_METHOD['activations'])}"
             )
-        ready = chosen.ready(models[0]), chosen.ready(models[1])
+        ready = chosen.prepare(models[0]), chosen.prepare(models[1])
         found = [Statistics.load(file) for file in add or []]
         for one in found:
             one.check(form(*ready))

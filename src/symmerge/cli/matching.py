@@ -448,7 +448,7 @@ def same(
     Example: [bold]symmerge same ./gpt2 ./elsewhere[/]
     """
     with console.friendly():
-        found = decide(load(a), load(b), report=console.note)
+        found = decide(load(a), load(b), progress=console.note)
         if json:
             console.show_json(found.record())
         else:

@@ -246,7 +246,7 @@ def _measure(
         which = f", pair {number} of {len(pairs)}" if len(pairs) > 1 else ""
         console.note(f"{pair[0].where} and {pair[1].where}{which}")
         found = {
-            name: solve(*pair, recipe, report=console.note)
+            name: solve(*pair, recipe, progress=console.note)
             for name, recipe in solvers.items()
             if recipe
         }

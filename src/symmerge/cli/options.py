@@ -19,7 +19,7 @@ from symmerge.evaluation.tasks import SELF_SOURCES, Task, make_task, task_of
 from symmerge.matching.distillation import Target
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.learned import PARTS, LearnedMatching, most_inputs
-from symmerge.matching.recipes import BY_METHOD, Recipe, read_counts, recipe, with_options
+from symmerge.matching.recipes import BY_METHOD, Recipe, get_recipe, read_counts, with_options
 from symmerge.matching.samplers import HELP as SAMPLERS
 from symmerge.matching.universes import MEDOID
 from symmerge.matching.weights import WeightMatching
@@ -415,7 +415,7 @@ def chosen_recipe(
     """The recipe that two options ask for. One that is no symmetry is refused unless it is only to be measured (`loose`)."""
     if method is not None:
         choice("--method", method, METHODS)
-    chosen = recipe(name or METHODS[method or "weights"])
+    chosen = get_recipe(name or METHODS[method or "weights"])
     if method not in (None, chosen.method):
         raise MismatchError(
             f"--recipe {name} is for --method {chosen.method}, not {method}: leave out --method, or choose one of {', '.join(BY_METHOD[method])}"

@@ -117,7 +117,9 @@ class Plan:
                 evidence=evidence,
             )
         task = options.inputs(models, self.held_out or "", seed=self.seed, device=self.device)
-        made, tried = soup(models, task, device=self.device, report=console.note, evidence=evidence)
+        made, tried = soup(
+            models, task, device=self.device, progress=console.note, evidence=evidence
+        )
         console.show_table(f"Soup, by the loss on {self.held_out}", tried)
         return made
 
@@ -142,8 +144,8 @@ def pair(
     """B in A's basin, and what proves that it is B still."""
     a, b = models
     if not shared_tokens:
-        return solve(a, b, chosen, report=console.note, resume_file=resume_file), verify
-    found, both = align_spelled(a, b, chosen, report=console.note, resume_file=resume_file)
+        return solve(a, b, chosen, progress=console.note, resume_file=resume_file), verify
+    found, both = align_spelled(a, b, chosen, progress=console.note, resume_file=resume_file)
     return found, partial(verify_shared, found=both)
 
 
@@ -161,7 +163,7 @@ def together(
         chosen,
         reference=where,
         rounds=ROUNDS if rounds is None else rounds,
-        report=console.note,
+        progress=console.note,
         resume_file=resume_file,
     )
     for why in found.universe.left_out.values():

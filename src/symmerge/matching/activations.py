@@ -15,13 +15,13 @@ import torch
 
 from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks.base import Task
-from symmerge.matching.search import Matching, Moves, Report
-from symmerge.models.model import Model
+from symmerge.matching.search import Matching, WeightingGrid
+from symmerge.models.model import Model, Progress
 from symmerge.observation.calibration import calibrate, form, restrict_stream
 from symmerge.observation.probe import Probe, make_probe
 from symmerge.observation.statistics import Statistics
 
-MOVES: Moves = {
+GRID: WeightingGrid = {
     "stream": (0.0, 0.3, 3.0),
     "score": ("covariance",),
     "weights": (0.3, 0.0),
@@ -51,7 +51,7 @@ class ActivationMatching(Matching):
     partial: Path | None = field(default=None, repr=False, compare=False)
     method: ClassVar[str] = "activations"
 
-    def probe(self, a: Model, b: Model, report: Report) -> Probe | None:
+    def probe(self, a: Model, b: Model, progress: Progress) -> Probe | None:
         if self.data is None and self.statistics is None:
             found = make_probe([a, b], seed=self.seed, device=self.device)
             if found is None:
@@ -63,7 +63,7 @@ class ActivationMatching(Matching):
             )
         if self.statistics is not None:
             self.statistics.check(form(a, b))
-        report("looking at what flows through both models")
+        progress("looking at what flows through both models")
         if self.data is None:
             assert self.statistics is not None
             found = Probe("the objective", [], [], torch.zeros(0, 0), None, self.statistics)
@@ -74,7 +74,7 @@ class ActivationMatching(Matching):
                 "device": self.device,
             }
             found = calibrate(
-                (a, b), self.data, statistics=self.statistics, progress=report, **options
+                (a, b), self.data, statistics=self.statistics, progress=progress, **options
             )
         seen = found.observation
         assert isinstance(seen, Statistics)
@@ -82,10 +82,10 @@ class ActivationMatching(Matching):
         return replace(found, observation=restrict_stream(seen, a.spec.stream, self.places))
 
     @property
-    def moves(self) -> Moves:
+    def grid(self) -> WeightingGrid:
         return {
             name: values
-            for name, values in MOVES.items()
+            for name, values in GRID.items()
             if name != "score" or self.weighting is None
         }
 

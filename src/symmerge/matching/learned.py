@@ -26,11 +26,11 @@ from symmerge.matching.joint import Joint
 from symmerge.matching.learner import Interrupted, Learner
 from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.samplers import DIRICHLET, Sampler, Shares
-from symmerge.matching.search import Matching, Report
+from symmerge.matching.search import Matching
 from symmerge.matching.universes import Universe
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment
-from symmerge.models.model import Model, device_of
+from symmerge.models.model import Model, Progress, device_of
 from symmerge.symmetry.spec import Spec, listing
 from symmerge.verification.modules import full_module
 
@@ -188,11 +188,11 @@ class LearnedMatching:
         a: Model,
         b: Model,
         *,
-        report: Report | None = None,
+        progress: Progress | None = None,
         resume_file: ResumeFile | None = None,
     ) -> Solution:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. Ctrl-C returns the best so far."""
-        report = report or _silent
+        progress = progress or _silent
         began = time.perf_counter()
         if a.spec.fingerprint != b.spec.fingerprint:
             raise MismatchError(
@@ -210,20 +210,20 @@ class LearnedMatching:
         if rank_and_world_size()[
             0
         ]:  # of several processes the first one speaks and keeps the journal
-            report, resume_file = _silent, None
+            progress, resume_file = _silent, None
         found = (
-            _taken_up(a.spec, entry) if entry else self.first_solution(a, b, report, resume_file)
+            _taken_up(a.spec, entry) if entry else self.first_solution(a, b, progress, resume_file)
         )
         if found.interrupted:
             return found
         first = {"chosen": found.settings.get("chosen", {}), "tried": list(found.tried)}
         interrupted, failed, learner = False, False, None
         try:
-            learner = self._learner(a, b, found.alignment, spaces, report)
+            learner = self._learner(a, b, found.alignment, spaces, progress)
             learner.first = first
             if entry:
                 learner.restore(entry)
-            learner.run(report, resume_file)
+            learner.run(progress, resume_file)
         except KeyboardInterrupt:
             if learner is None:  # while the parents wrote: the start stands
                 return replace(found, interrupted=True)
@@ -231,7 +231,7 @@ class LearnedMatching:
             learner.tally.stopped = "interrupted"
         except Interrupted as reason:
             failed = True
-            report(str(reason))
+            progress(str(reason))
         assert learner
         chosen = {"chosen": first["chosen"], "scored_on": "held-out inputs"}
         return replace(
@@ -249,7 +249,7 @@ class LearnedMatching:
         )
 
     def first_solution(
-        self, a: Model, b: Model, report: Report, resume_file: ResumeFile | None
+        self, a: Model, b: Model, progress: Progress, resume_file: ResumeFile | None
     ) -> Solution:
         start = self.first_solver()
         if not isinstance(start, Matching):
@@ -260,15 +260,17 @@ class LearnedMatching:
             )
             found.check()
             return Solution(found, (), {}, (), True, 0.0)
-        return decided_by_first(lambda: start.solve(a, b, report=report, resume_file=resume_file))
+        return decided_by_first(
+            lambda: start.solve(a, b, progress=progress, resume_file=resume_file)
+        )
 
-    def lessons(self, models: Sequence[Model], report: Report) -> tuple[Lessons, Lessons]:
+    def lessons(self, models: Sequence[Model], progress: Progress) -> tuple[Lessons, Lessons]:
         """What is learned from, and what is judged by."""
         device = device_of(local_device(self.device))
         task = self.data
         if task is None:
             kind = task_of(models[0])
-            report(f"no data to learn from: {SELF_SOURCES[kind]}")
+            progress(f"no data to learn from: {SELF_SOURCES[kind]}")
             task = make_task(
                 kind,
                 "self",
@@ -289,13 +291,13 @@ class LearnedMatching:
         )
 
     def refine(
-        self, models: Sequence[Model], found: Universe, report: Report | None = None
+        self, models: Sequence[Model], found: Universe, progress: Progress | None = None
     ) -> Universe:
         """All members' elements together, from where universe matching left them. Preconditions: canonical; the models are the universe's members."""
-        report = report or _silent
+        progress = progress or _silent
         *others, reference = sorted(found.members, key=lambda number: number == found.reference)
         at = dict(zip(found.members, models, strict=True))
-        lessons, judged = self.lessons(models, report)
+        lessons, judged = self.lessons(models, progress)
         starts = [found.alignments[number] for number in others]
         given = self._with_steps(lessons), at[reference], [at[number] for number in others], starts
         joint = Joint(
@@ -303,11 +305,11 @@ class LearnedMatching:
         )
         interrupted = False
         try:
-            joint.run(report)
+            joint.run(progress)
         except KeyboardInterrupt:
             interrupted, joint.tally.stopped = True, "interrupted"
         except Interrupted as reason:
-            report(str(reason))
+            progress(str(reason))
         learned = dict(zip(others, joint.best, strict=True))
         alignments = tuple(
             learned.get(number, alignment) for number, alignment in enumerate(found.alignments)
@@ -321,9 +323,9 @@ class LearnedMatching:
         return replace(found, alignments=alignments, interrupted=interrupted, settings=settings)
 
     def _learner(
-        self, a: Model, b: Model, start: Alignment, spaces: list[str], report: Report
+        self, a: Model, b: Model, start: Alignment, spaces: list[str], progress: Progress
     ) -> Learner:
-        lessons, judged = self.lessons([a, b], report)
+        lessons, judged = self.lessons([a, b], progress)
         return Learner(self._with_steps(lessons), a, b, start, lessons, judged, spaces)
 
     def _with_steps(self, lessons: Lessons) -> LearnedMatching:

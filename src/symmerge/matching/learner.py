@@ -130,12 +130,12 @@ class Course(ABC):
         """Of a step's own, so that a run that is taken up again draws what it would have drawn."""
         return torch.Generator().manual_seed((self.options.seed * 1_000_003 + step) * 7 + what)
 
-    def run(self, report: Callable[[str], None], resume_file: ResumeFile | None = None) -> None:
+    def run(self, progress: Callable[[str], None], resume_file: ResumeFile | None = None) -> None:
         options = self.options
         every = max(1, options.steps // LOOKS)
         resolve = max(FEWEST_STEPS, options.steps // ASSIGNMENTS)
         if not self.losses:
-            self._look(report, resume_file)
+            self._look(progress, resume_file)
         while self.tally.steps < options.steps:
             step = self.tally.steps + 1
             self._step(step)
@@ -144,7 +144,7 @@ class Course(ABC):
                 self._finite()
                 self._reassign()
             if step % every == 0 or step == options.steps:
-                self._look(report, resume_file)
+                self._look(progress, resume_file)
                 since = (
                     len(self.losses) - 1 - min(range(len(self.losses)), key=self.losses.__getitem__)
                 )
@@ -152,7 +152,7 @@ class Course(ABC):
                     self.discrete and step < 2 * resolve
                 ):  # flips of both kinds have their turn
                     self.tally.stopped = f"no better for {since} looks"
-                    report(f"stopped at step {step}: {self.tally.stopped}")
+                    progress(f"stopped at step {step}: {self.tally.stopped}")
                     return
 
     def _step(self, step: int) -> None:
@@ -196,7 +196,7 @@ class Course(ABC):
         raise Interrupted(f"{why}: the best state before it is kept; lower --lr")
 
     @torch.no_grad()
-    def _look(self, report: Callable[[str], None], resume_file: ResumeFile | None) -> None:
+    def _look(self, progress: Callable[[str], None], resume_file: ResumeFile | None) -> None:
         """Judge the middle on held-out inputs; keep the best."""
         self._finite()
         for walker in self.walking:
@@ -215,7 +215,7 @@ class Course(ABC):
             if self.discrete
             else ""
         )
-        report(
+        progress(
             f"step {self.tally.steps} of {self.options.steps}: loss of the middle {loss:.4f} on held-out inputs{', the best so far' if better else ''}{flips}"
         )
         if resume_file and (entry := self.entry()):

@@ -62,7 +62,7 @@ class Recipe:
             for space, to in found.items()
         }
 
-    def ready(self, model: Model) -> Model:
+    def prepare(self, model: Model) -> Model:
         """The model with only what this recipe moves allowed to move, in the form it wants."""
         model = (
             NON_SYMMETRIC[self.non_symmetric](model)
@@ -158,11 +158,11 @@ def _published() -> dict[str, Recipe]:
 
 
 REBASIN = WeightMatching(
-    weighting=replace(RAW, all_layers=True), own_text=False, max_sweeps=50, tolerance=0.0
+    weighting=replace(RAW, all_layers=True), generate_text=False, max_sweeps=50, tolerance=0.0
 )
 GENERALIZED = WeightMatching(
     weighting=replace(RAW, all_layers=True),
-    own_text=False,
+    generate_text=False,
     max_sweeps=15,
     tolerance=-1.0,
     heads=HeadOptions(metric="frobenius"),
@@ -179,7 +179,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "weights-only": Recipe(
         "ours without own text: every symmetry, from the tensors alone",
-        WeightMatching(own_text=False),
+        WeightMatching(generate_text=False),
     ),
     "permutations": PERMUTATIONS,
     "orthogonal": Recipe(
@@ -192,7 +192,7 @@ RECIPES: Mapping[str, Recipe] = {
         " rotary positions, gradient refinement otherwise); the stream and the units stay as they are",
         WeightMatching(
             weighting=replace(RAW, all_layers=False),
-            own_text=False,
+            generate_text=False,
             max_sweeps=1,
             heads=HeadOptions(metric="frobenius", inside="gradient"),
         ),
@@ -252,7 +252,7 @@ BY_METHOD = {
 DATA_FREE, WITH_DATA = BY_METHOD["weights"], BY_METHOD["activations"]
 
 
-def recipe(name: str) -> Recipe:
+def get_recipe(name: str) -> Recipe:
     """One of `RECIPES`; others are refused with the list."""
     if name not in RECIPES:
         raise MismatchError(f"no recipe called '{name}': there are {', '.join(RECIPES)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -19,14 +19,13 @@ from symmerge.matching.resume import Elements, ResumeEntry, ResumeFile
 from symmerge.matching.sweeps import Sweeps
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.interpolation import interpolate
-from symmerge.models.model import Model
+from symmerge.models.model import Model, Progress
 from symmerge.observation.correlations import measure_correlations
 from symmerge.observation.probe import Probe
 from symmerge.observation.statistics import Statistics
 from symmerge.verification.modules import full_module
 
-Report = Callable[[str], None]
-Moves = Mapping[str, tuple[Any, ...]]
+WeightingGrid = Mapping[str, tuple[Any, ...]]
 START = Weighting(
     norm=0.5, frequency=0.75, stream=1.0, heads=1.0, units=1.0
 )  # where something flows through both models
@@ -56,7 +55,7 @@ class Matching(ABC):
     method: ClassVar[str]
 
     @abstractmethod
-    def probe(self, a: Model, b: Model, report: Report) -> Probe | None:
+    def probe(self, a: Model, b: Model, progress: Progress) -> Probe | None:
         """What flows through both models, and what a merge can be scored on; None where the weights are all there is."""
 
     def probe_of_many(self, models: Sequence[Model], text: Tensor | None = None) -> Probe | None:
@@ -66,7 +65,7 @@ class Matching(ABC):
 
     @property
     @abstractmethod
-    def moves(self) -> Moves:
+    def grid(self) -> WeightingGrid:
         """What the search tries from its start, one field of the weighting after the other."""
 
     def start(self, probe: Probe | None) -> Weighting:
@@ -83,7 +82,7 @@ class Matching(ABC):
         b: Model,
         *,
         probe: Probe | None = None,
-        report: Report | None = None,
+        progress: Progress | None = None,
         resume_file: ResumeFile | None = None,
     ) -> Solution:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. `probe` stands for one that would be made of both. Ctrl-C returns the best so far."""
@@ -97,7 +96,7 @@ class Matching(ABC):
                 f"{len(self.token_counts)} token counts, but {a.where} has {size or 'no'} tokens: give one count per token"
             )
         began = time.perf_counter()
-        search = _Search(self, a, b, probe, report or (lambda line: None), resume_file)
+        search = _Search(self, a, b, probe, progress or (lambda line: None), resume_file)
         interrupted = False
         try:
             search.run()
@@ -156,15 +155,15 @@ class _Search:
         a: Model,
         b: Model,
         probe: Probe | None,
-        report: Report,
+        progress: Progress,
         resume_file: ResumeFile | None,
     ) -> None:
-        self.options, self.a, self.b, self.probe, self.report, self.resume_file = (
+        self.options, self.a, self.b, self.probe, self.progress, self.resume_file = (
             options,
             a,
             b,
             probe,
-            report,
+            progress,
             resume_file,
         )
         self.best: _Try | None = None
@@ -174,7 +173,7 @@ class _Search:
         self._old = entry or ResumeEntry({"tried": []}, {})
 
     def run(self) -> None:
-        self.probe = self.probe or self.options.probe(self.a, self.b, self.report)
+        self.probe = self.probe or self.options.probe(self.a, self.b, self.progress)
         for weighting, start in self._candidates():
             self._attempt(weighting, start)
 
@@ -201,7 +200,7 @@ class _Search:
             )
             return
         seen = {first}
-        for name, values in self.options.moves.items():
+        for name, values in self.options.grid.items():
             for value in (
                 values if self.probe.frequencies is not None or name != "frequency" else ()
             ):
@@ -228,8 +227,8 @@ class _Search:
         )
         better = self.best is None or found.score < self.best.score
         self.best = found if better else self.best
-        shown = words(asdict(weighting))
-        self.report(
+        shown = describe_weighting(asdict(weighting))
+        self.progress(
             f"try {len(self.tried)} ({shown}): score {found.score:.4f}{', the best so far' if better and len(self.tried) > 1 else ''}"
         )
         self.running = None
@@ -262,7 +261,7 @@ class _Search:
                 options.tolerance
             ):
                 sweeps.sweep()
-                self.report(
+                self.progress(
                     f"sweep {len(sweeps.objective)}: objective {sweeps.objective[-1]:.4f}, {sweeps.changes[-1]} spaces changed"
                 )
                 if sweeps.all_layers:
@@ -341,7 +340,7 @@ class _Search:
         )
 
 
-def words(weighting: Mapping[str, Any]) -> str:
+def describe_weighting(weighting: Mapping[str, Any]) -> str:
     """A weighting in one line."""
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"

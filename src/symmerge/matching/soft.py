@@ -30,9 +30,9 @@ from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.learner import CLIP, LOOKS, MOST_HELD, Interrupted, schedule
 from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.samplers import Sampler
-from symmerge.matching.search import Matching, Report
+from symmerge.matching.search import Matching
 from symmerge.models.alignment import Alignment, apply
-from symmerge.models.model import Model
+from symmerge.models.model import Model, Progress
 from symmerge.symmetry.groups import Element, Group, Permutation, Trivial
 from symmerge.symmetry.groups.base import Check, Gram, normal, total, uniform
 from symmerge.symmetry.groups.dense import multiply
@@ -222,7 +222,7 @@ class SoftMatching:
         a: Model,
         b: Model,
         *,
-        report: Report | None = None,
+        progress: Progress | None = None,
         resume_file: ResumeFile | None = None,
     ) -> Solution:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. Ctrl-C returns the best so far."""
@@ -234,32 +234,33 @@ class SoftMatching:
         if rank_and_world_size()[
             0
         ]:  # of several processes, which all do the same here, the first one speaks and keeps the journal
-            report, resume_file = None, None
-        report = report or (lambda line: None)
+            progress, resume_file = None, None
+        progress = progress or (lambda line: None)
         found = (
             Solution(Alignment(a.spec, entry.elements["start"]), (), {}, (), False, 0.0)
             if entry
-            else self._exact().first_solution(a, b, report, resume_file)
+            else self._exact().first_solution(a, b, progress, resume_file)
         )
         if found.interrupted:
             return found
-        run = _Run(self, a, b, found.alignment, spaces, *self._exact().lessons([a, b], report))
+        run = _Run(self, a, b, found.alignment, spaces, *self._exact().lessons([a, b], progress))
         if entry:
             run.restore(entry)
         interrupted = False
         try:
-            run.run(report, resume_file)
+            run.run(progress, resume_file)
         except KeyboardInterrupt:
             interrupted = True
             run.stopped = "interrupted"
         except Interrupted as reason:
-            report(str(reason))
+            progress(str(reason))
         return replace(
-            self._hardened(run, b, found, interrupted, report), seconds=time.perf_counter() - began
+            self._hardened(run, b, found, interrupted, progress),
+            seconds=time.perf_counter() - began,
         )
 
     def _hardened(
-        self, run: _Run, b: Model, start: Solution, interrupted: bool, report: Report
+        self, run: _Run, b: Model, start: Solution, interrupted: bool, progress: Progress
     ) -> Solution:
         """The symmetry nearest to what was learned, and how far that is from it."""
         relaxed = run.relaxed()
@@ -276,7 +277,7 @@ class SoftMatching:
         )
         numbers = run.numbers(relaxed)
         numbers["end"]["function"] = verify(b, relax(found, b)).difference
-        report(_told(numbers))
+        progress(_told(numbers))
         settings = {
             **self.record(),
             "chosen": start.settings.get("chosen", {}),
@@ -378,16 +379,16 @@ class _Run:
 
     # the run
 
-    def run(self, report: Report, resume_file: ResumeFile | None) -> None:
+    def run(self, progress: Progress, resume_file: ResumeFile | None) -> None:
         steps = self.options.steps
         every = max(1, steps // LOOKS)
         if not self.losses:
-            self._look(report, resume_file)
+            self._look(progress, resume_file)
         while self.steps < steps:
             self._step(self.steps + 1)
             self.steps += 1
             if self.steps % every == 0 or self.steps == steps:
-                self._look(report, resume_file)
+                self._look(progress, resume_file)
 
     def _step(self, step: int) -> None:
         # A generator of the step's own, so that a run that is taken up again draws what it would have drawn.
@@ -430,7 +431,7 @@ class _Run:
             raise Interrupted(f"{self.stopped}: the best state before it is kept; lower --lr")
 
     @torch.no_grad()
-    def _look(self, report: Report, resume_file: ResumeFile | None) -> None:
+    def _look(self, progress: Progress, resume_file: ResumeFile | None) -> None:
         """Judge the middle on held-out inputs; keep the best."""
         loss = self.loss(
             {name: sinkhorn(latent, self.options.sinkhorn) for name, latent in self.latent.items()},
@@ -440,7 +441,7 @@ class _Run:
         better = not self.losses or loss < min(self.losses)
         self.best = self._copied() if better else self.best
         self.losses.append(loss)
-        report(
+        progress(
             f"step {self.steps} of {self.options.steps}: loss of the middle {loss:.4f} on held-out inputs{', the best so far' if better else ''}"
         )
         if resume_file:

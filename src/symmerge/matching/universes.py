@@ -20,11 +20,11 @@ from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import MismatchError, SymmergeError
 from symmerge.matching.base import Solution
 from symmerge.matching.resume import ResumeEntry, ResumeFile
-from symmerge.matching.search import Matching, Report
+from symmerge.matching.search import Matching
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.distances import distance
 from symmerge.models.interpolation import interpolate
-from symmerge.models.model import Model
+from symmerge.models.model import Model, Progress
 from symmerge.observation.probe import Probe
 from symmerge.verification.modules import full_module
 
@@ -42,7 +42,7 @@ class Solver(Protocol):
         a: Model,
         b: Model,
         *,
-        report: Report | None = None,
+        progress: Progress | None = None,
         resume_file: ResumeFile | None = None,
     ) -> Solution: ...
 
@@ -120,18 +120,18 @@ def _apart(part: str, found: Tensor, still: Tensor) -> float:
     )
 
 
-def universe(
+def match_universe(
     models: Sequence[Model],
     solver: Solver,
     *,
     reference: int | str = 0,
     rounds: int = ROUNDS,
-    report: Report | None = None,
+    progress: Progress | None = None,
     resume_file: ResumeFile | None = None,
 ) -> Universe:
     """Align all to one another. Preconditions: canonical, and of one table. A member that fails is left out and named; Ctrl-C returns what is found so far."""
     _comparable(models)
-    run = _Run(list(models), solver, report or (lambda line: None), resume_file)
+    run = _Run(list(models), solver, progress or (lambda line: None), resume_file)
     interrupted = False
     try:
         run.begin(reference)
@@ -165,12 +165,16 @@ class _Run:
     """The state: what was found for whom, and the sum of all members where they lie now."""
 
     def __init__(
-        self, models: list[Model], solver: Solver, report: Report, resume_file: ResumeFile | None
+        self,
+        models: list[Model],
+        solver: Solver,
+        progress: Progress,
+        resume_file: ResumeFile | None,
     ) -> None:
-        self.models, self.solver, self.report, self.resume_file = (
+        self.models, self.solver, self.progress, self.resume_file = (
             models,
             solver,
-            report,
+            progress,
             resume_file,
         )
         self.found: dict[int, Alignment] = {}
@@ -212,12 +216,12 @@ class _Run:
 
     def _meet(self, number: int) -> None:
         a, b = self.models[self.reference].cached(), self.models[number].cached()
-        self.report(f"{b.where} to {a.where}, {len(self.found)} of {len(self.models) - 1}")
+        self.progress(f"{b.where} to {a.where}, {len(self.found)} of {len(self.models) - 1}")
         try:
-            solution = self.solver.solve(a, b, report=self.report)
+            solution = self.solver.solve(a, b, progress=self.progress)
         except SymmergeError as error:  # the others' work is not lost
             self.left_out[number] = f"{b.where}: {error}"
-            self.report(f"left out: {self.left_out[number]}")
+            self.progress(f"left out: {self.left_out[number]}")
             return
         self.found[number] = solution.alignment
         self.settings.setdefault("first", dict(solution.settings))
@@ -230,25 +234,25 @@ class _Run:
         apart = torch.zeros(len(self.models), len(self.models))
         for i, j in combinations(range(len(self.models)), 2):
             a, b = self.models[i].cached(), self.models[j].cached()
-            self.report(f"medoid: {a.where} and {b.where}")
-            found = self.solver.solve(a, b, report=self.report)
+            self.progress(f"medoid: {a.where} and {b.where}")
+            found = self.solver.solve(a, b, progress=self.progress)
             apart[i, j] = apart[j, i] = distance(a, apply(found.alignment, b))
         chosen = int(apart.sum(0).argmin())
         self.settings["medoid"] = {"distances": apart.tolist(), "chosen": self.models[chosen].where}
-        self.report(f"the reference is {self.models[chosen].where}, closest to all others")
+        self.progress(f"the reference is {self.models[chosen].where}, closest to all others")
         return chosen
 
     def round(self, number: int) -> bool:
         """Everyone to the mean of all others, the reference last. Whether another round may bring more."""
         moved = 0
         for member in sorted(self.members, key=lambda member: member == self.reference):
-            self.report(f"round {number}: {self.models[member].where} to the mean of all others")
+            self.progress(f"round {number}: {self.models[member].where} to the mean of all others")
             moved += self._improve(member)
         self.kept.append(moved)
         self.spreads.append(self.spread())
         self._write()
         before, after = self.spreads[-2:]
-        self.report(f"round {number}: {moved} moved; spread {after:.4f}, before {before:.4f}")
+        self.progress(f"round {number}: {moved} moved; spread {after:.4f}, before {before:.4f}")
         return moved > 0 and (self.judge is not None or after < (1 - GAIN) * before)
 
     def _improve(self, member: int) -> bool:
@@ -269,7 +273,7 @@ class _Run:
     def _solved(self, member: int, others: Model, now: Model) -> Solution:
         """Tries are scored by the mean of all."""
         if not isinstance(self.solver, Matching):
-            return self.solver.solve(others, now, report=self.report)
+            return self.solver.solve(others, now, progress=self.progress)
         probe = None
         if self.judge is not None:
             intact = [
@@ -281,7 +285,7 @@ class _Run:
                 [*intact, now], torch.cat([inputs["input_ids"] for inputs in self.judge.inputs])
             )
         return replace(self.solver, share=1 / len(self.found)).solve(
-            others, now, probe=probe, report=self.report
+            others, now, probe=probe, progress=self.progress
         )
 
     def _worth(self, others: Model, member: Model) -> float:

@@ -16,11 +16,11 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from symmerge.matching.search import Matching, Moves, Report
-from symmerge.models.model import Model
+from symmerge.matching.search import Matching, WeightingGrid
+from symmerge.models.model import Model, Progress
 from symmerge.observation.probe import Probe, make_probe
 
-MOVES: Moves = {
+GRID: WeightingGrid = {
     "stream": (0.0, 3.0),
     "norm": (1.0, 0.0),
     "units": (0.0, 0.3),
@@ -34,19 +34,19 @@ MOVES: Moves = {
 class WeightMatching(Matching):
     """Options of weight matching. The defaults are the method we recommend; `recipes` has the published ones.
 
-    With `own_text`, language models write text that tells how much each weight counts.
+    With `generate_text`, language models write text that tells how much each weight counts.
     """
 
-    own_text: bool = True
+    generate_text: bool = True
     method: ClassVar[str] = "weights"
 
-    def probe(self, a: Model, b: Model, report: Report) -> Probe | None:
-        if not self.own_text:
+    def probe(self, a: Model, b: Model, progress: Progress) -> Probe | None:
+        if not self.generate_text:
             return None
         found = make_probe(
             [a, b], scored=self.most_tries(a) > 1, seed=self.seed, device=self.device
         )
-        report(
+        progress(
             "the parents wrote text of their own"
             if found
             else "no text of their own (not language models, or too large): weights alone"
@@ -56,10 +56,10 @@ class WeightMatching(Matching):
     def probe_of_many(self, models: Sequence[Model], text: Tensor | None = None) -> Probe | None:
         return (
             make_probe(models, text=text, seed=self.seed, device=self.device)
-            if self.own_text and self.most_tries(models[0]) > 1
+            if self.generate_text and self.most_tries(models[0]) > 1
             else None
         )
 
     @property
-    def moves(self) -> Moves:
-        return MOVES
+    def grid(self) -> WeightingGrid:
+        return GRID

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from symmerge.errors import MismatchError
@@ -11,7 +11,7 @@ from symmerge.evaluation.mixture import Mixture, Shares
 from symmerge.evaluation.tasks import Task
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.models.interpolation import mean, merge_step
-from symmerge.models.model import Model
+from symmerge.models.model import Model, Progress
 
 
 def soup(
@@ -19,7 +19,7 @@ def soup(
     task: Task,
     *,
     device: str = "cpu",
-    report: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
     evidence: Mapping[str, Any] | None = None,
 ) -> tuple[Model, list[dict[str, Any]]]:
     """The mean of some of the models, and what was tried: `soup([reference, *aligned], make_task("clm", "held-out.txt", models))`.
@@ -30,7 +30,7 @@ def soup(
     if len(models) < 2:
         raise MismatchError(f"{len(models)} model: a soup is made of two or more")
     check_same_tokenizers(models)
-    mixture, say = Mixture(models, device=device), report or (lambda _: None)
+    mixture, say = Mixture(models, device=device), progress or (lambda _: None)
     alone = []
     for number, model in enumerate(models):
         alone.append(_loss(mixture, task, _equal([number], len(models))))

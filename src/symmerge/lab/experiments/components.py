@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from symmerge.lab.experiments.cells import Cell, Cost
 from symmerge.lab.experiments.tables import Size, TableEntry
 from symmerge.lab.training.recipes import training_recipe
-from symmerge.matching.recipes import recipe as matching_recipe
+from symmerge.matching.recipes import get_recipe as matching_recipe
 
 T = TypeVar("T")
 STEPS = "symmerge.lab.experiments.steps"
@@ -74,7 +74,7 @@ def differs(size: Size, otherwise: str, *, given: str = GIVEN_DIFFERS) -> str:
 
 def model(
     size: Size,
-    recipe: str,
+    get_recipe: str,
     seed: int,
     *,
     config: Mapping[str, Any] | None = None,
@@ -83,7 +83,7 @@ def model(
     """A model trained from a seed; or, with a `base`, a classifier made of that one, whose head begins alike for every seed."""
     schedule = SMOKE if size.name == "smoke" else {}
     settings = {
-        "recipe": recipe,
+        "recipe": get_recipe,
         "seed": seed,
         "config": dict(config or {}),
         "schedule": schedule,
@@ -92,12 +92,10 @@ def model(
     # another recipe under the same name is another cell; what is said about it is for people
     settings["content"] = {
         name: value
-        for name, value in asdict(training_recipe(recipe)).items()
+        for name, value in asdict(training_recipe(get_recipe)).items()
         if name not in ("about", "takes")
     }
-    label = (
-        f"{recipe}{'*' if config else ''}, {base.label if base and size.given else f'seed {seed}'}"
-    )
+    label = f"{get_recipe}{'*' if config else ''}, {base.label if base and size.given else f'seed {seed}'}"
     return (
         _cell(size, "train", settings, (base,), label, "again")
         if base
@@ -105,7 +103,7 @@ def model(
     )
 
 
-def models(size: Size, recipe: str, **changes: Any) -> list[Cell]:
+def models(size: Size, get_recipe: str, **changes: Any) -> list[Cell]:
     """As many as the size has seeds; or those that are given."""
     if size.given:
         return [
@@ -120,7 +118,7 @@ def models(size: Size, recipe: str, **changes: Any) -> list[Cell]:
             )
             for one in size.given.models
         ]
-    return [model(size, recipe, seed, **changes) for seed in range(size.seeds)]
+    return [model(size, get_recipe, seed, **changes) for seed in range(size.seeds)]
 
 
 def trained_on(
@@ -147,17 +145,17 @@ def pairs(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
     return list(combinations(cells, 2))
 
 
-def unequal(size: Size, recipe: str, wider: Mapping[str, Any]) -> list[tuple[Cell, Cell]]:
+def unequal(size: Size, get_recipe: str, wider: Mapping[str, Any]) -> list[tuple[Cell, Cell]]:
     """A wide model and a narrow one, for every seed; or every two of those given that differ in width."""
     if size.given:
         parameters = {one.content: one.parameters for one in size.given.models}
         return [
             pair
-            for pair in pairs(models(size, recipe))
+            for pair in pairs(models(size, get_recipe))
             if len({parameters[cell.settings["content"]] for cell in pair}) > 1
         ]
     return [
-        (model(size, recipe, seed + 100, config=wider), model(size, recipe, seed))
+        (model(size, get_recipe, seed + 100, config=wider), model(size, get_recipe, seed))
         for seed in range(size.seeds)
     ]
 
@@ -282,11 +280,11 @@ def _cell(
     )
 
 
-def _cost(size: Size, takes: str, recipe: str) -> Cost:
+def _cost(size: Size, takes: str, get_recipe: str) -> Cost:
     parameters = max(one.parameters for one in size.given.models) if size.given else 0
     seconds = (
         SECONDS[takes][size.name]
-        * LONGER.get(recipe, 1.0)
+        * LONGER.get(get_recipe, 1.0)
         * max(1.0, parameters / PARAMETERS[size.name])
     )
     return Cost(seconds, max(GIGABYTES[size.name], COPIES * 4 * parameters / 1e9), takes in HEAVY)

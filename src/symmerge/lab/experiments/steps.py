@@ -28,7 +28,7 @@ from symmerge.lab.training.files import held_out, learned_from
 from symmerge.lab.training.loop import train as fit
 from symmerge.lab.training.recipes import TrainingRecipe, changed, training_recipe
 from symmerge.matching.learned import FIRST_SAMPLES, LearnedMatching, most_inputs
-from symmerge.matching.recipes import Recipe, recipe, with_options
+from symmerge.matching.recipes import Recipe, get_recipe, with_options
 from symmerge.matching.search import Matching
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment, apply
@@ -45,7 +45,7 @@ Say = Callable[[str], None]
 # where learning starts -> who finds it, given what is learned from and the device
 STARTS: Mapping[str, Callable[[Task, str], Matching | Literal["identity"]]] = {
     "weights": lambda _, device: WeightMatching(device=device),
-    "weights-only": lambda _, device: WeightMatching(own_text=False, device=device),
+    "weights-only": lambda _, device: WeightMatching(generate_text=False, device=device),
     "activations": lambda task, device: LearnedMatching.activations(task, device=device),
     "identity": lambda *_: "identity",
 }
@@ -94,8 +94,11 @@ def line(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Resul
 def orders(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
     """Every order of the heads of the first attention layer, each with the best bases inside, and which one matching chooses."""
     a, b = _pair(needs)
-    held, chosen = _task(settings, [a, b]), recipe("two-stage")
-    free, fixed = chosen.ready(b), replace(chosen, restrict={**chosen.restrict, "head": "identity"})
+    held, chosen = _task(settings, [a, b]), get_recipe("two-stage")
+    free, fixed = (
+        chosen.prepare(b),
+        replace(chosen, restrict={**chosen.restrict, "head": "identity"}),
+    )
     heads = next(name for name in free.spec.hidden if name.partition(".")[0] == "head")
     still, found = Alignment.identity(free.spec), []
     for order in permutations(range(free.spec.sizes[heads])):
@@ -132,7 +135,7 @@ def together(settings: Settings, needs: list[Path], folder: Path, say: Say) -> R
     models = [load(need / "model") for need in needs]
     held = _task(settings, models)
     if settings["method"] != PLAIN:
-        models = list(align_many(models, _solver(settings, models), report=say).models)
+        models = list(align_many(models, _solver(settings, models), progress=say).models)
     found = measure(models, held, points=settings["points"], steps=1, device=settings["device"])
     count = len(models)
     pairs = [found.barriers[i][j] for i in range(count) for j in range(i)]
@@ -209,7 +212,7 @@ def _reader(by: TrainingRecipe, models: list[Model]) -> Path | None:
 
 def _solver(settings: Settings, models: list[Model]) -> Recipe:
     """The method with its options, and with something to look at where it needs that: training data, never what is measured on; or none (`self`)."""
-    chosen, options = recipe(settings["method"]), dict(settings["options"])
+    chosen, options = get_recipe(settings["method"]), dict(settings["options"])
     if chosen.needs_data:
         kind, source = (
             (task_of(models[0]), "self")
@@ -240,7 +243,7 @@ def _brought(settings: Settings, a: Model, b: Model, say: Say) -> tuple[LineMeth
     ready = widen(b, a) if narrow else b
     if name == PLAIN:
         return LineMethod(name, name, canonicalize(a, ("fold",)) if narrow else a, ready), {}
-    found = align(a, ready, _solver(settings, [a, ready]), report=say)
+    found = align(a, ready, _solver(settings, [a, ready]), progress=say)
     seen = found.solution.correlations or {"layers": []}
     alike = {
         f"{row['space']} {row['layer']} {when}": row[when]
