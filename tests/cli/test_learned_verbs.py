@@ -25,7 +25,7 @@ LEARN = (
     1,
     "--steps",
     4,
-    "--batch",
+    "--batch-size",
     2,
 )
 

@@ -147,7 +147,7 @@ def test_a_trained_one_says_that_it_classifies(tmp_path):
     recipe = changed(
         EMBEDDED["dinov3-digits"],
         config={"hidden_size": 32, "intermediate_size": 32},
-        schedule={"steps": 120, "batch": 32},
+        schedule={"steps": 120, "batch_size": 32},
     )
     folders = [train(recipe, seed, tmp_path / str(seed)) for seed in range(2)]
     config = json.loads((folders[0] / "config.json").read_text())

@@ -24,7 +24,7 @@ TINY = {
     name: replace(
         recipe,
         config={**recipe.config, **SIZES[name]},
-        schedule=replace(recipe.schedule, steps=3, batch=4, warmup=1),
+        schedule=replace(recipe.schedule, steps=3, batch_size=4, warmup=1),
     )
     for name, recipe in DEMO.items()
 }

@@ -12,7 +12,14 @@ from symmerge.errors import DataError
 from symmerge.evaluation.tasks.base import IGNORED, LazyBatches
 from symmerge.lab.small_models import small_model
 from symmerge.matching import distillation as module_of_lessons
-from symmerge.matching.distillation import ROWS, TOKENS, Lessons, batch_size, loss_of, shuffled
+from symmerge.matching.distillation import (
+    ROWS,
+    TOKENS,
+    Lessons,
+    loss_of,
+    shuffled,
+    usual_batch_size,
+)
 from symmerge.verification.modules import full_module
 
 CPU = torch.device("cpu")
@@ -89,10 +96,12 @@ def test_too_few_samples_are_refused():
 
 
 def test_batches_of_a_size_that_suits_the_task():
-    assert batch_size(task("gpt2")) == TOKENS // 62 == TOKENS // task("gpt2").settings["block"]
-    assert batch_size(replace(task("gpt2"), settings={"block": 10 * TOKENS})) == 1
+    assert (
+        usual_batch_size(task("gpt2")) == TOKENS // 62 == TOKENS // task("gpt2").settings["block"]
+    )
+    assert usual_batch_size(replace(task("gpt2"), settings={"block": 10 * TOKENS})) == 1
     assert {
-        name: batch_size(replace(task("gpt2"), name=name, settings={})) for name in ROWS
+        name: usual_batch_size(replace(task("gpt2"), name=name, settings={})) for name in ROWS
     } == ROWS
 
 

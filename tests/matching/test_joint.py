@@ -18,7 +18,7 @@ from symmerge.matching.samplers import Shares
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.interpolation import mean
 
-FEW = {"steps": 12, "start": WeightMatching(generate_text=False), "batch": 4}
+FEW = {"steps": 12, "start": WeightMatching(generate_text=False), "batch_size": 4}
 
 
 def three(name, count=3):
@@ -36,7 +36,7 @@ def begun(name, **options):
         sm.Alignment.random(models[0].spec, torch.Generator().manual_seed(number))
         for number in (1, 2)
     ]
-    learning = LearnedMatching(batch=4, data=little(models), **options)
+    learning = LearnedMatching(batch_size=4, data=little(models), **options)
     lessons, held = learning.lessons(models, lambda line: None)
     spaces = learning.chosen(models[0].spec)
     return (

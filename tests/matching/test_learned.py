@@ -74,7 +74,7 @@ def options(name="gpt2", **changes):
             "data": own(name),
             "start": anywhere(name),
             "steps": 6,
-            "batch": 6,
+            "batch_size": 6,
             "lr": 1e-2,
             **changes,
         }
@@ -154,7 +154,9 @@ def test_learning_helps_and_the_ends_stay_exact(name, place, tmp_path):
         else sm.make_task(task, str(place / data) if "." in data else data, [a, b], samples=24)
     )
     start = Alignment.random(a.spec, torch.Generator().manual_seed(5))
-    matching = LearnedMatching(data=given, start=start, steps=6, batch=6, lr=1e-2, held_out=0.25)
+    matching = LearnedMatching(
+        data=given, start=start, steps=6, batch_size=6, lr=1e-2, held_out=0.25
+    )
     solution = matching.solve(a, b)
     before, after = solution.objective[0], min(solution.objective)
     assert (
@@ -427,7 +429,7 @@ PLANTED = [
 def test_planted_swaps_flip_back(name, space, places):
     a = ready(name)
     b, start = noisy(a, 0.05), swapped(a, space, *places)
-    matching = options(name, start=start, spaces=(space,), steps=21, patience=100, batch=12)
+    matching = options(name, start=start, spaces=(space,), steps=21, patience=100, batch_size=12)
     solution = matching.solve(a, b)
     learned = solution.settings["learned"]
     assert wrong_places(start) == 2 * len(places) and wrong_places(solution.alignment) == 0
@@ -475,7 +477,7 @@ def pull(share, i, j, monkeypatch):
         models=(a, noisy(a, 0.05)),
         start=swapped(a, "ff.0", (i, j)),
         spaces=("ff.0",),
-        batch=22,
+        batch_size=22,
     )
     monkeypatch.setattr("symmerge.matching.learner.NEAR_A", share)
     slope = whole(learner._downhill([learner.lessons[0]])["ff.0"])
@@ -534,7 +536,7 @@ def test_a_planted_symmetry_is_learned_from_the_identity(name):
     a = ready(name)
     planted = nearby(a.spec, 0.1)
     b = noisy(apply(planted, a), 0.05)
-    matching = options(name, start=Alignment.identity(a.spec), steps=40, batch=8)
+    matching = options(name, start=Alignment.identity(a.spec), steps=40, batch_size=8)
     solution = matching.solve(a, b)
     floor = replace(matching, start=planted.inverse(), steps=1).solve(a, b).objective[0]
     before, after = (loss - floor for loss in (solution.objective[0], min(solution.objective)))
@@ -608,7 +610,7 @@ def test_models_that_nobody_writes_for_need_data():
         {"steps": 0},
         {"lr": 0.0},
         {"lr": math.nan},
-        {"batch": 0},
+        {"batch_size": 0},
         {"accumulate": 0},
         {"held_out": 1.0},
         {"patience": 0},
@@ -801,7 +803,7 @@ def test_an_interrupt_keeps_the_best_so_far():
 
 def test_resuming_gives_what_one_run_gives(tmp_path):
     """Before and after permutations are solved anew, in the middle of Adam's memory."""
-    name, settings = "llama", {"steps": 14, "patience": 100, "batch": 4}
+    name, settings = "llama", {"steps": 14, "patience": 100, "batch_size": 4}
     straight = learn(name, **settings)
     resume_file = ResumeFile(tmp_path / "x.partial.safetensors", {"task": 1})
     for step in (7, 12):
@@ -868,7 +870,7 @@ task = sm.make_task("clm", "self", [a, b], samples=24)
 start = Alignment.random(a.spec, torch.Generator().manual_seed(5))
 with joined() as (rank, processes):
     assert processes == 2
-    solution = LearnedMatching(data=task, start=start, steps=12, batch=6, lr=1e-2).solve(a, b)
+    solution = LearnedMatching(data=task, start=start, steps=12, batch_size=6, lr=1e-2).solve(a, b)
     solution.alignment.save(sys.argv[1] + f"/alignment.{rank}")
     open(sys.argv[1] + f"/{rank}.json", "w").write(json.dumps([solution.objective, solution.settings["learned"]]))
 """

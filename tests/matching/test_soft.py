@@ -50,7 +50,7 @@ def soften(name, *, progress=None, resume_file=None, **options):
     return (
         a,
         b,
-        SoftMatching(data=task, **{"start": start, "steps": 8, "batch": 8, **options}).solve(
+        SoftMatching(data=task, **{"start": start, "steps": 8, "batch_size": 8, **options}).solve(
             a, b, progress=progress, resume_file=resume_file
         ),
     )
@@ -177,7 +177,7 @@ def test_a_permuted_stream_and_ties_mix_too():
         data=sm.make_task("mlm", "self", [a, b], samples=16),
         start=START,
         steps=6,
-        batch=4,
+        batch_size=4,
         lr=0.3,
         spaces=("residual",),
     )

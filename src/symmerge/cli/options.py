@@ -272,7 +272,10 @@ Rate = Annotated[float | None, typer.Option(help="How far a step goes.", show_de
 BatchSize = Annotated[
     int | None,
     typer.Option(
-        "--batch", help="Samples of a batch: fewer need less memory.", min=1, show_default="by task"
+        "--batch-size",
+        help="Samples of a batch: fewer need less memory.",
+        min=1,
+        show_default="by task",
     ),
 ]
 Accumulate = Annotated[
@@ -453,7 +456,7 @@ LEARNING = (
     "steps",
     "epochs",
     "lr",
-    "batch",
+    "batch_size",
     "accumulate",
     "sampler",
     "concentration",
@@ -565,12 +568,13 @@ def _refuse_unused(chosen: Recipe, learning: Mapping[str, Any], seen: Mapping[st
             and chosen.method != "activations"
         ):
             raise MismatchError(f"--{option} {given}: only --method activations takes it")
-    for option, given in learning.items():
+    for name, given in learning.items():
+        option = name.replace("_", "-")
         if given is not None and chosen.method not in ("learned", "soft"):
             raise MismatchError(
                 f"--{option} {given}: nothing is learned by {chosen.method}; add --method learned"
             )
-        if given is not None and option not in {known.name for known in fields(chosen.matching)}:
+        if given is not None and name not in {known.name for known in fields(chosen.matching)}:
             raise MismatchError(f"--{option} {given}: only --method learned takes it")
 
 

@@ -35,7 +35,7 @@ class Lesson(NamedTuple):
     wanted: Tensor | None
 
 
-def batch_size(task: Task) -> int:
+def usual_batch_size(task: Task) -> int:
     """A size at which the gradient is calm enough and a small machine still fast."""
     return ROWS.get(task.name) or max(1, TOKENS // int(task.settings["block"]))
 

@@ -21,7 +21,7 @@ from symmerge.evaluation.tasks.catalog import SELF_LABELLED, SELF_SOURCES, make_
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.base import Solution
-from symmerge.matching.distillation import Lessons, Target, batch_size, shuffled
+from symmerge.matching.distillation import Lessons, Target, shuffled, usual_batch_size
 from symmerge.matching.joint import Joint
 from symmerge.matching.learner import Interrupted, Learner
 from symmerge.matching.resume import ResumeEntry, ResumeFile
@@ -83,7 +83,7 @@ class LearnedMatching:
     steps: int = 300
     epochs: float | None = None
     lr: float = 3e-3
-    batch: int | None = None
+    batch_size: int | None = None
     accumulate: int = 1
     sampler: str = "narrow"
     concentration: float = DIRICHLET
@@ -103,7 +103,7 @@ class LearnedMatching:
         wrong = {
             "steps": self.steps < 1,
             "lr": not self.lr > 0,
-            "batch": self.batch is not None and self.batch < 1,
+            "batch_size": self.batch_size is not None and self.batch_size < 1,
             "accumulate": self.accumulate < 1,
         }
         wrong |= {
@@ -280,7 +280,9 @@ class LearnedMatching:
                 device=str(device),
             )
         check_same_tokenizers(models)
-        learned, held = shuffled(task, self.batch or batch_size(task), self.seed, self.held_out)
+        learned, held = shuffled(
+            task, self.batch_size or usual_batch_size(task), self.seed, self.held_out
+        )
         parents = (
             [full_module(model, torch.float32).to(device) for model in models]
             if self.target == "parents"

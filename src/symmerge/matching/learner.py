@@ -173,7 +173,7 @@ class Course(ABC):
             else:
                 self._descend(chosen)
         except torch.cuda.OutOfMemoryError as error:
-            remedy = "lower --batch and raise --accumulate by as much, or learn fewer --spaces"
+            remedy = "lower --batch-size and raise --accumulate by as much, or learn fewer --spaces"
             raise SymmergeError(f"the GPU's memory is full at step {step}: {remedy}") from error
 
     def _finite(self) -> None:

@@ -226,7 +226,7 @@ RECIPES: Mapping[str, Recipe] = {
             target="labels",
             lr=3e-4,
             epochs=30.0,
-            batch=128,
+            batch_size=128,
             spaces=("residual", "head", "query", "ff"),
             patience=20,
         ),

@@ -162,7 +162,7 @@ class SoftMatching:
     start: Matching | Alignment | Literal["identity"] | None = None
     steps: int = 300
     lr: float = 1e-1
-    batch: int | None = None
+    batch_size: int | None = None
     sampler: str = "narrow"
     target: Target = "parents"
     spaces: tuple[str, ...] | None = None
@@ -419,7 +419,7 @@ class _Run:
             loss.backward()
         except torch.cuda.OutOfMemoryError as error:
             raise SymmergeError(
-                f"the GPU's memory is full at step {step}: lower --batch, or learn fewer --spaces"
+                f"the GPU's memory is full at step {step}: lower --batch-size, or learn fewer --spaces"
             ) from error
         self._finite(float(loss.detach()), "loss", step)
         nn.utils.clip_grad_norm_(self.latent.values(), CLIP)

@@ -256,7 +256,9 @@ def test_every_form_is_prepared_alike(data, root):
 def test_recipes_train_and_are_measured(data, root, tmp_path):
     content = some(data)
     as_tree(root, content) if data == "tiny-imagenet" else as_batches(root, data, content)
-    recipe = changed(TRAINING[RECIPES[data]], config=SMALL_VIT, schedule={"steps": 2, "batch": 4})
+    recipe = changed(
+        TRAINING[RECIPES[data]], config=SMALL_VIT, schedule={"steps": 2, "batch_size": 4}
+    )
     out = train(recipe, 0, tmp_path / "out", data=root)
     task = make_task("image", held_out(recipe, root), [sm.load(out)], samples=7)
     found = json.loads((out / "metrics.json").read_text())

@@ -159,7 +159,7 @@ def test_what_is_not_known_is_refused(folder, tmp_path):
 TINY = changed(
     TRAINING["vit-digits"],
     config={"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16},
-    schedule={"steps": 3, "batch": 8},
+    schedule={"steps": 3, "batch_size": 8},
 )
 
 

@@ -45,9 +45,9 @@ EMBEDDED = [
 ]  # classifiers begin from another's model: test_training_data.py
 
 
-def short(name, steps=3, batch=4, **schedule):
+def short(name, steps=3, batch_size=4, **schedule):
     return changed(
-        TRAINING[name], schedule={"steps": steps, "batch": batch, "warmup": 1, **schedule}
+        TRAINING[name], schedule={"steps": steps, "batch_size": batch_size, "warmup": 1, **schedule}
     )
 
 
@@ -175,7 +175,7 @@ def test_training_sees_no_test_data(tmp_path):
 @pytest.mark.parametrize("name", ["vit-digits", "gpt2-docs"])
 def test_training_helps(name, folders, tmp_path):
     """A fresh model gives every answer the same chance; a few steps later the loss is lower, on held-out data too."""
-    recipe = short(name, steps=30, batch=32)
+    recipe = short(name, steps=30, batch_size=32)
     train(recipe, 0, tmp_path / "longer")
     models = [sm.load(folders[name]), sm.load(tmp_path / "longer")]
     task = make_task(recipe.task, recipe.data, models, samples=32)
@@ -234,7 +234,7 @@ def test_one_thread_is_given_back():
 TINY = changed(
     TRAINING["vit-digits"],
     config={"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16},
-    schedule={"steps": 8, "batch": 8},
+    schedule={"steps": 8, "batch_size": 8},
 )
 
 
@@ -294,7 +294,7 @@ def test_a_loss_that_is_no_number_ends_it(tmp_path):
 
 
 def test_rates():
-    plain = Schedule(steps=100, batch=1, lr=1.0, warmup=10, decay=0.0)
+    plain = Schedule(steps=100, batch_size=1, lr=1.0, warmup=10, decay=0.0)
     assert (
         plain.lr_at(0, 7) == 0.1
         and plain.lr_at(9, 7) == plain.lr_at(10, 7) == 1.0
@@ -446,7 +446,7 @@ def test_a_step_is_one_graph(name, monkeypatch):
     )  # without the checks of shapes that tests have
     sizes, make = COMPILED[name]
     recipe, lessons = (
-        changed(TRAINING[name], config=sizes, schedule={"steps": 2, "batch": 4}),
+        changed(TRAINING[name], config=sizes, schedule={"steps": 2, "batch_size": 4}),
         make(),
     )
     model = Origin(recipe, 0).model()
@@ -473,7 +473,7 @@ GAPPED = changed(  # gaps and dropout: the generator's state matters
         "max_position_embeddings": 16,
         "hidden_dropout_prob": 0.1,
     },
-    schedule={"steps": 8, "batch": 4, "look": 2},
+    schedule={"steps": 8, "batch_size": 4, "look": 2},
 )
 
 

@@ -106,7 +106,7 @@ def test_cifar_is_prepared_and_measured(name, root, tmp_path):
     recipe = changed(
         TRAINING[name],
         config=SMALL_VIT,
-        schedule={"steps": 4, "batch": 4, "look": 2 if name.endswith("best") else 0},
+        schedule={"steps": 4, "batch_size": 4, "look": 2 if name.endswith("best") else 0},
     )
     out = train(recipe, 0, tmp_path / "out", data=root)
     found = json.loads((out / "metrics.json").read_text())
@@ -208,7 +208,7 @@ def test_shakespeare_is_divided_and_measured(root, tmp_path, words):
     recipe = changed(
         TRAINING["shakespeare-gpt2"],
         config={**SMALL_GPT2, "vocab_size": 300},
-        schedule={"steps": 4, "batch": 2, "look": 2},
+        schedule={"steps": 4, "batch_size": 2, "look": 2},
     )
     with pytest.raises(
         DataError, match="gpt2_tokenizer is missing, and its tokenizer is read from it"
@@ -233,7 +233,7 @@ def test_books_have_one_tokenizer(name, root, tmp_path, words):
     for file, text in (("books_train.txt.xz", words), ("books_valid.txt.xz", words[:2000])):
         (root / file).write_bytes(lzma.compress(text.encode()))
     sizes = {**SMALL_VIT, "vocab_size": 300, "max_position_embeddings": 16}
-    recipe = changed(TRAINING[name], config=sizes, schedule={"steps": 2, "batch": 2})
+    recipe = changed(TRAINING[name], config=sizes, schedule={"steps": 2, "batch_size": 2})
     first, second = (train(recipe, seed, tmp_path / str(seed), data=root) for seed in (0, 1))
     assert (first / "tokenizer.json").read_bytes() == (second / "tokenizer.json").read_bytes()
     assert held_out(recipe, root) == str(root / "books_valid.txt.xz")
@@ -261,12 +261,16 @@ def reviews(root):
 
 @pytest.fixture
 def pretrained(tmp_path):
-    recipe = changed(TRAINING["bert-docs"], config=SMALL_BERT, schedule={"steps": 2, "batch": 2})
+    recipe = changed(
+        TRAINING["bert-docs"], config=SMALL_BERT, schedule={"steps": 2, "batch_size": 2}
+    )
     return train(recipe, 0, tmp_path / "pretrained")
 
 
 def test_classifiers_begin_with_the_same_head(reviews, pretrained, tmp_path):
-    still = changed(TRAINING["sst2-bert"], schedule={"steps": 2, "batch": 4, "lr": 0.0, "look": 2})
+    still = changed(
+        TRAINING["sst2-bert"], schedule={"steps": 2, "batch_size": 4, "lr": 0.0, "look": 2}
+    )
     first, second, other = (
         opened(
             train(
@@ -293,7 +297,7 @@ def test_classifiers_begin_with_the_same_head(reviews, pretrained, tmp_path):
 
 def test_classifiers_learn_and_are_measured(reviews, pretrained, tmp_path):
     recipe = changed(
-        TRAINING["sst2-bert"], schedule={"steps": 60, "batch": 16, "lr": 3e-3, "look": 20}
+        TRAINING["sst2-bert"], schedule={"steps": 60, "batch_size": 16, "lr": 3e-3, "look": 20}
     )
     out = train(recipe, 0, tmp_path / "out", data=reviews, begin=pretrained)
     with pytest.raises(DataError, match=r"row 7 has .* tokens"):
@@ -317,7 +321,9 @@ def test_classifiers_learn_and_are_measured(reviews, pretrained, tmp_path):
 
 
 def test_a_level_that_fails_is_followed_by_the_next(tmp_path, capfd):
-    recipe = changed(TRAINING["vit-digits"], config=SMALL_VIT, schedule={"steps": 3, "batch": 4})
+    recipe = changed(
+        TRAINING["vit-digits"], config=SMALL_VIT, schedule={"steps": 3, "batch_size": 4}
+    )
     steps: list[str] = []
     levels.at_some_level(
         Origin(recipe, 1), tmp_path / "out", steps.append, levels=("magic", "eager"), device="cpu"
@@ -333,7 +339,7 @@ def test_a_level_that_fails_is_followed_by_the_next(tmp_path, capfd):
 
 def test_a_process_that_has_trained_waits_for_the_next_model(tmp_path, capfd):
     recipe, used = (
-        changed(TRAINING["vit-digits"], config=SMALL_VIT, schedule={"steps": 3, "batch": 4}),
+        changed(TRAINING["vit-digits"], config=SMALL_VIT, schedule={"steps": 3, "batch_size": 4}),
         [],
     )
     wider = changed(recipe, config={"intermediate_size": 24})

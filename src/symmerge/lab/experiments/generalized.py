@@ -79,7 +79,7 @@ MODELS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         "cifar10": ("cifar10-vit", PICTURES),
         "cifar100": ("cifar100-vit", PICTURES),
         "tiny-imagenet": ("tiny-imagenet-vit", PICTURES),
-        "shakespeare": ("shakespeare-gpt2", {"steps": 300, "batch": 16, "start": "weights"}),
+        "shakespeare": ("shakespeare-gpt2", {"steps": 300, "batch_size": 16, "start": "weights"}),
         "books": ("books-gpt2", MUCH),
     },
 }

@@ -139,7 +139,7 @@ def _main() -> None:
     compiled_for = None
     while job := _next_job():
         origin: Origin = job["origin"]
-        kind = origin.recipe.architecture, origin.recipe.config, origin.recipe.schedule.batch
+        kind = origin.recipe.architecture, origin.recipe.config, origin.recipe.schedule.batch_size
         if compiled_for not in (
             None,
             kind,

@@ -48,9 +48,9 @@ _MASKED = {
 
 # Room for a piece of python-topics between its two special tokens.
 _ROOMY = {**_MASKED, "max_position_embeddings": 48}
-_WRITES = Schedule(steps=600, batch=8, lr=3e-3, warmup=50, decay=0.1)
-_FILLS = Schedule(steps=1200, batch=128, lr=3e-3, warmup=100, decay=0.01)
-_SORTS_FIRST = Schedule(steps=600, batch=32, lr=3e-3, warmup=60, decay=0.01)
+_WRITES = Schedule(steps=600, batch_size=8, lr=3e-3, warmup=50, decay=0.1)
+_FILLS = Schedule(steps=1200, batch_size=128, lr=3e-3, warmup=100, decay=0.01)
+_SORTS_FIRST = Schedule(steps=600, batch_size=32, lr=3e-3, warmup=60, decay=0.01)
 
 
 def _docs(
@@ -72,7 +72,7 @@ EMBEDDED: Mapping[str, TrainingRecipe] = MappingProxyType(
             _VIT,
             "image",
             "digits",
-            Schedule(steps=600, batch=64, lr=2e-3, warmup=50, decay=1.0),
+            Schedule(steps=600, batch_size=64, lr=2e-3, warmup=50, decay=1.0),
         ),
         "gpt2-docs": _docs(
             "a small GPT-2 that writes Python documentation",
@@ -125,7 +125,7 @@ EMBEDDED: Mapping[str, TrainingRecipe] = MappingProxyType(
             {"num_labels": TOPICS},
             "text",
             "python-topics",
-            Schedule(steps=400, batch=32, lr=1e-3, warmup=40, decay=0.01, curve="linear"),
+            Schedule(steps=400, batch_size=32, lr=1e-3, warmup=40, decay=0.01, curve="linear"),
             takes="10 s on one core",
         ),
         "dinov3-digits": TrainingRecipe(
@@ -134,7 +134,7 @@ EMBEDDED: Mapping[str, TrainingRecipe] = MappingProxyType(
             _ROTARY_VIT,
             "image",
             "digits",
-            Schedule(steps=600, batch=64, lr=2e-3, warmup=50, decay=1.0),
+            Schedule(steps=600, batch_size=64, lr=2e-3, warmup=50, decay=1.0),
         ),
     }
 )

@@ -116,7 +116,7 @@ class _Training:
         rows = order(
             feed.train,
             self.schedule.steps,
-            self.schedule.batch,
+            self.schedule.batch_size,
             origin.seed,
             anywhere=origin.recipe.blocks == "anywhere",
         )

@@ -49,12 +49,12 @@ _MASKED = {**_TEXT, "max_position_embeddings": MASKED_LENGTH, "intermediate_size
 
 _AS_PUBLISHED: dict[str, Any] = {"clip": 0.0, "betas": DEFAULT_BETAS, "all_decay": True}
 _PICTURES = Schedule(
-    steps=150 * 390, batch=128, lr=3e-4, warmup=0, decay=1e-3, curve="epochs", **_AS_PUBLISHED
+    steps=150 * 390, batch_size=128, lr=3e-4, warmup=0, decay=1e-3, curve="epochs", **_AS_PUBLISHED
 )
 _QUICK_PICTURES = replace(_PICTURES, steps=24 * 390)
 _PLAYS = Schedule(
     steps=100 * 36,
-    batch=32,
+    batch_size=32,
     lr=3e-4,
     warmup=180,
     decay=0.01,
@@ -63,10 +63,17 @@ _PLAYS = Schedule(
     **_AS_PUBLISHED,
 )
 _BOOKS = Schedule(
-    steps=6000, batch=64, lr=2.5e-4, warmup=300, decay=0.01, look=250, patience=5, **_AS_PUBLISHED
+    steps=6000,
+    batch_size=64,
+    lr=2.5e-4,
+    warmup=300,
+    decay=0.01,
+    look=250,
+    patience=5,
+    **_AS_PUBLISHED,
 )
-_NOVELS = Schedule(steps=3500, batch=64, lr=1e-3, warmup=175, decay=0.1)
-_GAPS = Schedule(steps=8000, batch=128, lr=1e-3, warmup=400, decay=0.1)
+_NOVELS = Schedule(steps=3500, batch_size=64, lr=1e-3, warmup=175, decay=0.1)
+_GAPS = Schedule(steps=8000, batch_size=128, lr=1e-3, warmup=400, decay=0.1)
 
 
 def _novels(
@@ -86,7 +93,7 @@ def _classifier(data: str, about: str, steps: int, look: int, classes: int = 2) 
     """These models overfit small tasks within a few passes: the best is kept."""
     schedule = Schedule(
         steps,
-        batch=32,
+        batch_size=32,
         lr=1e-4,
         warmup=steps // 10,
         decay=0.01,

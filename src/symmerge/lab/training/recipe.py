@@ -21,7 +21,7 @@ class Schedule:
     """
 
     steps: int
-    batch: int
+    batch_size: int
     lr: float
     warmup: int
     decay: float

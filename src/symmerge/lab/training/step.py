@@ -111,7 +111,7 @@ class Pupil:
         self.taught = [(master, half) for master, half in self.copied if master.requires_grad]
         for master, _ in self.taught:
             master.grad = torch.zeros_like(master)
-        epoch = epoch_of(lessons, schedule.batch)
+        epoch = epoch_of(lessons, schedule.batch_size)
         self.rates = [schedule.lr_at(step, epoch) for step in range(schedule.steps)]
         self.device_rates = torch.tensor(self.rates, device=device)
         self.parameters = [
@@ -160,7 +160,7 @@ class Pupil:
                 group["lr"].copy_(self.device_rates[self.at].squeeze(0))
             else:
                 group["lr"] = self.rates[int(self.at)]
-        chances = torch.rand(self.schedule.batch, self.lessons.chances, device=self.at.device)
+        chances = torch.rand(self.schedule.batch_size, self.lessons.chances, device=self.at.device)
         loss = self.loss(self.net, self.lessons, self.order, chances, self.at)
         loss.backward()
         copy_all([master.grad for master, _ in self.taught], [half.grad for _, half in self.taught])
@@ -247,7 +247,7 @@ class Pupil:
         """Loss and accuracy in float32."""
         self.model.eval()
         losses, right = [], []
-        for rows in lessons.rows().split(4 * self.schedule.batch):
+        for rows in lessons.rows().split(4 * self.schedule.batch_size):
             inputs, targets = lessons.ask(rows.to(self.at.device), None)
             logits, targets = self.model(**inputs).logits.flatten(0, -2), targets.flatten()
             losses.append(functional.cross_entropy(logits, targets, reduction="none")[targets >= 0])
