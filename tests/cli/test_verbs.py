@@ -232,7 +232,7 @@ REFUSED = {
     "none": ([], (), "no model: a line has two ends; give two models or more"),
     "one": ([A], (), "gpt2-0: a line has two ends; give two models or more"),
     "twice": ([A, B, A], (), "gpt2-0 is given twice: name every model once"),
-    "another size": ([A, B, OTHER], (), "no line leads from"),
+    "another size": ([A, B, OTHER], (), "cannot be joined by a line"),
     "one point": ([A, B], ("--points", 1), "points 1: a curve has at least two, its ends"),
     "unknown method": ([A, B], ("--method", "none,magic"), "no recipe called 'magic'"),
     "unknown device": ([A, B], ("--device", "abacus"), "device abacus: there are cpu and cuda"),

@@ -404,7 +404,7 @@ def test_too_few_points(points):
 
 def test_models_without_a_line_between_them():
     a, b = load(small_model("gpt2")), load(small_model("gpt2", n_inner=64))
-    with pytest.raises(MismatchError, match=r"no line leads.*ff\.0 .*96.*64"):
+    with pytest.raises(MismatchError, match=r"joined by a line.*ff\.0 .*96.*64"):
         barrier(a, b, task_for(a))
     with pytest.raises(MismatchError, match="2 models: a plane"):
         plane([a, a], task_for(a))

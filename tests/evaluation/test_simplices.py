@@ -226,7 +226,7 @@ def test_too_few_models_and_models_that_differ():
     task = own_text(models[0], samples=2)
     with pytest.raises(MismatchError, match="2 models: a triangle has three corners"):
         measure(models, task)
-    with pytest.raises(MismatchError, match="no line leads"):
+    with pytest.raises(MismatchError, match="joined by a line"):
         measure([*models, sm.load(small_model("gpt2", n_inner=64))], task)
     with pytest.raises(MismatchError, match="points 1"):
         places(3, points=1)

@@ -31,11 +31,11 @@ from symmerge.cli.options import (
 )
 from symmerge.errors import MismatchError
 from symmerge.evaluation.lines import BARRIERS, LineMethod, line, run, several, write
-from symmerge.evaluation.mixture import one_table
 from symmerge.evaluation.simplices import POINTS as TOGETHER_POINTS
 from symmerge.evaluation.tasks import SELF_SOURCES, Task, make_task, task_of
 from symmerge.matching.recipes import RECIPES, Recipe, with_options
 from symmerge.models.model import Model, device_of, load
+from symmerge.models.tables import check_same_table
 
 POINTS = 21
 KINDS = dict(zip(BARRIERS, ("over the mean", "over the line"), strict=True))
@@ -129,7 +129,7 @@ def barrier(
             solvers, opened, data, calibration, calibration_samples, seed, device
         )
         if None in solvers.values():
-            one_table(opened)
+            check_same_table(opened, "joined by a line")
         with new_folder(out, overwrite=overwrite, inputs=folders) as folder:
             if together:
                 record = simplex.measure(folder, opened, solvers, made, points, device)

@@ -15,6 +15,7 @@ from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import Task
 from symmerge.evaluation.tasks.base import Batch
 from symmerge.models.model import Model, Progress, device_of
+from symmerge.models.tables import check_same_table
 from symmerge.verification.modules import full_module
 
 Shares = tuple[float, ...]  # one number per model; they sum to one
@@ -23,22 +24,12 @@ AT_ONCE = {"cuda": 8}
 """How many batches a device takes at once: a batch made for a CPU is over on a GPU before the next kernel has been launched."""
 
 
-def one_table(models: Sequence[Model]) -> None:
-    """Refuse models that have no line between them as they are."""
-    first = models[0]
-    for other in models[1:]:
-        if other.spec.fingerprint != first.spec.fingerprint:
-            raise MismatchError(
-                f"no line leads from {first.where} to {other.where}; they differ in: {'; '.join(first.spec.differences(other.spec))}"
-            )
-
-
 @final
 class Mixture:
     """Models of one table in memory, in float32, and a module that holds a weighted mean of them."""
 
     def __init__(self, models: Sequence[Model], *, device: str = "cpu") -> None:
-        one_table(models)
+        check_same_table(models, "joined by a line")
         first = models[0]
         self.device = device_of(device)
         self._parts = [

@@ -31,6 +31,7 @@ from symmerge.matching.universes import Universe
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment
 from symmerge.models.model import Model, Progress, device_of
+from symmerge.models.tables import check_same_table
 from symmerge.symmetry.spec import Spec, listing
 from symmerge.verification.modules import full_module
 
@@ -194,10 +195,7 @@ class LearnedMatching:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. Ctrl-C returns the best so far."""
         progress = progress or _silent
         began = time.perf_counter()
-        if a.spec.fingerprint != b.spec.fingerprint:
-            raise MismatchError(
-                f"{a.where} and {b.where} cannot be aligned; they differ in: {'; '.join(a.spec.differences(b.spec))}"
-            )
+        check_same_table([a, b], "aligned")
         spaces = self.chosen(a.spec)
         if self.data is None and task_of(a) not in SELF_SOURCES:
             raise MismatchError(

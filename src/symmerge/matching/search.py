@@ -20,6 +20,7 @@ from symmerge.matching.sweeps import Sweeps
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.interpolation import interpolate
 from symmerge.models.model import Model, Progress
+from symmerge.models.tables import check_same_table
 from symmerge.observation.correlations import measure_correlations
 from symmerge.observation.probe import Probe
 from symmerge.observation.statistics import Statistics
@@ -86,10 +87,7 @@ class Matching(ABC):
         resume_file: ResumeFile | None = None,
     ) -> Solution:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. `probe` stands for one that would be made of both. Ctrl-C returns the best so far."""
-        if a.spec.fingerprint != b.spec.fingerprint:
-            raise MismatchError(
-                f"{a.where} and {b.where} cannot be aligned; they differ in: {'; '.join(a.spec.differences(b.spec))}"
-            )
+        check_same_table([a, b], "aligned")
         size = a.spec.sizes.get("vocabulary")
         if self.token_counts is not None and len(self.token_counts) != size:
             raise MismatchError(

@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.distributed import rank_and_world_size
 from symmerge.errors import MismatchError, SymmergeError, SymmetryError
-from symmerge.evaluation.mixture import one_table
 from symmerge.evaluation.tasks.base import Task
 from symmerge.matching.base import Solution
 from symmerge.matching.distillation import Lesson, Lessons, Target, loss_of
@@ -33,6 +32,7 @@ from symmerge.matching.samplers import Sampler
 from symmerge.matching.search import Matching
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.model import Model, Progress
+from symmerge.models.tables import check_same_table
 from symmerge.symmetry.groups import Element, Group, Permutation, Trivial
 from symmerge.symmetry.groups.base import Check, Gram, normal, total, uniform
 from symmerge.symmetry.groups.dense import multiply
@@ -227,7 +227,7 @@ class SoftMatching:
     ) -> Solution:
         """Align `b` to `a`. Preconditions: both canonical, and of the same table. Ctrl-C returns the best so far."""
         began = time.perf_counter()
-        one_table([a, b])
+        check_same_table([a, b], "aligned")
         spaces = self.chosen(a.spec)
         entry = resume_file.read() if resume_file else None
         entry = entry if entry and "soft" in entry.record else None

@@ -25,6 +25,7 @@ from symmerge.models.alignment import Alignment, apply
 from symmerge.models.distances import distance
 from symmerge.models.interpolation import interpolate
 from symmerge.models.model import Model, Progress
+from symmerge.models.tables import check_same_table
 from symmerge.observation.probe import Probe
 from symmerge.verification.modules import full_module
 
@@ -130,7 +131,7 @@ def match_universe(
     resume_file: ResumeFile | None = None,
 ) -> Universe:
     """Align all to one another. Preconditions: canonical, and of one table. A member that fails is left out and named; Ctrl-C returns what is found so far."""
-    _comparable(models)
+    _check(models)
     run = _Run(list(models), solver, progress or (lambda line: None), resume_file)
     interrupted = False
     try:
@@ -145,20 +146,12 @@ def match_universe(
     return run.universe(interrupted)
 
 
-def _comparable(models: Sequence[Model]) -> None:
+def _check(models: Sequence[Model]) -> None:
     if len(models) < 2:
         raise MismatchError(
             f"{models[0].where if models else 'no model'}: there is nothing to align it to; give two models or more"
         )
-    first = models[0]
-    others = [other for other in models[1:] if other.spec.fingerprint != first.spec.fingerprint]
-    if others:
-        named = "; ".join(
-            f"{other.where} ({'; '.join(first.spec.differences(other.spec))})" for other in others
-        )
-        raise MismatchError(
-            f"not all models can be compared with {first.where}; these differ: {named}"
-        )
+    check_same_table(models, "aligned")
 
 
 class _Run:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from symmerge.checkpoints.weights import DerivedWeights, working
 from symmerge.errors import MismatchError, SymmergeWarning
-from symmerge.models.interpolation import check_same_table, merge_step, weighted_sum
+from symmerge.models.interpolation import merge_step, weighted_sum
 from symmerge.models.model import Model
+from symmerge.models.tables import check_same_table
 
 PARALLEL = 0.9995  # cosines beyond this, of either sign, have no arc between them: mergekit's threshold, so that both take the same tensors straight
 SUMS_TO_ONE = 1e-6

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.merging.circuits import cut, inflate
-from symmerge.models.interpolation import between, check_same_table, merge_step, piece_time
+from symmerge.models.interpolation import between, merge_step, piece_time
 from symmerge.models.model import Model
+from symmerge.models.tables import check_same_table
 
 Attention = Literal["factors", "svd", "circuits"]
 

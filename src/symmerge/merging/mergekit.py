@@ -14,8 +14,8 @@ import torch
 from symmerge.checkpoints.weights import working
 from symmerge.errors import MismatchError
 from symmerge.merging.combining import method_for, normalised
-from symmerge.models.interpolation import check_same_table
 from symmerge.models.model import Model, load
+from symmerge.models.tables import check_same_table
 
 Folder = str | PathLike[str]
 

@@ -149,11 +149,10 @@ def _belongs(merged: Model, parents: Sequence[Model], shares: Sequence[float]) -
             f"the shares {', '.join(f'{share:g}' for share in shares)} sum to {sum(shares):g}, not to 1: give those of the merge"
         )
     for parent in parents:
-        if parent.spec.fingerprint != merged.spec.fingerprint:
-            odd = "; ".join(merged.spec.differences(parent.spec))
-            raise MismatchError(
-                f"the merge was not made from {parent.where} as it is here; they differ in: {odd}. Give the models that were averaged"
-            )
+        merged.spec.check_same(
+            parent.spec,
+            f"the merge was not made from {parent.where} as it is here: give the models that were averaged",
+        )
 
 
 # which modules: name -> the axis of its weight that has one index per coordinate it gives

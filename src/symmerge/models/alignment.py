@@ -21,6 +21,7 @@ from symmerge.symmetry.notation import Piece
 from symmerge.symmetry.spec import Spec
 
 FORMAT = "symmerge.alignment/1"
+ANOTHER_TABLE = "the alignment was made for another architecture"
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Alignment:
 
     def compose(self, inner: Alignment) -> Alignment:
         """First `inner`, then this one. Elements that belong to a head follow it to where this one puts it."""
-        self._same_table(inner.spec)
+        self.spec.check_same(inner.spec, ANOTHER_TABLE)
         found: dict[str, Element] = {}
         for name, space in self.spec.hidden.items():
             first = (
@@ -98,12 +99,6 @@ class Alignment:
                 raise SymmetryError(
                     f"'{name}': {verdict.reason}: this is no symmetry; make the alignment again"
                 )
-
-    def _same_table(self, spec: Spec) -> None:
-        if spec.fingerprint != self.spec.fingerprint:
-            raise MismatchError(
-                f"made for another architecture; they differ in: {'; '.join(self.spec.differences(spec))}"
-            )
 
     def transport(self, name: str, tensor: Tensor) -> Tensor:
         """One tensor in the new coordinates."""
@@ -234,7 +229,7 @@ def apply(alignment: Alignment, model: Model) -> Model:
     Preconditions: made for this table; if made for one checkpoint, this is it (each tensor is compared as it is read); gains on
     rotated streams are folded (`canonicalize`).
     """
-    alignment._same_table(model.spec)
+    alignment.spec.check_same(model.spec, ANOTHER_TABLE)
     alignment.check()
     folded = {norm.stream for norm in model.spec.norms}
     if turning := [

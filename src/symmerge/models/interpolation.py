@@ -12,6 +12,7 @@ from torch import Tensor
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import MismatchError
 from symmerge.models.model import Model
+from symmerge.models.tables import check_same_table
 from symmerge.symmetry.notation import Piece
 from symmerge.symmetry.spec import Spec
 
@@ -78,16 +79,6 @@ def mean(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mod
     return models[0].derive(
         DerivedWeights(models[0].weights, computed), step=merge_step(models, weights, names)
     )
-
-
-def check_same_table(models: Sequence[Model]) -> None:
-    """Refuse models that have no mean as they are."""
-    first = models[0]
-    for other in models[1:]:
-        if other.spec.fingerprint != first.spec.fingerprint:
-            raise MismatchError(
-                f"{first.where} and {other.where} cannot be merged; they differ in: {'; '.join(first.spec.differences(other.spec))}"
-            )
 
 
 def merge_step(models: Sequence[Model], weights: Sequence[float], what: str) -> dict[str, Any]:

@@ -190,6 +190,11 @@ class Spec:
         lines += [f"{name} {text(axes)}" for name, axes in self.tensors.items()]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
+    def check_same(self, other: Spec, problem: str) -> None:
+        """Refuse another table: `problem`, then everything in which the two differ."""
+        if other.fingerprint != self.fingerprint:
+            raise MismatchError(f"{problem}; they differ in: {'; '.join(self.differences(other))}")
+
     def differences(self, other: Spec) -> list[str]:
         """In words, how another table differs: family, class, sizes, groups, tensors."""
         found = [

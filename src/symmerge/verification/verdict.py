@@ -52,7 +52,7 @@ def verify(
     `difference` is |logits A - logits B| / |logits A| after taking out what a softmax ignores. The default tolerance is that of
     the coarser stored precision. In float64 the norms that transformers computes in float32 are computed in float64.
     """
-    _comparable(a, b)
+    _check_comparable(a, b)
     inputs = example_inputs(a, seed)
     first, second = (logits_of(model, inputs, dtype=dtype, progress=progress) for model in (a, b))
     shape = "x".join(str(n) for n in next(iter(inputs.values())).shape)
@@ -111,7 +111,7 @@ def gate(
     return check
 
 
-def _comparable(a: Model, b: Model) -> None:
+def _check_comparable(a: Model, b: Model) -> None:
     """Refuse models of another class, depth or vocabulary. Hidden spaces do not count: a narrow model and its widened twin are one function."""
     fields = {
         "class": (a.spec.architecture, b.spec.architecture),

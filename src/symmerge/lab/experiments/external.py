@@ -15,8 +15,8 @@ from symmerge.evaluation.tasks import make_task, task_of
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.lab.experiments.cells import Cell, with_needs
 from symmerge.lab.experiments.store import Store
-from symmerge.models.interpolation import check_same_table
 from symmerge.models.model import Model, load
+from symmerge.models.tables import check_same_table
 from symmerge.models.widening import widen
 
 SHORT = {"multiberts": tuple(f"google/multiberts-seed_{seed}" for seed in range(1, 6))}
