@@ -19,7 +19,6 @@ from typing import (
     Annotated,
     ClassVar,
     Literal,
-    Self,
     TypeVar,
     Union,
     get_args,
@@ -39,6 +38,8 @@ class Flag(Enum):
 
 
 INLINE, OMIT = Flag.INLINE, Flag.OMIT
+AnyRecord = TypeVar("AnyRecord", bound="Record")
+AnyFile = TypeVar("AnyFile", bound="ResultFile")
 
 
 class Record:
@@ -49,7 +50,9 @@ class Record:
         return dict(_items(self))
 
     @classmethod
-    def from_json(cls, content: object, source: str = "", remedy: str = "") -> Self:
+    def from_json(
+        cls: type[AnyRecord], content: object, source: str = "", remedy: str = ""
+    ) -> AnyRecord:
         """The inverse. Missing and unknown keys are errors that name `source` and `remedy`."""
         try:
             return _parse_record(cls, content, "")
@@ -69,15 +72,12 @@ class ResultFile(Record):
         write_json(file, self.to_json())
 
     @classmethod
-    def read(cls, file: Path) -> Self:
+    def read(cls: type[AnyFile], file: Path) -> AnyFile:
         """From a file, or one line that says what is wrong with it and how to write it again."""
         return read_result(file, cls)
 
 
-R = TypeVar("R", bound=ResultFile)
-
-
-def read_result(file: Path, *types: type[R]) -> R:
+def read_result(file: Path, *types: type[AnyFile]) -> AnyFile:
     """A result file; its schema decides which of the types it has."""
     again = f"write it again with {types[0].WRITER}"
     try:
@@ -156,7 +156,7 @@ class _Malformed(Exception):
     """What is wrong with a content, and at which place of it."""
 
 
-def _parse_record(record: type[Record], content: object, at: str) -> Record:
+def _parse_record(record: type[AnyRecord], content: object, at: str) -> AnyRecord:
     if not isinstance(content, Mapping):
         raise _Malformed(f"holds {_shown(content)} where {at or 'it'} should be an object")
     values = {str(key): value for key, value in content.items()}
