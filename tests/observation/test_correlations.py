@@ -14,7 +14,7 @@ from symmerge.matching.recipes import RECIPES
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.orbit import random_member
 from symmerge.observation.calibration import form
-from symmerge.observation.correlations import LARGEST, measure_correlations
+from symmerge.observation.correlations import MAX_FEATURES, Correlations, measure_correlations
 from symmerge.observation.statistics import Statistics, gather
 from symmerge.report import report
 from symmerge.verification.modules import full_module
@@ -43,7 +43,7 @@ def statistics(a, b):
 
 
 def values(record, when):
-    return {(row["layer"], row["space"]): row[when] for row in record["layers"]}
+    return {(row.layer, row.space): getattr(row, when) for row in record.layers}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -56,11 +56,10 @@ def test_a_planted_symmetry_is_seen_in_every_layer_and_kind(name):
     for key, after in values(record, "after").items():
         assert after == pytest.approx(1.0, abs=1e-5), key
         assert abs(values(record, "before")[key]) < 0.3, key
-    matrix = torch.tensor(record["matrix"]["values"])
-    assert torch.allclose(matrix.diagonal(), torch.ones(48), atol=1e-3) and record["matrix"][
-        "borders"
-    ] == [12, 24, 36]
-    assert record["matrix"]["space"] == "vo.0" and matrix.abs().max() <= 1.001
+    matrix = torch.tensor(record.matrix.values)
+    assert torch.allclose(matrix.diagonal(), torch.ones(48), atol=1e-3)
+    assert record.matrix.borders == (12, 24, 36)
+    assert record.matrix.space == "vo.0" and matrix.abs().max() <= 1.001
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -73,7 +72,7 @@ def test_after_is_what_the_moved_model_has_before(name):
     assert values(found, "after") == pytest.approx(values(moved, "before"), abs=1e-5)
     assert values(found, "before") != pytest.approx(values(moved, "before"), abs=1e-3)
     assert torch.allclose(
-        torch.tensor(found["matrix"]["values"]), torch.tensor(moved["matrix"]["values"]), atol=1e-3
+        torch.tensor(found.matrix.values), torch.tensor(moved.matrix.values), atol=1e-3
     )
 
 
@@ -88,7 +87,8 @@ def test_what_align_finds_is_kept_and_shown(name, tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         write_evidence(found, folder)
-        record = json.loads((folder / "correlations.json").read_text())
+        record = Correlations.from_json(json.loads((folder / "correlations.json").read_text()))
+        assert record == found.solution.correlations
         after.append(min(values(record, "after").values()))
         assert "correlations" not in json.loads((folder / "solution.json").read_text())
         text = report(folder, folder / "page.html").read_text("utf-8")
@@ -124,13 +124,10 @@ def test_large_heads_are_thinned_and_features_that_never_change_left_out():
     model = ready("bert", hidden_size=192, num_attention_heads=12)
     found = statistics(model, model)
     record = measure_correlations(found, Alignment.identity(model.spec))
-    assert len(record["matrix"]["values"]) == len(record["matrix"]["values"][0]) == 120 <= LARGEST
-    assert record["matrix"]["borders"] == list(range(10, 120, 10)) and record["matrix"][
-        "features"
-    ].startswith("10 of the 16 ")
-    assert all(
-        record["matrix"]["values"][at][at] == pytest.approx(1.0, abs=1e-3) for at in range(120)
-    )
+    assert len(record.matrix.values) == len(record.matrix.values[0]) == 120 <= MAX_FEATURES
+    assert record.matrix.borders == tuple(range(10, 120, 10))
+    assert record.matrix.features.startswith("10 of the 16 ")
+    assert all(record.matrix.values[at][at] == pytest.approx(1.0, abs=1e-3) for at in range(120))
     name = next(name for name, moments in found.moments.items() if "ff.0" in str(moments.axis))
     dead = found.moments[name]
     still = {
@@ -148,7 +145,5 @@ def test_large_heads_are_thinned_and_features_that_never_change_left_out():
 def test_without_heads_that_move_there_is_no_matrix():
     model = sm.canonicalize(ready("bert").restrict(head="identity", qk="identity", vo="identity"))
     record = measure_correlations(statistics(model, model), Alignment.identity(model.spec))
-    assert "matrix" not in record and {kind for _, kind in values(record, "after")} == {
-        "ff",
-        "residual",
-    }
+    assert record.matrix is None and "matrix" not in record.to_json()
+    assert {kind for _, kind in values(record, "after")} == {"ff", "residual"}

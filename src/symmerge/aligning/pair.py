@@ -166,4 +166,4 @@ def write_evidence(found: Aligned, folder: Path) -> None:
     write_json(folder / "solution.json", found.record())
     write_json(folder / "structure.json", structure_of(found.solution.alignment))
     if found.solution.correlations:
-        write_json(folder / "correlations.json", found.solution.correlations)
+        write_json(folder / "correlations.json", found.solution.correlations.to_json())

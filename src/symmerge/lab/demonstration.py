@@ -169,7 +169,7 @@ def _write(
     if alike := next(
         (one.solution.correlations for one in found.values() if one.solution.correlations), None
     ):
-        write_json(folder / "correlations.json", alike)
+        write_json(folder / "correlations.json", alike.to_json())
     save(merge(a, b), folder / "averaged")
     save(merge(chosen.reference, chosen.aligned, evidence=chosen.evidence()), folder / "merged")
     return best

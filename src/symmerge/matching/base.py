@@ -8,6 +8,7 @@ from math import nan
 from typing import Any
 
 from symmerge.models.alignment import Alignment
+from symmerge.observation.correlations import Correlations
 
 
 @dataclass(frozen=True)
@@ -30,5 +31,5 @@ class Solution:
     tried: tuple[Mapping[str, Any], ...] = ()
     interrupted: bool = False
     distance: float = nan
-    correlations: Mapping[str, Any] | None = field(default=None, repr=False)
+    correlations: Correlations | None = field(default=None, repr=False)
     relaxed: Alignment | None = field(default=None, repr=False)

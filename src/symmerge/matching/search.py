@@ -21,7 +21,7 @@ from symmerge.models.alignment import Alignment, apply
 from symmerge.models.interpolation import interpolate
 from symmerge.models.model import Model, Progress
 from symmerge.models.tables import check_same_table
-from symmerge.observation.correlations import measure_correlations
+from symmerge.observation.correlations import Correlations, measure_correlations
 from symmerge.observation.probe import Probe
 from symmerge.observation.statistics import Statistics
 from symmerge.verification.modules import full_module
@@ -180,7 +180,7 @@ class _Search:
         """By what the best was chosen."""
         return self.probe.about if self.probe and len(self.tried) > 1 else "the objective"
 
-    def correlations(self, alignment: Alignment) -> dict[str, Any] | None:
+    def correlations(self, alignment: Alignment) -> Correlations | None:
         """For correlations.json, where statistics were gathered."""
         seen = self.probe.observation if self.probe else None
         return measure_correlations(seen, alignment) if isinstance(seen, Statistics) else None

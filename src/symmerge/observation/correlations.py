@@ -1,12 +1,17 @@
-"""How alike the features of two models are before and after an alignment, from statistics alone: the content of correlations.json.
+"""How alike the features of two models are before and after an alignment: correlations.json.
 
-The statistics hold the products between the models, so what an alignment does to B's coordinates can be done to them. Variances follow too
-wherever coordinates change places, sign or scale, and inside heads, whose own moments are known. Where the stream rotates they are not known
-one by one, but their sum stays what it was: there the correlation is that of all coordinates together, <A, gB> / (|A| |gB|).
+Statistics hold the products between the models, so an alignment of B can be applied to them.
+Variances follow too where coordinates are permuted, flipped or scaled, and inside heads, whose own
+moments are known. Where the stream rotates, only the sum of the variances is known; there the
+correlation is that of all coordinates together, <A, gB> / (|A| |gB|).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import nan
 from typing import Any
 
 import torch
@@ -20,102 +25,151 @@ from symmerge.symmetry.notation import Atom, Product, atoms
 from symmerge.symmetry.spec import layer_of
 
 SCHEMA = "symmerge.correlations/1"
-LARGEST = 128  # features along a side of the matrix
+MAX_FEATURES = 128  # along a side of the matrix
 
 
-def measure_correlations(statistics: Statistics, alignment: Alignment) -> dict[str, Any]:
-    """For each layer and kind of space the mean correlation of matched features, before and after; and one attention layer's matrix after.
+@dataclass(frozen=True)
+class LayerCorrelation:
+    """Mean correlation of matched features in one layer and kind of space."""
 
-    Preconditions: the alignment is of the form of the models that the statistics are of.
-    """
-    moving = _Moving(statistics, alignment)
-    rows: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    for name, found in statistics.moments.items():
-        rows.setdefault((moving.layer(name), _kind(found.axis)), []).append(
-            moving.before_and_after(name)
-        )
-    means = {
-        key: [sum(side) / len(pairs) for side in zip(*pairs, strict=True)]
-        for key, pairs in sorted(rows.items())
-    }
-    layers = [
-        {"layer": layer, "space": kind, "before": before, "after": after}
-        for (layer, kind), (before, after) in means.items()
-    ]
-    shown = moving.heads()
-    return {"schema": SCHEMA, "layers": layers} | (
-        {"matrix": moving.matrix(shown)} if shown else {}
+    layer: int
+    space: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class CorrelationMatrix:
+    """Features of A by features of aligned B. A new head starts at each of `borders`."""
+
+    space: str
+    values: tuple[tuple[float, ...], ...]
+    borders: tuple[int, ...]
+    features: str | None = None
+
+
+@dataclass(frozen=True)
+class Correlations:
+    """Content of correlations.json; no matrix where no heads move."""
+
+    layers: tuple[LayerCorrelation, ...]
+    matrix: CorrelationMatrix | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Content of the file; absent fields are left out."""
+        content = {"schema": SCHEMA, "layers": [asdict(layer) for layer in self.layers]}
+        if self.matrix is None:
+            return content
+        matrix = {name: value for name, value in asdict(self.matrix).items() if value is not None}
+        return content | {"matrix": matrix}
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> Correlations:
+        """Read `to_json`; null is a number that overflowed."""
+        layers = [
+            LayerCorrelation(
+                row["layer"], row["space"], _number(row["before"]), _number(row["after"])
+            )
+            for row in content["layers"]
+        ]
+        matrix = content.get("matrix")
+        return Correlations(tuple(layers), _read_matrix(matrix) if matrix is not None else None)
+
+
+def _read_matrix(content: Mapping[str, Any]) -> CorrelationMatrix:
+    values = tuple(tuple(map(_number, row)) for row in content["values"])
+    return CorrelationMatrix(
+        content["space"], values, tuple(content["borders"]), content.get("features")
     )
 
 
+def _number(value: float | None) -> float:
+    return nan if value is None else float(value)
+
+
+def measure_correlations(statistics: Statistics, alignment: Alignment) -> Correlations:
+    """Mean correlation of matched features per layer and kind of space; one attention matrix.
+
+    The alignment must belong to the form of the models that the statistics were gathered in.
+    """
+    moving = _Moving(statistics, alignment)
+    pairs = defaultdict(list)
+    for name, moments in statistics.moments.items():
+        pairs[moving.layer(name), _kind(moments.axis)].append(moving.before_and_after(name))
+    layers = []
+    for (layer, kind), values in sorted(pairs.items()):
+        before, after = (sum(side) / len(values) for side in zip(*values, strict=True))
+        layers.append(LayerCorrelation(layer, kind, before, after))
+    heads = moving.heads()
+    return Correlations(tuple(layers), moving.matrix(heads) if heads else None)
+
+
 class _Moving:
-    """Samples that have the moments of the statistics, with B's before and after it is moved."""
+    """Samples with the moments of the statistics; B's before and after its alignment."""
 
     def __init__(self, statistics: Statistics, alignment: Alignment) -> None:
         self.moments = statistics.moments
         self.sides = statistics.activations("covariance")
         self.alignment = Alignment(extend_spec(alignment.spec, self.sides[0]), alignment.elements)
-        self.last = 1 + max(
-            (layer for name in self.moments if (layer := layer_of(name)) is not None), default=-1
-        )
+        layers = [layer for name in self.moments if (layer := layer_of(name)) is not None]
+        self.after_last = 1 + max(layers, default=-1)
 
     def layer(self, name: str) -> int:
-        """Where an activation is; what comes after the last layer counts as one more."""
+        """Layer of an activation; everything after the last layer counts as one more."""
         layer = layer_of(name)
-        return self.last if layer is None else layer
+        return self.after_last if layer is None else layer
 
     def before_and_after(self, name: str) -> tuple[float, float]:
         a, before, after = self._samples(name)
         spread = self._spread(name)
-        mean = _together if self._rotates(name) else _each
+        mean = _joint_correlation if self._rotates(name) else _mean_correlation
         return mean(a, before, spread), mean(a, after, spread)
 
     def heads(self) -> str | None:
-        """The last activation of the first layer that has heads: what they pass on."""
-        found = [name for name, moments in self.moments.items() if len(moments.inside)]
-        return next(
-            (name for name in reversed(found) if self.layer(name) == self.layer(found[0])), None
-        )
+        """The last activation of the first layer that has heads: their output."""
+        names = [name for name, moments in self.moments.items() if len(moments.inside)]
+        return next((n for n in reversed(names) if self.layer(n) == self.layer(names[0])), None)
 
-    def matrix(self, name: str) -> dict[str, Any]:
-        """Features of A by features of B after alignment: of every head as many, evenly spaced, as there is room for."""
+    def matrix(self, name: str) -> CorrelationMatrix:
+        """Equally many evenly spaced features of every head, as far as there is room."""
         a, _, b = self._samples(name)
         count, size = self.moments[name].inside.shape[:2]
-        count, each = min(count, LARGEST), min(size, max(1, LARGEST // count))
-        picked = (torch.arange(count)[:, None] * size + torch.arange(each) * size // each).flatten()
-        values = (a[picked] @ b[picked].T) / (
-            self._spread(name)[picked, None] * b[picked].norm(dim=1)
-        ).clamp_min(1e-30)
-        return {
-            "space": _innermost(self.moments[name].axis),
-            "values": [[round(value, 4) for value in row] for row in values.tolist()],
-            "borders": list(range(each, count * each, each)),
-            "features": f"{each} of the {size} features of each head, after alignment",
-        }
+        count, each = min(count, MAX_FEATURES), min(size, max(1, MAX_FEATURES // count))
+        rows = (torch.arange(count)[:, None] * size + torch.arange(each) * size // each).flatten()
+        scale = self._spread(name)[rows, None] * b[rows].norm(dim=1)
+        values = (a[rows] @ b[rows].T) / scale.clamp_min(1e-30)
+        return CorrelationMatrix(
+            space=_innermost(self.moments[name].axis),
+            values=tuple(tuple(round(value, 4) for value in row) for row in values.tolist()),
+            borders=tuple(range(each, count * each, each)),
+            features=f"{each} of the {size} features of each head, after alignment",
+        )
 
     def _samples(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         a, b = (side.values[name].cpu() for side in self.sides)
         return a, b, self.alignment.transport(name, b)
 
     def _spread(self, name: str) -> Float[Tensor, " a"]:
-        """The standard deviation of each of A's features; none of those that never change."""
+        """Standard deviation of A's features; 0 for constant ones."""
         return self.moments[name].variances[0].sqrt().cpu()
 
     def _rotates(self, name: str) -> bool:
-        found = self.moments[name]
-        return not len(found.inside) and any(
-            self.alignment.spec.rotates(atom.space) for atom in atoms((found.axis,))
+        moments, spec = self.moments[name], self.alignment.spec
+        return not len(moments.inside) and any(
+            spec.rotates(atom.space) for atom in atoms((moments.axis,))
         )
 
 
-def _each(a: Float[Tensor, "n m"], b: Float[Tensor, "n m"], spread: Float[Tensor, " n"]) -> float:
-    """The mean over features of the correlation of each with its partner; one that never changes has none."""
-    sizes = spread * b.norm(dim=1)
-    known = sizes > 0
-    return ((a * b).sum(1)[known] / sizes[known]).mean().item() if known.any() else 0.0
+def _mean_correlation(
+    a: Float[Tensor, "n m"], b: Float[Tensor, "n m"], spread: Float[Tensor, " n"]
+) -> float:
+    """Mean over features of the correlation with their partner; constant ones are left out."""
+    scale = spread * b.norm(dim=1)
+    known = scale > 0
+    return ((a * b).sum(1)[known] / scale[known]).mean().item() if known.any() else 0.0
 
 
-def _together(
+def _joint_correlation(
     a: Float[Tensor, "n m"], b: Float[Tensor, "n m"], spread: Float[Tensor, " n"]
 ) -> float:
     """The correlation of all features at once."""
@@ -124,7 +178,7 @@ def _together(
 
 def _innermost(axis: Product) -> str:
     inner = axis.factors[-1]
-    assert isinstance(inner, Atom), "activations are cut where their axes are fused"
+    assert isinstance(inner, Atom), "activations are split where their axes are fused"
     return inner.space
 
 

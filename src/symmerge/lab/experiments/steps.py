@@ -244,10 +244,10 @@ def _brought(settings: Settings, a: Model, b: Model, say: Say) -> tuple[LineMeth
     if name == PLAIN:
         return LineMethod(name, name, canonicalize(a, ("fold",)) if narrow else a, ready), {}
     found = align(a, ready, _solver(settings, [a, ready]), progress=say)
-    seen = found.solution.correlations or {"layers": []}
+    correlations = found.solution.correlations
     alike = {
-        f"{row['space']} {row['layer']} {when}": row[when]
-        for row in seen["layers"]
+        f"{row.space} {row.layer} {when}": getattr(row, when)
+        for row in (correlations.layers if correlations else ())
         for when in ("before", "after")
     }
     return LineMethod(
