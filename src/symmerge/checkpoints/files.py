@@ -3,11 +3,46 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from symmerge.errors import CheckpointError
+
+RESTORE = "restore it from where the model came"
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A path beside `target` to write a file or a folder to; it becomes `target` at the end.
+
+    After an error, `target` is what it was. The ending stays the same: NumPy goes by it.
+    """
+    # Unique also among machines that share a file system.
+    beside = target.with_name(f".{target.stem}.{uuid4().hex}.partial{target.suffix}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield beside
+        beside.replace(target)
+    finally:
+        if beside.is_dir():
+            shutil.rmtree(beside, ignore_errors=True)
+        else:
+            beside.unlink(missing_ok=True)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write text in UTF-8: a reader sees the old file or the new one, never half of it."""
+    with replacing(file) as beside:
+        beside.write_text(text, "utf-8")
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON as the hub does: sorted keys, two spaces."""
+    write_text(file, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -15,16 +50,9 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{file} is not valid JSON ({error}): restore it from where the model came"
-        ) from error
+        raise CheckpointError(f"{file} is not valid JSON ({error}): {RESTORE}") from error
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file} is not a JSON object: restore it from where the model came")
+        raise CheckpointError(f"{file} is not a JSON object: {RESTORE}")
     return content
-
-
-def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """JSON as the hub writes it."""
-    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", "utf-8")

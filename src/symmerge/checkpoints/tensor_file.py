@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from symmerge.checkpoints.files import replacing
 from symmerge.errors import CheckpointError
 
 KEY = "symmerge"  # the one entry of the metadata: safetensors writes several in any order, and the same content should be the same bytes
@@ -19,16 +20,11 @@ KEY = "symmerge"  # the one entry of the metadata: safetensors writes several in
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Write beside the place, then move there."""
-    partial = path.with_name(f".{path.name}.partial")
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()},
-            partial,
-            {KEY: json.dumps(dict(header))},
-        )
-        partial.chmod(0o666 & ~_umask())  # safetensors makes its files private
-        partial.replace(path)
+        with replacing(path) as beside:
+            save_file(contiguous, beside, {KEY: json.dumps(dict(header))})
+            beside.chmod(0o666 & ~_umask())  # safetensors makes its files private
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write {path}: {error}") from error
 

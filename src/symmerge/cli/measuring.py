@@ -12,6 +12,7 @@ import typer
 from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
 from symmerge.aligning.pair import Aligned, write_evidence
 from symmerge.aligning.pair import align as solve
+from symmerge.checkpoints.files import write_text
 from symmerge.checkpoints.folders import new_folder
 from symmerge.cli import console, simplex
 from symmerge.cli.options import (
@@ -259,7 +260,7 @@ def _measure(
             write_evidence([*found.values()][-1], folder)
     record = records[0] if len(records) == 1 else several(records)
     write(record, folder)
-    (folder / "curve.svg").write_text(drawing.curve_svg(record), "utf-8")
+    write_text(folder / "curve.svg", drawing.curve_svg(record))
     return record
 
 

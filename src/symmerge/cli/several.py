@@ -13,6 +13,7 @@ from symmerge.aligning.many import write as write_many
 from symmerge.aligning.pair import Aligned
 from symmerge.aligning.pair import align as solve
 from symmerge.aligning.vocabularies import align_spelled, respell, verify_shared
+from symmerge.checkpoints.files import write_text
 from symmerge.cli import console, options
 from symmerge.errors import MismatchError
 from symmerge.matching.recipes import Recipe
@@ -219,5 +220,5 @@ def hand_over(recipe: Path | None, folders: Sequence[Path]) -> None:
     """A recipe for mergekit, if one is wanted."""
     if recipe is None:
         return
-    recipe.write_text(mergekit.recipe([folder.absolute() for folder in folders]), "utf-8")
+    write_text(recipe, mergekit.recipe([folder.absolute() for folder in folders]))
     console.note(f"wrote {recipe}: mergekit-yaml {recipe} MERGED")

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
+from symmerge.checkpoints.files import write_text
 from symmerge.cli import console, several
 from symmerge.cli.options import METHODS
 from symmerge.errors import MismatchError
@@ -67,7 +68,7 @@ def measure(
         record = run(models, methods, task, points=points, device=device, progress=tick)
     write(record, folder)
     for file, text in drawing.simplex_svgs(record).items():
-        (folder / file).write_text(text, "utf-8")
+        write_text(folder / file, text)
     return record
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from symmerge import report  # the module: what draws is loaded when it is used
 from symmerge.aligning.pair import Aligned, align, write_evidence
-from symmerge.checkpoints.files import write_json
+from symmerge.checkpoints.files import write_json, write_text
 from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import CheckpointError
 from symmerge.evaluation.lines import LineMethod, run, write
@@ -161,7 +161,7 @@ def _write(
     aligned = [method for method in record["methods"] if method["name"] in found]
     best = min(aligned, key=lambda method: method["barrier_mean"])["name"]
     write(record, folder)
-    (folder / "curve.svg").write_text(report.curve_svg(record), "utf-8")
+    write_text(folder / "curve.svg", report.curve_svg(record))
     # The merge is by the recommended method: the one that did best here was found by looking at held-out data.
     chosen = found.get(RECOMMENDED, found[best])
     write_evidence(chosen, folder)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from symmerge.checkpoints.card import model_card
-from symmerge.checkpoints.files import write_json
+from symmerge.checkpoints.files import write_json, write_text
 from symmerge.checkpoints.folders import new_folder
 from symmerge.checkpoints.reading import open_checkpoint
 from symmerge.checkpoints.weights import (
@@ -329,5 +329,5 @@ def save(
         evidence = gate(load(folder)) if gate else None
         record = provenance(model, evidence)
         write_json(folder / "symmerge.json", record)
-        (folder / "README.md").write_text(model_card(record), "utf-8")
+        write_text(folder / "README.md", model_card(record))
     return Path(target)

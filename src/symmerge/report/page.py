@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from symmerge.checkpoints.files import write_text
 from symmerge.errors import SymmergeError
 from symmerge.report import experiment, figures, tables
 from symmerge.report import phrases as words
@@ -34,14 +34,9 @@ def report(folder: Path, out: Path) -> Path:
     ]
     alone = found[0].experiment if len(found) == 1 else None
     text = _render(experiment.heading(alone) if alone else HEADING, sections)
-    partial = out.with_name(f".{out.name}.partial")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, "utf-8")
-        partial.replace(out)
+        write_text(out, text)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         raise SymmergeError(
             f"cannot write {out}: {error.strerror}; choose another --out"
         ) from error

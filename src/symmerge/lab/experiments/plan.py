@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from symmerge.checkpoints.files import read_json
+from symmerge.checkpoints.files import read_json, write_json
 from symmerge.errors import CheckpointError, DataError, MismatchError
 from symmerge.lab.experiments.cells import Cell, with_needs
 from symmerge.lab.experiments.external import Given
 from symmerge.lab.experiments.runner import missing
-from symmerge.lab.experiments.store import Store, write_whole
+from symmerge.lab.experiments.store import Store
 from symmerge.lab.experiments.tables import SIZES, ResultTable, Size, cells_of
 from symmerge.lab.training import files as sources
 from symmerge.lab.training.pretrained import check_begin
@@ -165,7 +165,7 @@ def claim(folder: Path, name: str, size: Size, data: Mapping[str, str]) -> None:
     """Say in the folder whose it is, and what its data is."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(
+        write_json(
             folder / IDENTITY,
             {**_identity(name, size), "data": {**_held(folder).get("data", {}), **data}},
         )

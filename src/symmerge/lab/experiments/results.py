@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
+from symmerge.checkpoints.files import write_json
 from symmerge.evaluation.estimates import mean_and_error
 from symmerge.lab.experiments.cells import Result, with_needs
 from symmerge.lab.experiments.runner import RunOutcome
-from symmerge.lab.experiments.store import write_whole
 from symmerge.lab.experiments.tables import (
     Experiment,
     ResultTable,
@@ -53,7 +53,7 @@ def finish(
             if cell.key in outcome.failed
         ],
     }
-    write_whole(folder / RESULTS, record)
+    write_json(folder / RESULTS, record)
     drawing.report(folder, folder / PAGE)
     return record
 

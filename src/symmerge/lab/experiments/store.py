@@ -8,14 +8,13 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-from symmerge.checkpoints.files import read_json, write_json
+from symmerge.checkpoints.files import read_json, replacing, write_json
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.lab.experiments.cells import Cell, Result
 
@@ -121,31 +120,25 @@ def compute(cell: Cell, store: Store, say: Callable[[str], None]) -> Taken | Non
                 f"{host} does not see {what}: cells must lie on a file system that all machines share; choose another --out"
             )
     store.sweep(cell.key)
-    partial = store.cells / f".{cell.key}.{uuid4().hex}.partial"
-    partial.mkdir()
+    taken = None
     try:
-        _forget_peak()
-        start = time.perf_counter()
-        result = cell.work([store.folder(need) for need in cell.needs], partial, say)
-        taken = Taken(cell.key, cell.label, time.perf_counter() - start, _peak(), host, os.getpid())
-        write_json(partial / "cell.json", _described(cell))
-        write_json(partial / RESULT, result)
-        with suppress(OSError):  # another worker was faster
-            partial.rename(store.folder(cell))
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        with replacing(store.folder(cell)) as folder:
+            folder.mkdir()
+            _forget_peak()
+            start = time.perf_counter()
+            result = cell.work([store.folder(need) for need in cell.needs], folder, say)
+            seconds = time.perf_counter() - start
+            taken = Taken(cell.key, cell.label, seconds, _peak(), host, os.getpid())
+            write_json(folder / "cell.json", _described(cell))
+            write_json(folder / RESULT, result)
+    except OSError:
+        if taken is None:  # the work failed; after it, another worker was faster
+            raise
     if not store.done(cell):
         raise CheckpointError(
             f"{store.folder(cell)} could not be written: was {store.cells} changed by someone else?"
         )
     return taken
-
-
-def write_whole(file: Path, content: Mapping[str, Any]) -> None:
-    """JSON in a file that is the old one or the new one, never half of it."""
-    beside = file.with_name(f".{file.name}.partial")
-    write_json(beside, content)
-    beside.replace(file)
 
 
 def _described(cell: Cell) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from symmerge.checkpoints.files import replacing
 from symmerge.errors import CheckpointError, MismatchError
 
 
@@ -19,16 +19,13 @@ def partial_file(out: Path) -> Path:
 
 def keep(file: Path, origin: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Replace what was kept; a run that is killed here leaves the old state."""
-    new = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        torch.save({"origin": dict(origin), "state": dict(state)}, new)
-        new.replace(file)
+        with replacing(file) as beside:
+            torch.save({"origin": dict(origin), "state": dict(state)}, beside)
     except OSError as error:
         raise CheckpointError(
             f"{file} cannot be written ({error.strerror}): free some space or choose another --out"
         ) from error
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def kept(file: Path, origin: Mapping[str, Any]) -> dict[str, Any] | None:
