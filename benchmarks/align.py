@@ -68,10 +68,10 @@ def make(folder: Path, case: str) -> list[Path]:
     """Two checkpoints with independent random weights, tensor by tensor."""
     import torch
 
-    from symmerge.checkpoints.folders import new_folder
     from symmerge.checkpoints.files import write_json
-    from symmerge.checkpoints.writing import write_weights
+    from symmerge.checkpoints.folders import new_folder
     from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights
+    from symmerge.checkpoints.writing import write_weights
     from symmerge.families import family_of
     from symmerge.models.model import _bind
 

@@ -12,7 +12,7 @@ import symmerge as sm
 from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.data.dead_leaves import BRIGHTNESS, SPREAD, as_pixels, draw_dead_leaves
 from symmerge.lab.training.loop import train
-from symmerge.lab.training.recipes import TRAINING, changed
+from symmerge.lab.training.recipes import TRAINING, with_changes
 from symmerge.matching.learned import LearnedMatching
 from symmerge.merging.rescaling import repair
 from symmerge.models.alignment import Alignment
@@ -135,7 +135,7 @@ def test_pictures_are_drawn_for_the_models(pair):
 def digits(tmp_path_factory):
     """Two small models of digits, trained for seconds."""
     folder = tmp_path_factory.mktemp("digits")
-    recipe = changed(TRAINING["vit-digits"], schedule={"steps": 120, "warmup": 12})
+    recipe = with_changes(TRAINING["vit-digits"], schedule={"steps": 120, "warmup": 12})
     for seed in (0, 1):
         train(recipe, seed, folder / str(seed), lambda line: None)
     return [sm.load(folder / str(seed)) for seed in (0, 1)]

@@ -12,7 +12,7 @@ from symmerge.errors import MismatchError, SymmetryError, UnsupportedModel
 from symmerge.lab.small_models import small_model
 from symmerge.lab.training.embedded import EMBEDDED
 from symmerge.lab.training.loop import train
-from symmerge.lab.training.recipes import changed
+from symmerge.lab.training.recipes import with_changes
 from symmerge.models.alignment import Alignment
 from symmerge.models.orbit import random_member
 from symmerge.symmetry.groups import OrthogonalFixingOnes, Trivial
@@ -144,7 +144,7 @@ def test_names_of_either_age_are_read(tmp_path):
 
 
 def test_a_trained_one_says_that_it_classifies(tmp_path):
-    recipe = changed(
+    recipe = with_changes(
         EMBEDDED["dinov3-digits"],
         config={"hidden_size": 32, "intermediate_size": 32},
         schedule={"steps": 120, "batch_size": 32},

@@ -9,7 +9,7 @@ import transformers
 
 import symmerge as sm
 from symmerge.checkpoints.weights import DerivedWeights
-from symmerge.lab.small_models import live_in
+from symmerge.lab.small_models import perturb
 from symmerge.models.orbit import random_member
 
 # Vocabularies, positions and images are small: they cost time and add nothing to the depth or the width.
@@ -46,7 +46,7 @@ def realistic(architecture, config):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = kind(kind.config_class(**config))
-    live_in(module)
+    perturb(module)
     return sm.load(module)
 
 

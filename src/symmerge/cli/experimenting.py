@@ -19,23 +19,23 @@ from symmerge.lab.experiments.cells import Cell
 from symmerge.lab.experiments.cluster import RayEngine
 from symmerge.lab.experiments.components import MEASURED
 from symmerge.lab.experiments.engines import Engine, LocalEngine
-from symmerge.lab.experiments.external import gather, relink
+from symmerge.lab.experiments.external import gather_external, relink
 from symmerge.lab.experiments.plan import (
     GPU_HEAVY,
     GPU_WORKERS,
-    check_begun,
     check_data,
     check_device,
     check_folder,
-    check_given,
-    check_same,
+    check_same_data,
+    check_starts,
+    check_train_data,
     claim,
+    default_workers,
     digests,
-    listed,
-    sized,
-    usual_workers,
+    make_size,
+    plan_rows,
 )
-from symmerge.lab.experiments.results import PAGE, RESULTS, finish, printed
+from symmerge.lab.experiments.results import PAGE, RESULTS, printed_rows, write_results
 from symmerge.lab.experiments.runner import Report, RunOutcome, State, finished, missing, run
 from symmerge.lab.experiments.store import Store
 from symmerge.lab.experiments.tables import SIZES, Experiment, cells_of, with_columns
@@ -188,30 +188,30 @@ def experiment(
             "--train-data": train_data,
         }
         _check_models(name, chosen, bool(models), {"--seeds": seeds, "--data": data}, for_given)
-        given = (
-            gather(
+        external = (
+            gather_external(
                 name,
-                chosen.takes,
+                chosen.accepts,
                 [*models, *(more or ())],
                 test_data,
                 train_data,
                 samples=MEASURED.get(size, {}).get("samples"),
             )
-            if models and chosen.takes
+            if models and chosen.accepts
             else None
         )
         asked, store = (
-            sized(size, seeds=seeds, device=device, data=data, given=given),
+            make_size(size, seeds=seeds, device=device, data=data, external=external),
             Store(out.absolute()),
         )
         check_folder(out, name, asked, resume=resume or dry_run or show)
         tables = with_columns(chosen.tables(asked), column or ())
-        check_given(name, tables)
-        check_begun(tables)
+        check_train_data(name, tables)
+        check_starts(tables)
         if dry_run:
             console.show_table(
                 f"{name}, size {size}: {chosen.about}; times on one worker",
-                listed(tables, asked, store),
+                plan_rows(tables, asked, store),
             )
             return
         cells = cells_of(tables)
@@ -220,11 +220,11 @@ def experiment(
                 raise MismatchError(
                     f"nothing of {name} at size {size} is finished in {out}: leave out --show to begin"
                 )
-            _show(out, finish(out, name, chosen, asked, tables, found), found)
+            _show(out, write_results(out, name, chosen, asked, tables, found), found)
             return
         check_data(name, tables, asked, store)
         read = digests(tables, asked, store)
-        check_same(out, read)
+        check_same_data(out, read)
         if not address:  # what a cluster has, its nodes know
             device_of(device) if device else check_device(tables, asked, store)
         where = _engine(engine, address, workers, asked.device, cells)
@@ -232,7 +232,7 @@ def experiment(
             claim(out, name, asked, read)
             relink(cells, store)
             outcome = run(cells, store, where, report=report)
-        _show(out, finish(out, name, chosen, asked, tables, outcome), outcome)
+        _show(out, write_results(out, name, chosen, asked, tables, outcome), outcome)
 
 
 def _known(name: str) -> Experiment:
@@ -246,7 +246,7 @@ def _known(name: str) -> Experiment:
                 "name": known,
                 "about": found.about,
                 "paper": found.paper,
-                "--models": "yes" if found.takes else "no",
+                "--models": "yes" if found.accepts else "no",
             }
             for known, found in EXPERIMENTS.items()
         )
@@ -258,21 +258,21 @@ def _known(name: str) -> Experiment:
 def _check_models(
     name: str,
     experiment: Experiment,
-    given: bool,
+    external: bool,
     for_trained: Mapping[str, Any],
     for_given: Mapping[str, Any],
 ) -> None:
     """Refuse --models where an experiment has to train, and options that are for the other kind of models."""
-    if given and experiment.takes is None:
+    if external and experiment.accepts is None:
         from symmerge.lab.experiments.catalog import EXPERIMENTS
 
-        takers = [known for known, found in EXPERIMENTS.items() if found.takes]
+        takers = [known for known, found in EXPERIMENTS.items() if found.accepts]
         raise MismatchError(
             f"{name} has to train its models itself: leave out --models, or choose {either(takers) if takers else 'another experiment'}"
         )
     refused = (
-        experiment.takes.refuses
-        if given and experiment.takes
+        experiment.accepts.refuses
+        if external and experiment.accepts
         else dict.fromkeys(for_given, "goes with --models: add --models A B")
     )
     for option, value in {**for_trained, **for_given}.items():
@@ -285,7 +285,7 @@ def _engine(
 ) -> Engine:
     if name == "local":
         return LocalEngine(
-            workers or usual_workers(cells, device),
+            workers or default_workers(cells, device),
             GPU_HEAVY if device.startswith("cuda") else None,
         )
     return RayEngine(address, workers or 2, gpus=1.0 if device.startswith("cuda") else 0.0)
@@ -325,7 +325,7 @@ def _progress(what: str, total: int) -> Iterator[Report]:
 
 def _show(out: Path, record: Mapping[str, Any], outcome: RunOutcome) -> None:
     for table in record["tables"]:
-        console.show_table(table["title"], printed(table))
+        console.show_table(table["title"], printed_rows(table))
     console.out.print(
         f"wrote {out / RESULTS} and {out / PAGE}; {outcome.computed} cells computed, {outcome.reused} were there",
         soft_wrap=True,

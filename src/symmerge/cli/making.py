@@ -13,11 +13,11 @@ from symmerge.cli import console
 from symmerge.cli.options import Config, Json, Overwrite, Resume, Seed, choice
 from symmerge.errors import MismatchError
 from symmerge.lab.demonstration import demo as show
-from symmerge.lab.demonstration import rows
+from symmerge.lab.demonstration import family_rows
 from symmerge.lab.small_models import SMALL
 from symmerge.lab.training.loop import train as fit
-from symmerge.lab.training.recipes import TRAINING, Schedule, changed, training_recipe
-from symmerge.lab.training.reinitialization import PARTS
+from symmerge.lab.training.recipes import TRAINING, Schedule, training_recipe, with_changes
+from symmerge.lab.training.reinitialization import COMPONENTS
 
 
 def train(
@@ -79,7 +79,7 @@ def train(
     fresh: Annotated[
         str | None,
         typer.Option(
-            help=f"With --begin: the part that is initialised anew by the seed ({', '.join(PARTS)}).",
+            help=f"With --begin: the part that is initialised anew by the seed ({', '.join(COMPONENTS)}).",
             show_default=False,
         ),
     ] = None,
@@ -114,7 +114,7 @@ def train(
                 f"{'no recipe' if recipe is None else 'no --out'}: symmerge train RECIPE --out DIR; --list shows the recipes"
             )
         if fresh is not None:
-            choice("--fresh", fresh, PARTS)
+            choice("--fresh", fresh, COMPONENTS)
         chosen = _chosen(recipe, steps, change or [])
         how = {
             "data": data,
@@ -147,12 +147,12 @@ def _chosen(name: str, steps: int | None, changes: list[str]) -> Any:
         )  # YAML takes 1e-3 for a word
         (schedule if setting in known else sizes)[setting] = number
     recipe = training_recipe(name)
-    return changed(recipe, config=sizes, schedule=schedule) if schedule or sizes else recipe
+    return with_changes(recipe, config=sizes, schedule=schedule) if schedule or sizes else recipe
 
 
 def _list(json: bool) -> None:
     found = [
-        {"recipe": name, "takes": one.takes, "data": one.data, "what it is": one.about}
+        {"recipe": name, "takes": one.duration, "data": one.data, "what it is": one.about}
         for name, one in TRAINING.items()
     ]
     console.show_json(found) if json else console.show_table("What symmerge trains", found)
@@ -198,7 +198,7 @@ def demo(
 def _symmetries(seed: int, json: bool) -> None:
     found = []
     with console.progress("moving models", len(SMALL)) as tick:
-        for row in rows(seed):
+        for row in family_rows(seed):
             found.append(row)
             tick(row["model"])
     if json:

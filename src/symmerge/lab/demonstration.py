@@ -196,7 +196,7 @@ def _middle(method: Mapping[str, Any]) -> Mapping[str, float]:
     return min(method["points"], key=lambda point: abs(point["t"] - 0.5))
 
 
-def rows(seed: int = 0) -> Iterator[dict[str, Any]]:
+def family_rows(seed: int = 0) -> Iterator[dict[str, Any]]:
     """For a small model of every family, moved by a random symmetry: how far its weights went, and how far its logits did."""
     for name in SMALL:
         model = load(small_model(name, seed=seed))

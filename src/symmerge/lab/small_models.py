@@ -128,12 +128,12 @@ def small_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = kind(kind.config_class(**{**config, **changes}))
-    live_in(model, seed)
+    perturb(model, seed)
     return model.to(dtype).eval()
 
 
 @torch.no_grad()
-def live_in(model: PreTrainedModel, seed: int = 0) -> None:
+def perturb(model: PreTrainedModel, seed: int = 0) -> None:
     """Give gains, biases and embeddings the spread that training gives them; matrices keep a healthy scale."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):

@@ -78,21 +78,21 @@ def parts(key: str, record: Mapping[str, Any]) -> Iterator[Part]:
         "How it was run",
         facts=(
             *((name, str(value)) for name, value in record["size"].items()),
-            *_given(record.get("given")),
+            *_external(record.get("external")),
         ),
     )
 
 
-def _given(given: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+def _external(external: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     """What models were given, and with which data; by their content, as names may be anything."""
-    if given:
+    if external:
         yield (
             "models given",
-            f"{given['architecture']}: {', '.join(content[:12] for content in given['models'])}",
+            f"{external['architecture']}: {', '.join(content[:12] for content in external['models'])}",
         )
         for part, what in (("test", "measured on"), ("train", "learned from")):
-            if given[part]:
-                yield what, f"{given[part]['name']} ({given[part]['content'][:12]})"
+            if external[part]:
+                yield what, f"{external[part]['name']} ({external[part]['content'][:12]})"
 
 
 def _ours(entry: Entry) -> Estimate:

@@ -22,8 +22,8 @@ from symmerge.errors import MismatchError
 from symmerge.lab.experiments.cells import Cost
 from symmerge.lab.experiments.cluster import RayEngine
 from symmerge.lab.experiments.engines import LocalEngine
-from symmerge.lab.experiments.plan import usual_workers
-from symmerge.lab.experiments.results import finish, printed
+from symmerge.lab.experiments.plan import default_workers
+from symmerge.lab.experiments.results import printed_rows, write_results
 from symmerge.lab.experiments.runner import missing, run
 from symmerge.lab.experiments.store import Store, compute
 from symmerge.lab.experiments.tables import SIZES, ResultTable, cells_of
@@ -56,7 +56,7 @@ def results_of(folder, engine):
     tables = grid(SMALL)
     outcome = run(cells_of(tables), Store(folder), engine)
     assert not outcome.failed and outcome.computed == 7
-    finish(folder, "sums", SUMS, SMALL, tables, outcome)
+    write_results(folder, "sums", SUMS, SMALL, tables, outcome)
     return (folder / "results.json").read_bytes()
 
 
@@ -176,12 +176,16 @@ def test_what_overflowed_has_no_mean(tmp_path):
         cells=(a := cell("add", "a", value=1.0), b := cell("add", "b", value=float("inf"))),
     )
     tables = (ResultTable("One", (entry,)),)
-    record = finish(tmp_path, "sums", SUMS, SMALL, tables, run([a, b], Store(tmp_path), Here()))
+    record = write_results(
+        tmp_path, "sums", SUMS, SMALL, tables, run([a, b], Store(tmp_path), Here())
+    )
     assert (
         record["tables"][0]["entries"][0]["values"] == [1.0, None]
         and record["tables"][0]["entries"][0]["mean"] is None
     )
-    assert [*printed(record["tables"][0])] == [{"": "lines", "text": "not finite (published 0.5)"}]
+    assert [*printed_rows(record["tables"][0])] == [
+        {"": "lines", "text": "not finite (published 0.5)"}
+    ]
 
 
 def test_an_interrupt_keeps_what_is_finished(tmp_path, log):
@@ -429,10 +433,14 @@ def test_as_many_workers_as_cores_and_memory_allow(monkeypatch):
     light, heavy, huge = (
         replace(cell("add", "one"), cost=Cost(1.0, size)) for size in (1.0, 4.0, 40.0)
     )
-    assert [usual_workers(cells, "cpu") for cells in ([light], [light, heavy], [huge])] == [8, 2, 1]
-    assert [usual_workers(cells, "cuda:1") for cells in ([light], [heavy], [])] == [8, 2, 8]
+    assert [default_workers(cells, "cpu") for cells in ([light], [light, heavy], [huge])] == [
+        8,
+        2,
+        1,
+    ]
+    assert [default_workers(cells, "cuda:1") for cells in ([light], [heavy], [])] == [8, 2, 8]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
-    assert usual_workers([light], "cuda") == 9 and usual_workers([light], "cpu") == 10
+    assert default_workers([light], "cuda") == 9 and default_workers([light], "cpu") == 10
 
 
 def test_of_heavy_cells_few_at_once(tmp_path):

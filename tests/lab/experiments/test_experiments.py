@@ -14,11 +14,11 @@ from symmerge.lab.experiments import components as parts
 from symmerge.lab.experiments.catalog import EXPERIMENTS
 from symmerge.lab.experiments.cells import with_needs
 from symmerge.lab.experiments.engines import LocalEngine
-from symmerge.lab.experiments.plan import check_data, check_folder, check_same, claim, digests
-from symmerge.lab.experiments.results import finish
+from symmerge.lab.experiments.plan import check_data, check_folder, check_same_data, claim, digests
+from symmerge.lab.experiments.results import write_results
 from symmerge.lab.experiments.runner import run
 from symmerge.lab.experiments.store import Store
-from symmerge.lab.experiments.tables import SIZES, cells_of, value_of
+from symmerge.lab.experiments.tables import SIZES, cells_of, values_of
 from symmerge.lab.training.recipes import training_recipe
 
 SMOKE = SIZES["smoke"]
@@ -42,7 +42,7 @@ def outcome(tables, tmp_path_factory):
 def test_every_table_is_full(tables, outcome):
     for name, shown in tables.items():
         for entry in (entry for table in shown for entry in table.entries):
-            values = value_of(entry, outcome.results)
+            values = values_of(entry, outcome.results)
             assert len(values) == len(entry.cells) and all(map(math.isfinite, values)), (
                 name,
                 entry.row,
@@ -81,7 +81,7 @@ def test_pages_have_the_numbers(tables, outcome, tmp_path):
     for name in ("t-methods", "f-groups"):
         folder = tmp_path / name
         folder.mkdir()
-        record = finish(folder, name, EXPERIMENTS[name], SMOKE, tables[name], outcome)
+        record = write_results(folder, name, EXPERIMENTS[name], SMOKE, tables[name], outcome)
         assert json.loads((folder / "results.json").read_text()) == record and not record["failed"]
         page = (folder / "page.html").read_text("utf-8")
         assert tables[name][0].title in page and re.search(
@@ -93,7 +93,7 @@ def test_pages_have_the_numbers(tables, outcome, tmp_path):
 
 def test_rotary_positions_leave_less_freedom(tables, outcome):
     freedom = {
-        (entry.row, entry.column): value_of(entry, outcome.results)[0]
+        (entry.row, entry.column): values_of(entry, outcome.results)[0]
         for entry in tables["f-groups"][0].entries
     }
     inside = "of these inside attention"
@@ -201,10 +201,10 @@ def test_one_folder_has_one_data_set(tmp_path):
     (tmp_path / "cifar10.npz").write_bytes(b"pictures")
     found = digests(tables, size, store)
     assert list(found) == ["cifar10.npz"]
-    check_same(out, found)
+    check_same_data(out, found)
     claim(out, "f-retrain-images", size, found)
     check_folder(out, "f-retrain-images", size, resume=True)
-    check_same(out, digests(tables, size, store))
+    check_same_data(out, digests(tables, size, store))
     claim(
         out, "f-retrain-images", size, {"more.txt": "0"}
     )  # another column's: what is known stays known
@@ -213,7 +213,7 @@ def test_one_folder_has_one_data_set(tmp_path):
         MismatchError,
         match=r"was begun with other data \(cifar10.npz changed since\): restore it, or choose another --out",
     ):
-        check_same(out, digests(tables, size, store))
+        check_same_data(out, digests(tables, size, store))
     said = run_verb(
         "experiment",
         "f-retrain-images",
@@ -232,7 +232,7 @@ def test_one_folder_has_one_data_set(tmp_path):
     (docs,) = digests(small, SMOKE, store).items()
     claim(out, "t-methods", SMOKE, {docs[0]: "another Python's"})
     with pytest.raises(MismatchError, match="Python's documentation changed since"):
-        check_same(out, dict([docs]))
+        check_same_data(out, dict([docs]))
 
 
 def test_words_about_a_recipe_are_no_part_of_a_cell(monkeypatch):
@@ -241,7 +241,9 @@ def test_words_about_a_recipe_are_no_part_of_a_cell(monkeypatch):
 
     before, recipe = key(), training_recipe("vit-digits")
     monkeypatch.setattr(
-        parts, "training_recipe", lambda name: replace(recipe, about="other words", takes="a while")
+        parts,
+        "training_recipe",
+        lambda name: replace(recipe, about="other words", accepts="a while"),
     )
     assert key() == before
     monkeypatch.setattr(

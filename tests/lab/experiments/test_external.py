@@ -15,13 +15,15 @@ from symmerge.errors import MismatchError
 from symmerge.evaluation.data.embedded import python_docs
 from symmerge.lab.experiments.catalog import EXPERIMENTS
 from symmerge.lab.experiments.cells import with_needs
-from symmerge.lab.experiments.external import Data, gather
-from symmerge.lab.experiments.plan import check_given, sized
+from symmerge.lab.experiments.external import DataSource, gather_external
+from symmerge.lab.experiments.plan import check_train_data, make_size
 from symmerge.lab.experiments.runner import run as compute
 from symmerge.lab.experiments.store import Store
-from symmerge.lab.experiments.tables import SIZES, cells_of, value_of
+from symmerge.lab.experiments.tables import SIZES, cells_of, values_of
 
-TAKERS = [name for name, found in EXPERIMENTS.items() if found.takes and not found.takes.further]
+TAKERS = [
+    name for name, found in EXPERIMENTS.items() if found.accepts and not found.accepts.further
+]
 WIDER = {"n_embd": 72, "n_head": 6, "n_inner": 192}
 
 
@@ -64,7 +66,9 @@ def verb(
 
 
 def size_of(name, *models, train="books.txt", test="valid.txt", size="smoke"):
-    return sized(size, given=gather(name, EXPERIMENTS[name].takes, models, test, train))
+    return make_size(
+        size, external=gather_external(name, EXPERIMENTS[name].accepts, models, test, train)
+    )
 
 
 def keys(name, *models, **data):
@@ -99,8 +103,8 @@ def test_the_same_files_elsewhere_give_the_same_bytes(home, tmp_path):
         and not found["failed"]
     )
     assert (
-        found["given"]["task"] == "mlm"
-        and found["given"]["test"]["name"] == "valid.txt"
+        found["external"]["task"] == "mlm"
+        and found["external"]["test"]["name"] == "valid.txt"
         and str(home) not in (out / "results.json").read_text()
     )
     assert "models given" in (out / "page.html").read_text() and {
@@ -192,14 +196,14 @@ def test_data_is_bytes_and_how_they_are_read(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     a, b, c, d, x, y, z = (
-        Data.at(str(tmp_path / name)).content
+        DataSource.at(str(tmp_path / name)).content
         for name in ("a.txt", "b.txt", "c.tsv", "d.txt", "x", "y", "z")
     )
     assert (
         a == b
         and x == y
         and len({a, c, d, x, z}) == 5
-        and Data.at("python-docs") == Data("python-docs", "python-docs")
+        and DataSource.at("python-docs") == DataSource("python-docs", "python-docs")
     )
 
 
@@ -212,25 +216,27 @@ def test_every_experiment_that_takes_models_has_one_column_of_them(name):
     for size in SIZES:
         asked = size_of(name, *models, size=size)
         tables = EXPERIMENTS[name].tables(asked)
-        check_given(name, tables)
+        check_train_data(name, tables)
         cells = with_needs(cells_of(tables))
-        assert {cell.step.partition(":")[2] for cell in cells} <= {"given", "line", "together"}
+        assert {cell.step.partition(":")[2] for cell in cells} <= {"external", "line", "together"}
         steps = [cell for cell in cells if cell.step.endswith(":given")]
         assert {cell.settings["content"] for cell in steps} == {
-            model.content for model in asked.given.models
+            model.content for model in asked.external.models
         }
         if name not in (
             "v-amount",
             "v-features",
         ):  # their columns are amounts, and before and after
             assert {entry.column for table in tables for entry in table.entries} == {
-                asked.given.column
+                asked.external.column
             }
 
 
 def test_each_row_of_what_learning_needs_is_another_cell():
     size = size_of("t-learning", "bert-0", "bert-1", size="small")
-    classifiers = replace(size, given=replace(size.given, task="text"))  # nobody writes for them
+    classifiers = replace(
+        size, external=replace(size.external, task="text")
+    )  # nobody writes for them
     rows, fewer = (
         {
             entry.row: entry.cells[0].key
@@ -241,7 +247,9 @@ def test_each_row_of_what_learning_needs_is_another_cell():
     assert len(set(rows.values())) == len(rows) == 10 and rows.keys() - fewer.keys() == {
         "no data at all"
     }
-    drawn = replace(size, given=replace(size.given, task="image", train=Data.at("self")))
+    drawn = replace(
+        size, external=replace(size.external, task="image", train=DataSource.at("self"))
+    )
     assert rows.keys() - {
         entry.row for entry in EXPERIMENTS["t-learning"].tables(drawn)[0].entries
     } == {"labels instead of the parents' answers"}
@@ -272,7 +280,7 @@ def test_widths_and_many_and_features(tmp_path):
     assert outcome.failed == {}
     for name, found in tables.items():
         values = [
-            value_of(entry, outcome.results)
+            values_of(entry, outcome.results)
             for entry in found[0].entries
             if entry.cells[0].key in outcome.results
         ]
@@ -324,7 +332,7 @@ def test_names_on_the_hub(home, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", give)
     monkeypatch.setenv(SAID, "")
-    found = size_of("v-heads", "google/one", "owner/two").given
+    found = size_of("v-heads", "google/one", "owner/two").external
     assert asked == ["google/one", "owner/two"] and [
         model.label.partition(" ")[0] for model in found.models
     ] == ["one", "two"]
@@ -431,9 +439,9 @@ def test_larger_models_take_longer():
     asked = size_of("v-heads", "bert-0", "bert-1", size="published")
     large = replace(
         asked,
-        given=replace(
-            asked.given,
-            models=tuple(replace(model, parameters=110_000_000) for model in asked.given.models),
+        external=replace(
+            asked.external,
+            models=tuple(replace(model, parameters=110_000_000) for model in asked.external.models),
         ),
     )
     usual, more = (cells_of(EXPERIMENTS["v-heads"].tables(size))[0].cost for size in (asked, large))

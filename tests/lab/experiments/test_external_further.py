@@ -12,8 +12,8 @@ from symmerge.evaluation.data.text import read_rows
 from symmerge.lab.experiments.catalog import EXPERIMENTS
 from symmerge.lab.experiments.cells import with_needs
 from symmerge.lab.experiments.components import line, model, models
-from symmerge.lab.experiments.external import gather
-from symmerge.lab.experiments.plan import sized
+from symmerge.lab.experiments.external import gather_external
+from symmerge.lab.experiments.plan import make_size
 from symmerge.lab.experiments.runner import run as compute
 from symmerge.lab.experiments.steps import _source
 from symmerge.lab.experiments.store import Store
@@ -59,8 +59,10 @@ def verb(*words, out, size="smoke", expect=0):
 
 
 def size_of(*names, size="smoke", **others):
-    return sized(
-        size, given=gather("v-tasks", EXPERIMENTS["v-tasks"].takes, names, None, None), **others
+    return make_size(
+        size,
+        external=gather_external("v-tasks", EXPERIMENTS["v-tasks"].accepts, names, None, None),
+        **others,
     )
 
 
@@ -83,8 +85,8 @@ def test_classifiers_begin_from_the_models_given(home, tmp_path):
     assert "python-topics" in said and "8 cells computed, 0 were there" in said
     found = json.loads((out / "results.json").read_text())
     assert (
-        found["given"]["architecture"] == "BertForPreTraining"
-        and found["given"]["test"] is found["given"]["train"] is None
+        found["external"]["architecture"] == "BertForPreTraining"
+        and found["external"]["test"] is found["external"]["train"] is None
         and not found["failed"]
     )
     assert (
@@ -131,14 +133,14 @@ def test_models_that_the_experiment_trained_itself_give_its_own_numbers(tmp_path
     def plain(size):
         return cells_of(EXPERIMENTS["v-tasks"].tables(size))[0]
 
-    own = plain(sized("smoke"))
+    own = plain(make_size("smoke"))
     found = compute([own], Store(tmp_path / "own"), Here(), attempts=1)
     places = [str(tmp_path / "own/cells" / tuned.needs[0].key / "model") for tuned in own.needs]
     others = {
-        given: plain(size_of(*names))
-        for given, names in {"same": places, "swapped": places[::-1]}.items()
+        external: plain(size_of(*names))
+        for external, names in {"same": places, "swapped": places[::-1]}.items()
     }
-    again = compute(list(others.values()), Store(tmp_path / "given"), Here(), attempts=1)
+    again = compute(list(others.values()), Store(tmp_path / "external"), Here(), attempts=1)
     assert (
         again.results[others["same"].key]
         == found.results[own.key]
@@ -157,7 +159,7 @@ def test_keys_are_those_of_what_is_begun_from(home, tmp_path):
     assert len(same) == 2 and all(
         "bert-0" in label for label in same
     )  # the other model, and what is fine-tuned from it
-    trained = with_needs(cells_of(EXPERIMENTS["v-tasks"].tables(sized("smoke"))))
+    trained = with_needs(cells_of(EXPERIMENTS["v-tasks"].tables(make_size("smoke"))))
     assert not before.keys() & {cell.key for cell in trained}
 
 

@@ -14,15 +14,15 @@ from PIL import Image
 import symmerge as sm
 from symmerge.errors import DataError
 from symmerge.evaluation.tasks import make_task
-from symmerge.lab.training import cache as once
-from symmerge.lab.training.files import PUBLISHED_AS, held_out, learned_from, pictures
-from symmerge.lab.training.files import folder_of as folder_with
+from symmerge.lab.training import cache
+from symmerge.lab.training.files import PUBLISHED_AS, held_out_data, prepare_images, training_data
+from symmerge.lab.training.files import data_folder as folder_with
 from symmerge.lab.training.loop import train
 from symmerge.lab.training.pictures import SETS, read_pictures
 from symmerge.lab.training.plainpickle import read_plain
-from symmerge.lab.training.recipes import TRAINING, changed
-from symmerge.lab.training.reinitialization import opened
-from symmerge.lab.training.splits import feed_of
+from symmerge.lab.training.recipes import TRAINING, with_changes
+from symmerge.lab.training.reinitialization import open_model
+from symmerge.lab.training.splits import load_splits
 
 SMALL_VIT = {
     "hidden_size": 16,
@@ -213,7 +213,7 @@ def test_what_python_2_wrote_is_what_we_say_it_wrote(tmp_path):
 def test_trees_and_arrays_are_the_same(root, monkeypatch, capfd):
     tree, content = as_tree(root, some("tiny-imagenet"))
     forms = as_arrays(root, "tiny-imagenet", content), tree
-    monkeypatch.setattr(once, "EVERY", 0.0)
+    monkeypatch.setattr(cache, "PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     for part, wanted in content.items():
         found = [read_pictures("tiny-imagenet", place, part) for place in forms]
@@ -238,9 +238,9 @@ def test_every_form_is_prepared_alike(data, root):
         else (as_batches(root, data, content), content)
     )
     place = folder_with(root, data)
-    prepared = [pictures(place, data, "train")]
+    prepared = [prepare_images(place, data, "train")]
     as_arrays(root, data, content)
-    prepared.append(pictures(place, data, "train"))
+    prepared.append(prepare_images(place, data, "train"))
     assert [file.name for file in prepared] == [f"{folder.name}-train.npz", f"{data}-train.npz"]
     with np.load(prepared[0]) as first, np.load(prepared[1]) as second:
         assert same((first["images"], first["labels"]), (second["images"], second["labels"]))
@@ -256,28 +256,28 @@ def test_every_form_is_prepared_alike(data, root):
 def test_recipes_train_and_are_measured(data, root, tmp_path):
     content = some(data)
     as_tree(root, content) if data == "tiny-imagenet" else as_batches(root, data, content)
-    recipe = changed(
+    recipe = with_changes(
         TRAINING[RECIPES[data]], config=SMALL_VIT, schedule={"steps": 2, "batch_size": 4}
     )
     out = train(recipe, 0, tmp_path / "out", data=root)
-    task = make_task("image", held_out(recipe, root), [sm.load(out)], samples=7)
+    task = make_task("image", held_out_data(recipe, root), [sm.load(out)], samples=7)
     found = json.loads((out / "metrics.json").read_text())
-    assert abs(task.evaluate(opened(out))["loss"] - found["held_out"]["loss"]) < 1e-4
+    assert abs(task.evaluate(open_model(out))["loss"] - found["held_out"]["loss"]) < 1e-4
     assert (
-        opened(out).config.num_labels == SETS[data].classes
-        and opened(out).config.image_size == SETS[data].side
+        open_model(out).config.num_labels == SETS[data].classes
+        and open_model(out).config.image_size == SETS[data].side
     )
     assert json.loads((out / "preprocessor_config.json").read_text())["image_mean"] == list(
         SETS[data].mean
     )
-    with np.load(learned_from(recipe, root)) as file:
+    with np.load(training_data(recipe, root)) as file:
         assert file["images"].shape == (SETS[data].classes, SETS[data].side, SETS[data].side, 3)
 
 
 def test_every_data_set_has_its_own_mean(root):
     as_batches(root, "cifar100", some("cifar100"))
-    lessons = feed_of(TRAINING["cifar100-vit"], root).test
-    seen = lessons.ask(torch.arange(7), None)[0]["pixel_values"]
+    lessons = load_splits(TRAINING["cifar100-vit"], root).test
+    seen = lessons.batch(torch.arange(7), None)[0]["pixel_values"]
     shown = lessons.pictures.permute(0, 3, 1, 2).double() / 255
     mean, std = (
         torch.tensor(numbers)[None, :, None, None]
@@ -520,4 +520,4 @@ def test_what_is_missing_is_named_with_its_place(data, root, tmp_path):
     with pytest.raises(
         DataError, match=rf"put {data}\.npz \(or the folder {PUBLISHED_AS[data][0]}\) into a folder"
     ):
-        held_out(TRAINING[RECIPES[data]])
+        held_out_data(TRAINING[RECIPES[data]])

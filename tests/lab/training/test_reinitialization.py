@@ -5,15 +5,15 @@ import torch
 import transformers
 
 from symmerge.errors import CheckpointError, MismatchError, UnsupportedModel
-from symmerge.lab.small_models import live_in, small_model
+from symmerge.lab.small_models import perturb, small_model
 from symmerge.lab.training.loop import train, trained
-from symmerge.lab.training.recipes import TRAINING, changed
+from symmerge.lab.training.recipes import TRAINING, with_changes
 from symmerge.lab.training.reinitialization import (
+    COMPONENTS,
     MODULES,
-    PARTS,
-    fresh_names,
-    opened,
-    reinitialised,
+    fresh_parameters,
+    open_model,
+    reinitialize,
 )
 
 # The classes of attention and of a layer, which is another way to know them than by their names.
@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
         if not (place / name).exists():
             if name == "roformer":
                 model = transformers.RoFormerForMaskedLM(transformers.RoFormerConfig(**ROFORMER))
-                live_in(model)
+                perturb(model)
             else:
                 model = small_model(name)
             model.save_pretrained(place / name)
@@ -86,27 +86,27 @@ def expected(model, name, part):
     }[part]
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", COMPONENTS)
 @pytest.mark.parametrize("name", CLASSES)
 def test_exactly_a_part_changes(name, part, folder):
-    before, after = opened(folder(name)), reinitialised(folder(name), part, seed=3)
+    before, after = open_model(folder(name)), reinitialize(folder(name), part, seed=3)
     old = dict(before.named_parameters())
     differ = {
         key for key, parameter in after.named_parameters() if not torch.equal(parameter, old[key])
     }
     wanted = expected(before, name, part)
     assert differ == wanted and wanted
-    assert differ == set(fresh_names(before, part)) - {SINUSOIDS}
+    assert differ == set(fresh_parameters(before, part)) - {SINUSOIDS}
     assert part == "everything" or wanted != expected(before, name, "everything")
 
 
 def test_every_known_type_is_tested(folder):
-    assert {opened(folder(name)).config.model_type for name in CLASSES} == set(MODULES)
+    assert {open_model(folder(name)).config.model_type for name in CLASSES} == set(MODULES)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "roformer"])
 def test_fresh_is_as_the_stock_class_begins(name, folder):
-    model = reinitialised(folder(name), "everything", seed=5)
+    model = reinitialize(folder(name), "everything", seed=5)
     torch.manual_seed(5)
     stock, other = type(model)(model.config), type(model)(model.config)
     assert all(
@@ -121,7 +121,7 @@ def test_fresh_is_as_the_stock_class_begins(name, folder):
 
 def test_the_seed_decides(folder):
     first, again, other = (
-        reinitialised(folder("gpt2"), "first-attention", seed) for seed in (1, 1, 2)
+        reinitialize(folder("gpt2"), "first-attention", seed) for seed in (1, 1, 2)
     )
     key = "transformer.h.0.attn.c_attn.weight"
     assert torch.equal(first.get_parameter(key), again.get_parameter(key)) and not torch.equal(
@@ -131,15 +131,15 @@ def test_the_seed_decides(folder):
 
 def test_the_global_generator_is_left_alone(folder):
     before = torch.get_rng_state()
-    reinitialised(folder("gpt2"), "attention", seed=1)
+    reinitialize(folder("gpt2"), "attention", seed=1)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_what_is_not_known_is_refused(folder, tmp_path):
     with pytest.raises(MismatchError, match="part heads: choose one of first-attention"):
-        reinitialised(folder("gpt2"), "heads", seed=0)
+        reinitialize(folder("gpt2"), "heads", seed=0)
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
-        reinitialised(tmp_path, "attention", seed=0)
+        reinitialize(tmp_path, "attention", seed=0)
     other = transformers.OPTForCausalLM(
         transformers.OPTConfig(
             vocab_size=20,
@@ -151,12 +151,12 @@ def test_what_is_not_known_is_refused(folder, tmp_path):
         )
     )
     with pytest.raises(UnsupportedModel, match="which parameters of a opt are attention"):
-        fresh_names(other, "attention")
+        fresh_parameters(other, "attention")
 
 
 # training on
 
-TINY = changed(
+TINY = with_changes(
     TRAINING["vit-digits"],
     config={"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16},
     schedule={"steps": 3, "batch_size": 8},
@@ -169,7 +169,7 @@ def begin(tmp_path_factory):
 
 
 def parameters(folder):
-    return {name: parameter.detach() for name, parameter in opened(folder).named_parameters()}
+    return {name: parameter.detach() for name, parameter in open_model(folder).named_parameters()}
 
 
 @pytest.mark.parametrize("only_fresh", [False, True])
@@ -180,7 +180,7 @@ def test_training_goes_on_from_there(begin, tmp_path, only_fresh):
     before, after, fresh = (
         parameters(begin),
         parameters(out),
-        set(fresh_names(opened(begin), "first-attention")),
+        set(fresh_parameters(open_model(begin), "first-attention")),
     )
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert fresh <= moved and (moved == fresh) == only_fresh

@@ -29,14 +29,14 @@ from symmerge.evaluation.tasks import make_task
 from symmerge.lab.small_models import small_model
 from symmerge.lab.training import datasets as lessons_module
 from symmerge.lab.training import loop as module
-from symmerge.lab.training.datasets import Gaps, Photographs, Text, mapped, order
+from symmerge.lab.training.datasets import CausalText, Images, MaskedText, batch_order, map_tensors
 from symmerge.lab.training.embedded import EMBEDDED as EVERY
 from symmerge.lab.training.initialization import Origin
 from symmerge.lab.training.loop import train, trained
-from symmerge.lab.training.recipes import TRAINING, Schedule, changed, training_recipe
-from symmerge.lab.training.reinitialization import opened
+from symmerge.lab.training.recipes import TRAINING, Schedule, training_recipe, with_changes
+from symmerge.lab.training.reinitialization import open_model
 from symmerge.lab.training.resume import partial_file
-from symmerge.lab.training.splits import feed_of
+from symmerge.lab.training.splits import load_splits
 from symmerge.lab.training.step import Pupil, batch_loss, no_packed_sequences, working_copy
 from symmerge.symmetry.groups.linalg import one_thread
 
@@ -46,7 +46,7 @@ EMBEDDED = [
 
 
 def short(name, steps=3, batch_size=4, **schedule):
-    return changed(
+    return with_changes(
         TRAINING[name], schedule={"steps": steps, "batch_size": batch_size, "warmup": 1, **schedule}
     )
 
@@ -61,7 +61,7 @@ CONSTANT = (
 def weights(folder):
     return {
         name: tensor
-        for name, tensor in opened(folder).state_dict().items()
+        for name, tensor in open_model(folder).state_dict().items()
         if not name.endswith(CONSTANT)
     }
 
@@ -158,14 +158,14 @@ def test_pictures_are_seen_in_training_as_the_processor_shows_them(folders):
     shown = processor([image], input_data_format="channels_first", return_tensors="pt")[
         "pixel_values"
     ][0]
-    seen = feed_of(TRAINING["vit-digits"]).train.inputs["pixel_values"][0]
+    seen = load_splits(TRAINING["vit-digits"]).train.inputs["pixel_values"][0]
     assert torch.allclose(shown, seen, atol=1e-6) and not torch.allclose(shown, -seen, atol=0.1)
 
 
 def test_training_sees_no_test_data(tmp_path):
     held_out = {image.tobytes() for image in digits("test")[0]}
     assert not held_out & {image.tobytes() for image in digits("train")[0]}
-    feed = feed_of(TRAINING["gpt2-docs"])
+    feed = load_splits(TRAINING["gpt2-docs"])
     feed.save(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path).decode(
         feed.train.tokens.tolist()
@@ -231,7 +231,7 @@ def test_one_thread_is_given_back():
 
 # looks
 
-TINY = changed(
+TINY = with_changes(
     TRAINING["vit-digits"],
     config={"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16},
     schedule={"steps": 8, "batch_size": 8},
@@ -250,7 +250,7 @@ def test_the_best_look_is_kept_and_patience_ends_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Pupil, "judge", scripted)
     out = train(
-        changed(TINY, schedule={"look": 2, "patience": 2, "steps": 20}), 0, tmp_path / "out"
+        with_changes(TINY, schedule={"look": 2, "patience": 2, "steps": 20}), 0, tmp_path / "out"
     )
     found = json.loads((out / "metrics.json").read_text())
     assert (
@@ -268,7 +268,10 @@ def test_the_best_look_is_kept_and_patience_ends_it(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["vit-digits", "gpt2-docs", "bert-docs"])
 def test_what_is_looked_at_is_not_learned(name):
-    whole, held = feed_of(TRAINING[name]), feed_of(changed(TRAINING[name], schedule={"look": 5}))
+    whole, held = (
+        load_splits(TRAINING[name]),
+        load_splits(with_changes(TRAINING[name], schedule={"look": 5})),
+    )
     assert whole.valid is None and held.valid is not None
     if name == "vit-digits":
         parts = [
@@ -286,7 +289,9 @@ def test_what_is_looked_at_is_not_learned(name):
 
 def test_a_loss_that_is_no_number_ends_it(tmp_path):
     with pytest.raises(sm.errors.SymmergeError, match=r"the loss became nan.*lower the rate"):
-        train(changed(TINY, schedule={"lr": 1e30, "warmup": 0, "clip": 0.0}), 0, tmp_path / "out")
+        train(
+            with_changes(TINY, schedule={"lr": 1e30, "warmup": 0, "clip": 0.0}), 0, tmp_path / "out"
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -313,24 +318,26 @@ def test_rates():
 
 
 def test_every_epoch_sees_every_sample_once():
-    lessons = mapped(feed_of(TRAINING["vit-digits"]).train, lambda tensor: tensor[:10])
-    rows = order(lessons, 8, 3, seed=1, anywhere=True)
+    lessons = map_tensors(load_splits(TRAINING["vit-digits"]).train, lambda tensor: tensor[:10])
+    rows = batch_order(lessons, 8, 3, seed=1, anywhere=True)
     assert rows.shape == (8, 3) and all(
         len(set(rows[at : at + 3].flatten().tolist())) == 9 for at in (0, 3)
     )
     assert (
         rows[:3].tolist() != rows[3:6].tolist()
-        and rows.tolist() != order(lessons, 8, 3, seed=2, anywhere=True).tolist()
+        and rows.tolist() != batch_order(lessons, 8, 3, seed=2, anywhere=True).tolist()
     )
     with pytest.raises(sm.errors.DataError, match="10 samples do not fill a batch of 11"):
-        order(lessons, 1, 11, seed=1, anywhere=False)
+        batch_order(lessons, 1, 11, seed=1, anywhere=False)
 
 
 def test_gaps_are_fifteen_in_a_hundred_and_mostly_blank():
-    lessons = Gaps(torch.arange(5, 100_005) % 900 + 5, 100, blank=4, special=5, vocabulary=1000)
+    lessons = MaskedText(
+        torch.arange(5, 100_005) % 900 + 5, 100, blank=4, special=5, vocabulary=1000
+    )
     found, rows = lessons.tokens.view(-1, 100), lessons.rows()
-    inputs, targets = lessons.ask(
-        rows, torch.rand(len(rows), lessons.chances, generator=torch.Generator().manual_seed(0))
+    inputs, targets = lessons.batch(
+        rows, torch.rand(len(rows), lessons.noise, generator=torch.Generator().manual_seed(0))
     )
     asked, tokens = targets >= 0, inputs["input_ids"]
     assert (
@@ -354,23 +361,23 @@ def test_gaps_are_fifteen_in_a_hundred_and_mostly_blank():
 
 def test_a_recipe_can_be_changed():
     recipe = TRAINING["gpt2-docs"]
-    other = changed(recipe, config={"hidden_size": 96, "n_head": 6}, schedule={"steps": 60})
+    other = with_changes(recipe, config={"hidden_size": 96, "n_head": 6}, schedule={"steps": 60})
     assert (
         other.config["n_embd"] == 96
         and "hidden_size" not in other.config
         and (other.schedule.steps, other.schedule.warmup) == (60, 5)
     )
     assert recipe.config["n_embd"] == 64 and recipe.schedule.steps == 600
-    assert changed(recipe, schedule={"steps": 60, "warmup": 9}).schedule.warmup == 9
+    assert with_changes(recipe, schedule={"steps": 60, "warmup": 9}).schedule.warmup == 9
     with pytest.raises(MismatchError, match="GPT2LMHeadModel has no setting speed, wings"):
-        changed(recipe, config={"wings": 2}, schedule={"speed": 1})
+        with_changes(recipe, config={"wings": 2}, schedule={"speed": 1})
 
 
 def test_every_recipe_makes_a_stock_model():
     for name, recipe in TRAINING.items():
         kind = getattr(transformers, recipe.architecture)
         config = kind.config_class(**recipe.config)
-        assert recipe.about and recipe.takes, name
+        assert recipe.about and recipe.duration, name
         assert all(
             getattr(config, key) == value
             for key, value in recipe.config.items()
@@ -383,7 +390,7 @@ def numbers():
 
 
 def photographs():
-    return Photographs(
+    return Images(
         numbers()[:960, None].expand(-1, 64).reshape(20, 32, 32, 3).byte(),
         torch.arange(20) % 10,
         (0.4, 0.5, 0.6),
@@ -429,11 +436,11 @@ COMPILED = {  # what a compiler must take whole, one of every kind of lesson
             "n_positions": 16,
             "vocab_size": 300,
         },
-        lambda: Text(numbers(), 16),
+        lambda: CausalText(numbers(), 16),
     ),
     "books-bert": (
         {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 300},
-        lambda: Gaps(numbers(), 16, 4, 5, 300),
+        lambda: MaskedText(numbers(), 16, 4, 5, 300),
     ),
 }
 
@@ -446,16 +453,16 @@ def test_a_step_is_one_graph(name, monkeypatch):
     )  # without the checks of shapes that tests have
     sizes, make = COMPILED[name]
     recipe, lessons = (
-        changed(TRAINING[name], config=sizes, schedule={"steps": 2, "batch_size": 4}),
+        with_changes(TRAINING[name], config=sizes, schedule={"steps": 2, "batch_size": 4}),
         make(),
     )
     model = Origin(recipe, 0).model()
-    rows, chances = order(lessons, 2, 4, 0, anywhere=False), torch.rand(4, lessons.chances)
+    rows, noise = batch_order(lessons, 2, 4, 0, anywhere=False), torch.rand(4, lessons.noise)
     torch._dynamo.reset()
     with no_packed_sequences():
         compiled = torch.compile(batch_loss, dynamic=False, backend="eager", fullgraph=True)
         found = [
-            loss(model.eval(), lessons, rows, chances, torch.tensor([at])).item()
+            loss(model.eval(), lessons, rows, noise, torch.tensor([at])).item()
             for at in (0, 1)
             for loss in (compiled, batch_loss)
         ]
@@ -464,7 +471,7 @@ def test_a_step_is_one_graph(name, monkeypatch):
 
 # resuming
 
-GAPPED = changed(  # gaps and dropout: the generator's state matters
+GAPPED = with_changes(  # gaps and dropout: the generator's state matters
     TRAINING["bert-docs"],
     config={
         "hidden_size": 16,
@@ -580,7 +587,7 @@ def test_only_the_same_training_is_resumed(interrupted):
     with pytest.raises(MismatchError, match="begun with another seed: give the same options"):
         train(GAPPED, 4, interrupted, resume=True)
     with pytest.raises(MismatchError, match="begun with another recipe"):
-        train(changed(GAPPED, schedule={"lr": 1.0}), 3, interrupted, resume=True)
+        train(with_changes(GAPPED, schedule={"lr": 1.0}), 3, interrupted, resume=True)
     assert partial_file(interrupted).exists()
     partial_file(interrupted).write_bytes(b"no state")
     with pytest.raises(CheckpointError, match="remove it, or leave out --resume"):

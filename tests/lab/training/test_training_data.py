@@ -16,13 +16,13 @@ from symmerge.lab.small_models import small_model
 from symmerge.lab.training import acceleration as levels
 from symmerge.lab.training import planes
 from symmerge.lab.training import splits as feed
-from symmerge.lab.training.augmentation import CHANCES, augmented
-from symmerge.lab.training.files import held_out, learned_from
+from symmerge.lab.training.augmentation import RANDOM_NUMBERS, augment
+from symmerge.lab.training.files import held_out_data, training_data
 from symmerge.lab.training.initialization import Origin
 from symmerge.lab.training.loop import train
-from symmerge.lab.training.recipes import TRAINING, changed
-from symmerge.lab.training.reinitialization import opened
-from symmerge.lab.training.tokens import kept_tokens, make_tokenizer, pieces, tokens_of
+from symmerge.lab.training.recipes import TRAINING, with_changes
+from symmerge.lab.training.reinitialization import open_model
+from symmerge.lab.training.tokens import cached_tokens, chunks, tokenize, train_tokenizer
 
 SMALL_VIT = {
     "hidden_size": 16,
@@ -32,7 +32,7 @@ SMALL_VIT = {
 }
 SMALL_GPT2 = {"n_embd": 16, "n_head": 2, "n_layer": 1, "n_inner": 16, "n_positions": 16}
 SMALL_BERT = {**SMALL_VIT, "max_position_embeddings": 24}
-NEUTRAL = torch.full((1, CHANCES), 0.5)  # cropped in the middle, not flipped, no jitter
+NEUTRAL = torch.full((1, RANDOM_NUMBERS), 0.5)  # cropped in the middle, not flipped, no jitter
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_missing_data_is_named(name, root, tmp_path):
         DataError,
         match=r"does not come with the installation: put .* into a folder and give it with --data",
     ):
-        held_out(TRAINING[name])
+        held_out_data(TRAINING[name])
     assert not (tmp_path / "out").exists()
 
 
@@ -75,12 +75,12 @@ def test_a_folder_without_write_permission_stays_as_it_is(root, monkeypatch, tmp
     root.chmod(0o555)
     try:
         assert (
-            held_out(TRAINING["shakespeare-gpt2"], root).startswith(str(tmp_path / "home"))
+            held_out_data(TRAINING["shakespeare-gpt2"], root).startswith(str(tmp_path / "home"))
             and len(list(root.iterdir())) == 1
         )
     finally:
         root.chmod(0o755)
-    assert held_out(TRAINING["shakespeare-gpt2"], root) == str(
+    assert held_out_data(TRAINING["shakespeare-gpt2"], root) == str(
         root / "prepared/shakespeare-test.txt"
     )
 
@@ -103,7 +103,7 @@ def save_cifar(root, train=40, test=12, **others):
 @pytest.mark.parametrize("name", ["cifar10-vit", "cifar10-vit-best"])
 def test_cifar_is_prepared_and_measured(name, root, tmp_path):
     parts = save_cifar(root)
-    recipe = changed(
+    recipe = with_changes(
         TRAINING[name],
         config=SMALL_VIT,
         schedule={"steps": 4, "batch_size": 4, "look": 2 if name.endswith("best") else 0},
@@ -116,11 +116,11 @@ def test_cifar_is_prepared_and_measured(name, root, tmp_path):
             image.tobytes() for image in parts["x_test"]
         }
         assert not np.array_equal(file["images"], parts["x_test"])  # shuffled
-    task = make_task("image", held_out(recipe, root), [sm.load(out)], samples=12)
-    assert abs(task.evaluate(opened(out))["loss"] - found["held_out"]["loss"]) < 1e-4
-    assert learned_from(recipe, root) == str(tmp_path / "cache/cifar10-augmented.npz")
+    task = make_task("image", held_out_data(recipe, root), [sm.load(out)], samples=12)
+    assert abs(task.evaluate(open_model(out))["loss"] - found["held_out"]["loss"]) < 1e-4
+    assert training_data(recipe, root) == str(tmp_path / "cache/cifar10-augmented.npz")
     with (
-        np.load(learned_from(recipe, root)) as new,
+        np.load(training_data(recipe, root)) as new,
         np.load(tmp_path / "cache/cifar10-train.npz") as old,
     ):
         assert np.array_equal(new["labels"], old["labels"]) and not np.array_equal(
@@ -155,57 +155,57 @@ def test_stored_planes_are_decoded():
 
 def test_augmentation_is_what_it_says():
     pictures = torch.rand(1, 8, 8, 3, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(augmented(pictures, NEUTRAL), pictures, atol=1e-6)
+    assert torch.allclose(augment(pictures, NEUTRAL), pictures, atol=1e-6)
     flipped, moved, turned, bright = (NEUTRAL.clone() for _ in range(4))
     flipped[0, 2], moved[0, 0], turned[0, 6], bright[0, 3] = 0.1, 0.0, 1.0, 1.0
-    assert torch.allclose(augmented(pictures, flipped), pictures.flip(2), atol=1e-6)
-    shifted = augmented(pictures, moved)
+    assert torch.allclose(augment(pictures, flipped), pictures.flip(2), atol=1e-6)
+    shifted = augment(pictures, moved)
     assert torch.allclose(shifted[:, 4:], pictures[:, :4], atol=1e-6) and not shifted[:, :4].any()
-    assert torch.allclose(augmented(pictures, bright), (1.4 * pictures).clamp(0, 1), atol=1e-6)
+    assert torch.allclose(augment(pictures, bright), (1.4 * pictures).clamp(0, 1), atol=1e-6)
     hue, saturation, value = colorsys.rgb_to_hsv(*pictures[0, 3, 5].tolist())
     assert np.allclose(
-        augmented(pictures, turned)[0, 3, 5].tolist(),
+        augment(pictures, turned)[0, 3, 5].tolist(),
         colorsys.hsv_to_rgb((hue + 0.1) % 1, saturation, value),
         atol=1e-5,
     )
-    assert not torch.allclose(augmented(pictures, turned), pictures, atol=0.01)
+    assert not torch.allclose(augment(pictures, turned), pictures, atol=0.01)
 
 
 # text
 
 
 def test_long_texts_are_read_in_pieces(words, monkeypatch):
-    tokenizer = make_tokenizer(words, 300)
-    whole = tokens_of(tokenizer, words)
+    tokenizer = train_tokenizer(words, 300)
+    whole = tokenize(tokenizer, words)
     monkeypatch.setattr("symmerge.lab.training.tokens.PIECE", 100)
-    parts = list(pieces(words))
+    parts = list(chunks(words))
     assert (
         "".join(parts) == words
         and len(parts) > 10
         and all(part.endswith("\n") for part in parts[:-1])
     )
     assert (
-        tokenizer.decode(tokens_of(tokenizer, words).tolist())
+        tokenizer.decode(tokenize(tokenizer, words).tolist())
         == words
         == tokenizer.decode(whole.tolist())
     )
 
 
 def test_texts_become_tokens_once(words, tmp_path, monkeypatch):
-    tokenizer = make_tokenizer(words, 300)
-    first = kept_tokens(tokenizer, words, tmp_path, "words")
-    monkeypatch.setattr("symmerge.lab.training.tokens.tokens_of", lambda *_: pytest.fail("again"))
+    tokenizer = train_tokenizer(words, 300)
+    first = cached_tokens(tokenizer, words, tmp_path, "words")
+    monkeypatch.setattr("symmerge.lab.training.tokens.tokenize", lambda *_: pytest.fail("again"))
     assert (
-        np.array_equal(first, kept_tokens(tokenizer, words, tmp_path, "words"))
+        np.array_equal(first, cached_tokens(tokenizer, words, tmp_path, "words"))
         and len(list(tmp_path.iterdir())) == 1
     )
     with pytest.raises(pytest.fail.Exception, match="again"):
-        kept_tokens(make_tokenizer(words, 280), words, tmp_path, "words")
+        cached_tokens(train_tokenizer(words, 280), words, tmp_path, "words")
 
 
 def test_shakespeare_is_divided_and_measured(root, tmp_path, words):
     (root / "tinyshakespeare.txt").write_text(words)
-    recipe = changed(
+    recipe = with_changes(
         TRAINING["shakespeare-gpt2"],
         config={**SMALL_GPT2, "vocab_size": 300},
         schedule={"steps": 4, "batch_size": 2, "look": 2},
@@ -214,18 +214,20 @@ def test_shakespeare_is_divided_and_measured(root, tmp_path, words):
         DataError, match="gpt2_tokenizer is missing, and its tokenizer is read from it"
     ):
         train(recipe, 0, tmp_path / "out", data=root)
-    make_tokenizer(words, 300).save_pretrained(root / "gpt2_tokenizer")
+    train_tokenizer(words, 300).save_pretrained(root / "gpt2_tokenizer")
     out = train(recipe, 0, tmp_path / "out", data=root)
-    learned, measured = (Path(data(recipe, root)).read_text() for data in (learned_from, held_out))
+    learned, measured = (
+        Path(data(recipe, root)).read_text() for data in (training_data, held_out_data)
+    )
     assert (
         words.startswith(learned)
         and words.endswith(measured)
         and len(learned) == len(words) * 90 // 100
         and 0 < len(measured) <= len(words) // 20 + 1
     )
-    task = make_task("clm", held_out(recipe, root), [sm.load(out)], max_samples=1000)
+    task = make_task("clm", held_out_data(recipe, root), [sm.load(out)], max_samples=1000)
     found = json.loads((out / "metrics.json").read_text())
-    assert abs(task.evaluate(opened(out))["loss"] - found["held_out"]["loss"]) < 1e-4
+    assert abs(task.evaluate(open_model(out))["loss"] - found["held_out"]["loss"]) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["books-bert", "books-neox"])
@@ -233,15 +235,15 @@ def test_books_have_one_tokenizer(name, root, tmp_path, words):
     for file, text in (("books_train.txt.xz", words), ("books_valid.txt.xz", words[:2000])):
         (root / file).write_bytes(lzma.compress(text.encode()))
     sizes = {**SMALL_VIT, "vocab_size": 300, "max_position_embeddings": 16}
-    recipe = changed(TRAINING[name], config=sizes, schedule={"steps": 2, "batch_size": 2})
+    recipe = with_changes(TRAINING[name], config=sizes, schedule={"steps": 2, "batch_size": 2})
     first, second = (train(recipe, seed, tmp_path / str(seed), data=root) for seed in (0, 1))
     assert (first / "tokenizer.json").read_bytes() == (second / "tokenizer.json").read_bytes()
-    assert held_out(recipe, root) == str(root / "books_valid.txt.xz")
+    assert held_out_data(recipe, root) == str(root / "books_valid.txt.xz")
     task = make_task(
-        recipe.task, held_out(recipe, root), [sm.load(first), sm.load(second)], max_samples=8
+        recipe.task, held_out_data(recipe, root), [sm.load(first), sm.load(second)], max_samples=8
     )
-    assert task.evaluate(opened(first))["loss"] > 0 and words.startswith(
-        Path(learned_from(recipe, root)).read_text()
+    assert task.evaluate(open_model(first))["loss"] > 0 and words.startswith(
+        Path(training_data(recipe, root)).read_text()
     )
 
 
@@ -261,18 +263,18 @@ def reviews(root):
 
 @pytest.fixture
 def pretrained(tmp_path):
-    recipe = changed(
+    recipe = with_changes(
         TRAINING["bert-docs"], config=SMALL_BERT, schedule={"steps": 2, "batch_size": 2}
     )
     return train(recipe, 0, tmp_path / "pretrained")
 
 
 def test_classifiers_begin_with_the_same_head(reviews, pretrained, tmp_path):
-    still = changed(
+    still = with_changes(
         TRAINING["sst2-bert"], schedule={"steps": 2, "batch_size": 4, "lr": 0.0, "look": 2}
     )
     first, second, other = (
-        opened(
+        open_model(
             train(
                 still,
                 seed,
@@ -284,7 +286,7 @@ def test_classifiers_begin_with_the_same_head(reviews, pretrained, tmp_path):
         ).state_dict()
         for seed, head in ((0, 0), (1, 0), (0, 1))
     )
-    body = opened(pretrained).state_dict()
+    body = open_model(pretrained).state_dict()
     assert all(
         torch.equal(first[name], tensor)
         for name, tensor in body.items()
@@ -296,15 +298,17 @@ def test_classifiers_begin_with_the_same_head(reviews, pretrained, tmp_path):
 
 
 def test_classifiers_learn_and_are_measured(reviews, pretrained, tmp_path):
-    recipe = changed(
+    recipe = with_changes(
         TRAINING["sst2-bert"], schedule={"steps": 60, "batch_size": 16, "lr": 3e-3, "look": 20}
     )
     out = train(recipe, 0, tmp_path / "out", data=reviews, begin=pretrained)
     with pytest.raises(DataError, match=r"row 7 has .* tokens"):
-        make_task("text", held_out(recipe, reviews), [sm.load(out)], max_samples=10)
-    task = make_task("text", held_out(recipe, reviews, pretrained), [sm.load(out)], max_samples=10)
-    assert task.samples == 6 and task.evaluate(opened(out))["accuracy"] == 1.0
-    assert len(Path(learned_from(recipe, reviews, pretrained)).read_text().splitlines()) == 61
+        make_task("text", held_out_data(recipe, reviews), [sm.load(out)], max_samples=10)
+    task = make_task(
+        "text", held_out_data(recipe, reviews, pretrained), [sm.load(out)], max_samples=10
+    )
+    assert task.samples == 6 and task.evaluate(open_model(out))["accuracy"] == 1.0
+    assert len(Path(training_data(recipe, reviews, pretrained)).read_text().splitlines()) == 61
     small_model("gpt2", seed=0).save_pretrained(
         tmp_path / "gpt2"
     )  # transformers opens it as a BERT, with fresh weights
@@ -321,15 +325,15 @@ def test_classifiers_learn_and_are_measured(reviews, pretrained, tmp_path):
 
 
 def test_a_level_that_fails_is_followed_by_the_next(tmp_path, capfd):
-    recipe = changed(
+    recipe = with_changes(
         TRAINING["vit-digits"], config=SMALL_VIT, schedule={"steps": 3, "batch_size": 4}
     )
     steps: list[str] = []
     levels.at_some_level(
         Origin(recipe, 1), tmp_path / "out", steps.append, levels=("magic", "eager"), device="cpu"
     )
-    expected = opened(train(recipe, 1, tmp_path / "here")).state_dict()
-    found = opened(tmp_path / "out").state_dict()
+    expected = open_model(train(recipe, 1, tmp_path / "here")).state_dict()
+    found = open_model(tmp_path / "out").state_dict()
     assert (
         all(torch.equal(found[name], tensor) for name, tensor in expected.items())
         and len(steps) == 3
@@ -339,10 +343,12 @@ def test_a_level_that_fails_is_followed_by_the_next(tmp_path, capfd):
 
 def test_a_process_that_has_trained_waits_for_the_next_model(tmp_path, capfd):
     recipe, used = (
-        changed(TRAINING["vit-digits"], config=SMALL_VIT, schedule={"steps": 3, "batch_size": 4}),
+        with_changes(
+            TRAINING["vit-digits"], config=SMALL_VIT, schedule={"steps": 3, "batch_size": 4}
+        ),
         [],
     )
-    wider = changed(recipe, config={"intermediate_size": 24})
+    wider = with_changes(recipe, config={"intermediate_size": 24})
     for number, (some, seed) in enumerate([(recipe, 1), (wider, 2), (recipe, 3)]):
         levels.at_some_level(
             Origin(some, seed), tmp_path / f"out-{number}", None, levels=("eager",), device="cpu"
@@ -353,7 +359,7 @@ def test_a_process_that_has_trained_waits_for_the_next_model(tmp_path, capfd):
             process._popen.kill()  # while it waits
             process._popen.wait()
         expected, found = (
-            opened(place).state_dict()
+            open_model(place).state_dict()
             for place in (
                 train(some, seed, tmp_path / f"here-{number}"),
                 tmp_path / f"out-{number}",

@@ -10,7 +10,7 @@ from typing import Any, final
 
 from symmerge.errors import MismatchError
 from symmerge.lab.experiments.cells import Cell
-from symmerge.lab.experiments.engines import ENVIRONMENT, PATIENCE, Ended, attempt
+from symmerge.lab.experiments.engines import ENVIRONMENT, PATIENCE, AttemptResult, attempt
 from symmerge.lab.experiments.store import Store
 
 
@@ -59,7 +59,7 @@ class RayEngine:
     def start(self, cell: Cell) -> None:
         self._running[self._attempt.remote(cell, self._store)] = cell
 
-    def wait(self) -> list[Ended]:
+    def wait(self) -> list[AttemptResult]:
         ready, _ = self._ray.wait(list(self._running), timeout=PATIENCE)
         return [self._ended(reference, self._running.pop(reference)) for reference in ready]
 
@@ -70,15 +70,15 @@ class RayEngine:
         if self._ours:
             self._ray.shutdown()
 
-    def _ended(self, reference: Any, cell: Cell) -> Ended:
+    def _ended(self, reference: Any, cell: Cell) -> AttemptResult:
         try:
             ended = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:  # its process, its node or the way to it
-            return Ended(
+            return AttemptResult(
                 cell, f"the worker died ({str(error).strip().splitlines()[0]})", str(error)
             )
         if not ended.problem and not self._store.appears(cell):
-            return Ended(
+            return AttemptResult(
                 cell,
                 f"{self._store.folder(cell)} was finished elsewhere and is not to be seen here: share this folder with all nodes",
                 again=False,
@@ -126,7 +126,7 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()
 
 
-def _attempt_there(cell: Cell, store: Store) -> Ended:
+def _attempt_there(cell: Cell, store: Store) -> AttemptResult:
     return attempt(cell, store, print)  # Ray keeps what workers print in its logs
 
 

@@ -23,7 +23,7 @@ MEASURED = {
 }  # on how much of the test part: all of it at the published size, else as the task has it
 # what a cell of each size is expected to take: seconds on one core, or on a GPU at the published size
 SECONDS = {
-    "given": {"smoke": 1, "small": 1, "published": 1},
+    "external": {"smoke": 1, "small": 1, "published": 1},
     "train": {"smoke": 3, "small": 25, "published": 200},
     "again": {"smoke": 3, "small": 12, "published": 60},
     "line": {"smoke": 1, "small": 4, "published": 30},
@@ -44,11 +44,11 @@ COPIES = 10  # of a model's weights, in float32: what a cell has in memory besid
 LEARNING = {"smoke": {"steps": 2, "inputs": 48}, "small": {"steps": 60, "inputs": 600}}
 """How much is learned, where an experiment does not say it itself."""
 STARTS = {"smoke": {"start": "identity"}, "small": {"start": "weights-only"}}
-MUCH: Mapping[str, Any] = {"steps": 1500, "inputs": 8000, "start": "weights"}
+LONG_LEARNING: Mapping[str, Any] = {"steps": 1500, "inputs": 8000, "start": "weights"}
 """What is enough for models of the published size, wherever they learned."""
-GIVEN: Mapping[str, Mapping[str, Any]] = {"published": MUCH}
+EXTERNAL_LEARNING: Mapping[str, Mapping[str, Any]] = {"published": LONG_LEARNING}
 """How much is learned of models that are given, at a size where an experiment says it for each data set."""
-GIVEN_DIFFERS = "The models and the data are those given: published numbers belong to others, unless these are the paper's."
+EXTERNAL_DIFFERS = "The models and the data are those given: published numbers belong to others, unless these are the paper's."
 QUICK = {"smoke": {"tries": 1, "max_sweeps": 2}}
 """How long is searched, by methods that try several ways."""
 
@@ -58,18 +58,20 @@ def by_scale(size: Size, table: Mapping[str, T]) -> T:
     return table["published" if size.name == "published" else "small"]
 
 
-def columns(
+def columns_of(
     size: Size, table: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]]
 ) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
     """Column -> training recipe, what learned methods are told. Models that are given are one column, and need no recipe."""
     return (
-        {size.given.column: ("", GIVEN.get(size.name, {}))} if size.given else by_scale(size, table)
+        {size.external.column: ("", EXTERNAL_LEARNING.get(size.name, {}))}
+        if size.external
+        else by_scale(size, table)
     )
 
 
-def differs(size: Size, otherwise: str, *, given: str = GIVEN_DIFFERS) -> str:
+def differs(size: Size, otherwise: str, *, external: str = EXTERNAL_DIFFERS) -> str:
     """In what our setting is another than the paper's."""
-    return given if size.given else otherwise
+    return external if size.external else otherwise
 
 
 def model(
@@ -93,9 +95,9 @@ def model(
     settings["content"] = {
         name: value
         for name, value in asdict(training_recipe(get_recipe)).items()
-        if name not in ("about", "takes")
+        if name not in ("about", "duration")
     }
-    label = f"{get_recipe}{'*' if config else ''}, {base.label if base and size.given else f'seed {seed}'}"
+    label = f"{get_recipe}{'*' if config else ''}, {base.label if base and size.external else f'seed {seed}'}"
     return (
         _cell(size, "train", settings, (base,), label, "again")
         if base
@@ -105,23 +107,23 @@ def model(
 
 def models(size: Size, get_recipe: str, **changes: Any) -> list[Cell]:
     """As many as the size has seeds; or those that are given."""
-    if size.given:
+    if size.external:
         return [
             _cell(
                 size,
-                "given",
+                "external",
                 {"content": one.content},
                 (),
                 one.label,
-                "given",
+                "external",
                 place=str(one.place),
             )
-            for one in size.given.models
+            for one in size.external.models
         ]
     return [model(size, get_recipe, seed, **changes) for seed in range(size.seeds)]
 
 
-def trained_on(
+def retrained_from(
     size: Size, base: Cell, fresh: str, seed: int, schedule: Mapping[str, Any] | None = None
 ) -> Cell:
     """A model with a part of it fresh, trained again."""
@@ -147,8 +149,8 @@ def pairs(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
 
 def unequal(size: Size, get_recipe: str, wider: Mapping[str, Any]) -> list[tuple[Cell, Cell]]:
     """A wide model and a narrow one, for every seed; or every two of those given that differ in width."""
-    if size.given:
-        parameters = {one.content: one.parameters for one in size.given.models}
+    if size.external:
+        parameters = {one.content: one.parameters for one in size.external.models}
         return [
             pair
             for pair in pairs(models(size, get_recipe))
@@ -164,14 +166,14 @@ def line(size: Size, pair: tuple[Cell, Cell], method: str, **options: Any) -> Ce
     """The line between two models by a method; what the learned ones are not told they get by the size."""
     settings = _measured(size, pair[0], method, {**by_size(size, method), **options})
     told = "".join(f", {name} {value}" for name, value in options.items())
-    takes = "learned" if method.startswith(("learned", "soft")) else "line"
+    kind = "learned" if method.startswith(("learned", "soft")) else "line"
     return _cell(
         size,
         "line",
         settings,
         pair,
         f"{method}{told}: {pair[0].label} / {pair[1].label}",
-        takes,
+        kind,
         **_places(size),
     )
 
@@ -247,17 +249,17 @@ def _measured(size: Size, of: Cell, method: str, options: Mapping[str, Any]) -> 
 def _data(size: Size, of: Cell, method: str) -> dict[str, Any]:
     if "recipe" in of.settings:
         return {"recipe": of.settings["recipe"]}
-    assert size.given and size.given.test
+    assert size.external and size.external.test
     train = (
-        {"train": size.given.train and size.given.train.content}
+        {"train": size.external.train and size.external.train.content}
         if method != PLAIN and matching_recipe(method).needs_data
         else {}
     )
-    return {"task": size.given.task, "test": size.given.test.content, **train}
+    return {"task": size.external.task, "test": size.external.test.content, **train}
 
 
 def _places(size: Size) -> dict[str, Any]:
-    return {"places": size.given.places} if size.given and size.given.places else {}
+    return {"places": size.external.places} if size.external and size.external.places else {}
 
 
 def _cell(
@@ -266,7 +268,7 @@ def _cell(
     settings: Mapping[str, Any],
     needs: tuple[Cell, ...],
     label: str,
-    takes: str,
+    kind: str,
     **beside: Any,
 ) -> Cell:
     beside = {**({"data": str(size.data)} if size.data else {}), **beside}
@@ -276,18 +278,18 @@ def _cell(
         needs,
         beside,
         label,
-        _cost(size, takes, settings.get("recipe", "")),
+        _cost(size, kind, settings.get("recipe", "")),
     )
 
 
-def _cost(size: Size, takes: str, get_recipe: str) -> Cost:
-    parameters = max(one.parameters for one in size.given.models) if size.given else 0
+def _cost(size: Size, kind: str, get_recipe: str) -> Cost:
+    parameters = max(one.parameters for one in size.external.models) if size.external else 0
     seconds = (
-        SECONDS[takes][size.name]
+        SECONDS[kind][size.name]
         * LONGER.get(get_recipe, 1.0)
         * max(1.0, parameters / PARAMETERS[size.name])
     )
-    return Cost(seconds, max(GIGABYTES[size.name], COPIES * 4 * parameters / 1e9), takes in HEAVY)
+    return Cost(seconds, max(GIGABYTES[size.name], COPIES * 4 * parameters / 1e9), kind in HEAVY)
 
 
 def row(

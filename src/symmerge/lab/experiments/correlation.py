@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from symmerge.lab.experiments.components import by_scale, lines, model, models, row
 from symmerge.lab.experiments.components import differs as differs_from
-from symmerge.lab.experiments.external import Takes
+from symmerge.lab.experiments.external import Accepts
 from symmerge.lab.experiments.tables import Experiment, ResultTable, Size
 
 PRETRAINED = {"small": "bert-docs", "published": "books-bert"}
@@ -64,7 +64,7 @@ def differs(size: Size) -> str:
 
 
 def column(size: Size) -> str:
-    return size.given.column if size.given else COLUMN
+    return size.external.column if size.external else COLUMN
 
 
 def _table(
@@ -113,7 +113,7 @@ def features(size: Size) -> tuple[ResultTable, ...]:
     cells = lines(size, models(size, recipe(size)), "correlation")
     entries = [
         row(f"layer {layer}, {kind}", when, cells, f"alike/{kind} {layer} {when}")
-        for layer in range(size.given.layers if size.given else LAYERS[size.name])
+        for layer in range(size.external.layers if size.external else LAYERS[size.name])
         for kind in ("vo", "ff")
         for when in ("before", "after")
     ]
@@ -138,11 +138,11 @@ def tasks(size: Size) -> tuple[ResultTable, ...]:
                 row(name, column, lines(size, found, method), "barrier_mean", published.get(column))
             )
     about = "Classifiers fine-tuned from models of different seeds, with the same head to begin with; highest loss over the mean of the ends."
-    other = differs_from(size, by_scale(size, DIFFERS), given=FURTHER_DIFFERS)
+    other = differs_from(size, by_scale(size, DIFFERS), external=FURTHER_DIFFERS)
     return (ResultTable("Fine-tuned classifiers (Table 3)", tuple(entries), about, other),)
 
 
-ANY = Takes()
+ANY = Accepts()
 EXPERIMENTS: Mapping[str, Experiment] = {
     "v-heads": Experiment(
         "what heads may do when features are matched by correlation", "V, Table 1", heads, ANY
@@ -154,7 +154,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "classifiers fine-tuned from models of different seeds",
         "V, Table 3",
         tasks,
-        Takes(further=True),
+        Accepts(further=True),
     ),
     "v-components": Experiment("loss curves by component", "V, figures", components, ANY),
     "v-amount": Experiment("barrier against amount of data", "V, figure", amount, ANY),

@@ -19,7 +19,7 @@ import torch
 
 from symmerge.errors import SymmergeError
 from symmerge.lab.experiments.cells import Cell
-from symmerge.lab.experiments.store import Store, Taken, compute
+from symmerge.lab.experiments.store import Store, Usage, compute
 
 Say = Callable[[str], None]
 # Sums depend on how many threads add them up: one each, so that results do not depend on the machine. The others are those of the command line.
@@ -34,14 +34,14 @@ PATIENCE = 1.0  # seconds between looks at whether workers live
 
 
 @dataclass(frozen=True)
-class Ended:
+class AttemptResult:
     """How an attempt at a cell ended. `problem` in one line, `details` for the log; `again`: another attempt may end better."""
 
     cell: Cell
     problem: str = ""
     details: str = ""
     again: bool = True
-    taken: Taken | None = None
+    taken: Usage | None = None
 
 
 @runtime_checkable
@@ -54,19 +54,21 @@ class Engine(Protocol):
     def heavy(self) -> int: ...
     def open(self, store: Store, say: Callable[[Cell, str], None]) -> None: ...
     def start(self, cell: Cell) -> None: ...
-    def wait(self) -> list[Ended]: ...
+    def wait(self) -> list[AttemptResult]: ...
     def close(self) -> None: ...
 
 
-def attempt(cell: Cell, store: Store, say: Say) -> Ended:
+def attempt(cell: Cell, store: Store, say: Say) -> AttemptResult:
     """Compute a cell and say how that ended, in a process made for it."""
     try:
         torch.set_num_threads(1)
-        return Ended(cell, taken=compute(cell, store, say))
+        return AttemptResult(cell, taken=compute(cell, store, say))
     except SymmergeError as error:  # the same input gives the same error
-        return Ended(cell, " ".join(str(error).split()), traceback.format_exc(), again=False)
+        return AttemptResult(
+            cell, " ".join(str(error).split()), traceback.format_exc(), again=False
+        )
     except (Exception, SystemExit) as error:
-        return Ended(
+        return AttemptResult(
             cell, f"{type(error).__name__}: {' '.join(str(error).split())}", traceback.format_exc()
         )
 
@@ -102,7 +104,7 @@ class LocalEngine:
         with suppress(OSError):  # it died just now: `wait` will say so
             chosen.pipe.send(cell)
 
-    def wait(self) -> list[Ended]:
+    def wait(self) -> list[AttemptResult]:
         busy = [worker for worker in self._all if worker.cell is not None]
         connection.wait([worker.pipe for worker in busy], PATIENCE)
         return [ended for worker in busy for ended in self._heard(worker)]
@@ -124,7 +126,7 @@ class LocalEngine:
         self._all.append(_Worker(process, ours))
         return self._all[-1]
 
-    def _heard(self, worker: _Worker) -> Iterator[Ended]:
+    def _heard(self, worker: _Worker) -> Iterator[AttemptResult]:
         """What a worker has said since; its death, if it died."""
         cell, alive = (
             worker.cell,
@@ -134,7 +136,7 @@ class LocalEngine:
         try:
             while worker.pipe.poll():
                 said = worker.pipe.recv()
-                if isinstance(said, Ended):
+                if isinstance(said, AttemptResult):
                     worker.cell = None
                     yield said
                     return
@@ -146,7 +148,7 @@ class LocalEngine:
             worker.process.kill()
             self._all.remove(worker)
             worker.pipe.close()
-            yield Ended(cell, f"the worker died ({_way_of_death(worker.process.exitcode)})")
+            yield AttemptResult(cell, f"the worker died ({_way_of_death(worker.process.exitcode)})")
 
 
 def _kind(cell: Cell) -> tuple[Any, ...]:
@@ -162,7 +164,7 @@ def _way_of_death(code: int | None) -> str:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def deferred_interrupts() -> Iterator[None]:
     """Ctrl-C waits: a second one must not keep the first from ending what it should end. (A mask would not do: other threads hear it, too.)"""
     if threading.current_thread() is not threading.main_thread():  # it is only heard there
         yield

@@ -7,7 +7,7 @@ from typing import Any
 
 from symmerge.lab.experiments.cells import Cell
 from symmerge.lab.experiments.components import (
-    MUCH,
+    LONG_LEARNING,
     by_scale,
     freedom,
     lines,
@@ -15,8 +15,8 @@ from symmerge.lab.experiments.components import (
     models,
     orders,
     pairs,
+    retrained_from,
     row,
-    trained_on,
 )
 from symmerge.lab.experiments.tables import Experiment, ResultTable, Size, TableEntry
 from symmerge.lab.training.recipes import training_recipe
@@ -103,7 +103,8 @@ def retrained(size: Size, recipe: str, part: str) -> list[Cell]:
     base = model(size, recipe, 0)
     steps = training_recipe(recipe).schedule.steps // 3 if size.name == "published" else RETRAINED
     return [
-        trained_on(size, base, part, seed, {"steps": steps}) for seed in range(1, size.seeds + 1)
+        retrained_from(size, base, part, seed, {"steps": steps})
+        for seed in range(1, size.seeds + 1)
     ]
 
 
@@ -132,7 +133,11 @@ def _retrain(size: Size, recipes: Mapping[str, str]) -> tuple[ResultTable, ...]:
                 size.name == "published" and part != "first-attention"
             ):  # there nothing is left to learn
                 entries.append(
-                    row(f"{name}, ours, learned", column, lines(size, found, "learned", **MUCH))
+                    row(
+                        f"{name}, ours, learned",
+                        column,
+                        lines(size, found, "learned", **LONG_LEARNING),
+                    )
                 )
     return (ResultTable("Re-initialised and retrained", tuple(entries), ABOUT, DIFFERS),)
 

@@ -19,7 +19,7 @@ from symmerge.models.model import Model, load
 from symmerge.models.tables import check_same_table
 from symmerge.models.widening import widen
 
-SHORT = {"multiberts": tuple(f"google/multiberts-seed_{seed}" for seed in range(1, 6))}
+ALIASES = {"multiberts": tuple(f"google/multiberts-seed_{seed}" for seed in range(1, 6))}
 """Names for several models at once."""
 _THERE = "is for models that are trained, and --models are there already: leave one of them out"
 _LEARNED = "is for models that are measured as they are, and these are trained further, on the experiment's own tasks: leave it out (their data sets: --data FOLDER)"
@@ -30,7 +30,7 @@ MEANINGS = (".tsv", ".csv", ".jsonl", ".npz", ".xz")  # endings of files that sa
 
 
 @dataclass(frozen=True)
-class Takes:
+class Accepts:
     """What an experiment takes where models are given: at least so many, alike, or of different widths; measured as they are, or trained further first."""
 
     least: int = 2
@@ -44,14 +44,14 @@ class Takes:
 
 
 @dataclass(frozen=True)
-class Data:
+class DataSource:
     """As tasks take it, and a hash of what it is; names that are no files stand for themselves."""
 
     place: str
     content: str
 
     @classmethod
-    def at(cls, data: str) -> Data:
+    def at(cls, data: str) -> DataSource:
         path = Path(data)
         return cls(str(path.absolute()), _content(path)) if path.exists() else cls(data, data)
 
@@ -61,7 +61,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class GivenModel:
+class ExternalModel:
     name: str
     place: Path
     content: str
@@ -73,18 +73,18 @@ class GivenModel:
 
 
 @dataclass(frozen=True)
-class Given:
+class ExternalModels:
     """Models of one kind, and what they are measured on and matched by: nothing that is given, where they are trained further.
 
     What `record` says decides results, and where things lie does not.
     """
 
-    models: tuple[GivenModel, ...]
+    models: tuple[ExternalModel, ...]
     architecture: str
     layers: int
     task: str
-    test: Data | None
-    train: Data | None
+    test: DataSource | None
+    train: DataSource | None
 
     @property
     def column(self) -> str:
@@ -92,7 +92,7 @@ class Given:
         return f"{self.architecture}, {self.test.record['name']}"
 
     @property
-    def data(self) -> dict[str, Data | None]:
+    def data(self) -> dict[str, DataSource | None]:
         return {"test": self.test, "train": self.train}
 
     @property
@@ -110,31 +110,31 @@ class Given:
         }
 
 
-def gather(
+def gather_external(
     experiment: str,
-    takes: Takes,
+    accepts: Accepts,
     names: Sequence[str],
     test: str | None,
     train: str | None,
     *,
     samples: int | None = None,
-) -> Given:
+) -> ExternalModels:
     """The models by folder, name on the hub or short name, and their data: everything is looked at before anything is computed."""
     names = [
         one
         for name in names
-        for one in (SHORT.get(name, (name,)) if not Path(name).is_dir() else (name,))
+        for one in (ALIASES.get(name, (name,)) if not Path(name).is_dir() else (name,))
     ]
-    if len(names) < takes.least:
+    if len(names) < accepts.least:
         raise MismatchError(
-            f"--models {' '.join(names)}: {experiment} needs {takes.least} models or more, {len(names)} given; add some"
+            f"--models {' '.join(names)}: {experiment} needs {accepts.least} models or more, {len(names)} given; add some"
         )
-    on, by = (None, None) if takes.further else _data(experiment, test, train)
+    on, by = (None, None) if accepts.further else _data(experiment, test, train)
     folders = [local_folder(name) for name in names]
     opened = [load(folder) for folder in folders]
-    check_models(experiment, takes, opened)
+    check_models(experiment, accepts, opened)
     found = tuple(
-        GivenModel(name, folder, content_of(folder), model.parameters)
+        ExternalModel(name, folder, content_of(folder), model.parameters)
         for name, folder, model in zip(names, folders, opened, strict=True)
     )
     _different(found)
@@ -143,7 +143,7 @@ def gather(
         make_task(kind, on.place, opened[:1], samples=samples)
     if by and by.place != "self":
         make_task(kind, by.place, opened[:1], max_samples=1)
-    return Given(
+    return ExternalModels(
         found,
         first.architecture,
         sum(name.startswith("ff.") for name in first.spaces),
@@ -153,9 +153,9 @@ def gather(
     )
 
 
-def check_models(experiment: str, takes: Takes, models: Sequence[Model]) -> None:
+def check_models(experiment: str, accepts: Accepts, models: Sequence[Model]) -> None:
     """Refuse models that do not belong together."""
-    if takes.widths:
+    if accepts.widths:
         unequal = [
             sorted(pair, key=lambda model: model.parameters)
             for pair in combinations(models, 2)
@@ -187,14 +187,16 @@ def relink(cells: Iterable[Cell], store: Store) -> None:
             beside.replace(link)
 
 
-def _data(experiment: str, test: str | None, train: str | None) -> tuple[Data, Data | None]:
+def _data(
+    experiment: str, test: str | None, train: str | None
+) -> tuple[DataSource, DataSource | None]:
     if test is None:
         raise DataError(
             f"{experiment} with --models needs something to measure on: add --test-data DATA (a file, a folder or a name, as --data of barrier)"
         )
     if test == "self":
         raise DataError("--test-data self: every pair would be measured on other text; give data")
-    on, by = Data.at(test), Data.at(train) if train else None
+    on, by = DataSource.at(test), DataSource.at(train) if train else None
     if by and by.content == on.content:
         raise DataError(
             f"--train-data {train} is what is measured on: a merge fitted to it would look better than it is; give other data"
@@ -202,7 +204,7 @@ def _data(experiment: str, test: str | None, train: str | None) -> tuple[Data, D
     return on, by
 
 
-def _different(models: Sequence[GivenModel]) -> None:
+def _different(models: Sequence[ExternalModel]) -> None:
     seen: dict[str, str] = {}
     for model in models:
         if model.content in seen:

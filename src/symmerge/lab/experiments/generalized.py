@@ -9,9 +9,9 @@ from typing import Any
 from symmerge.evaluation.tasks import SELF_SOURCES
 from symmerge.evaluation.tasks.catalog import SELF_LABELLED
 from symmerge.lab.experiments.components import (
-    MUCH,
+    LONG_LEARNING,
     by_scale,
-    columns,
+    columns_of,
     line,
     lines,
     models,
@@ -20,9 +20,9 @@ from symmerge.lab.experiments.components import (
     unequal,
 )
 from symmerge.lab.experiments.components import differs as differs_from
-from symmerge.lab.experiments.external import Takes
+from symmerge.lab.experiments.external import Accepts
 from symmerge.lab.experiments.tables import Experiment, ResultTable, Size, TableEntry
-from symmerge.lab.training.files import files_of, has_data
+from symmerge.lab.training.files import describe_files, has_data
 from symmerge.lab.training.recipes import training_recipe
 
 METHODS = {
@@ -80,7 +80,7 @@ MODELS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         "cifar100": ("cifar100-vit", PICTURES),
         "tiny-imagenet": ("tiny-imagenet-vit", PICTURES),
         "shakespeare": ("shakespeare-gpt2", {"steps": 300, "batch_size": 16, "start": "weights"}),
-        "books": ("books-gpt2", MUCH),
+        "books": ("books-gpt2", LONG_LEARNING),
     },
 }
 # what is varied is varied on a picture and a text, at the published size with models that do not overfit
@@ -114,12 +114,12 @@ def chosen(size: Size) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
     """Every data set; of those that few people have, the ones that are there."""
     without = absent(size)
     return {
-        column: found for column, found in columns(size, MODELS).items() if column not in without
+        column: found for column, found in columns_of(size, MODELS).items() if column not in without
     }
 
 
 def absent(size: Size) -> list[str]:
-    found = columns(size, MODELS)
+    found = columns_of(size, MODELS)
     return [
         column
         for column in WHERE_THERE
@@ -129,7 +129,7 @@ def absent(size: Size) -> list[str]:
 
 def first(size: Size) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
     """Two data sets: a picture and a text."""
-    return columns(size, VARIED)
+    return columns_of(size, VARIED)
 
 
 def told(method: str, learning: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def methods(size: Size) -> tuple[ResultTable, ...]:
                     row("learned: middle below the better parent", column, cells, "gain")
                 )
     without = "".join(
-        f" Left out: {column}, whose data is not there; put {files_of(column)} into the folder of --data."
+        f" Left out: {column}, whose data is not there; put {describe_files(column)} into the folder of --data."
         for column in absent(size)
     )
     about = "Highest loss over the straight line between the ends, held-out data."
@@ -264,13 +264,13 @@ def needs(size: Size) -> tuple[ResultTable, ...]:
         "permutations stay": {"permutations": False},
         "no data at all": {"data": "self"},
     }
-    if size.given and size.given.task not in SELF_SOURCES:
+    if size.external and size.external.task not in SELF_SOURCES:
         del rows["no data at all"]
     if (
-        size.given
-        and size.given.train
-        and size.given.train.place == "self"
-        and size.given.task not in SELF_LABELLED
+        size.external
+        and size.external.train
+        and size.external.train.place == "self"
+        and size.external.task not in SELF_LABELLED
     ):
         del rows["labels instead of the parents' answers"]
     entries: list[TableEntry] = []
@@ -304,7 +304,7 @@ def widths(size: Size) -> tuple[ResultTable, ...]:
             row(name, column, [line(size, pair, method, **options) for pair in found], "middle")
             for name, (method, options) in rows.items()
         ]
-    wide = "" if size.given else "; the wide model is half as wide again"
+    wide = "" if size.external else "; the wide model is half as wide again"
     return (
         ResultTable(
             "A narrow model in a wide one",
@@ -317,7 +317,7 @@ def widths(size: Size) -> tuple[ResultTable, ...]:
 
 def many(size: Size) -> tuple[ResultTable, ...]:
     entries: list[TableEntry] = []
-    count = str(size.seeds) if size.given and size.seeds != 3 else "three"
+    count = str(size.seeds) if size.external and size.seeds != 3 else "three"
     for column, (recipe, learning) in first(size).items():
         found = models(replace(size, seeds=3), recipe)
         for name in ("vanilla", "weight matching", "learned"):
@@ -334,7 +334,7 @@ def many(size: Size) -> tuple[ResultTable, ...]:
     )
 
 
-ANY = Takes()
+ANY = Accepts()
 EXPERIMENTS: Mapping[str, Experiment] = {
     "t-methods": Experiment(
         "every method on every data set, with standard errors", "T, Table 1", methods, ANY
@@ -353,7 +353,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "what learned matching needs: a start, a target, inputs, steps, flips", "ours", needs, ANY
     ),
     "t-widths": Experiment(
-        "a narrow model merged into a wide one", "T, widths", widths, Takes(widths=True)
+        "a narrow model merged into a wide one", "T, widths", widths, Accepts(widths=True)
     ),
-    "t-many": Experiment("three models merged into one", "T, many models", many, Takes(least=3)),
+    "t-many": Experiment("three models merged into one", "T, many models", many, Accepts(least=3)),
 }

@@ -13,12 +13,12 @@ import torch
 from symmerge.checkpoints.files import read_json, write_json
 from symmerge.errors import CheckpointError, DataError, MismatchError
 from symmerge.lab.experiments.cells import Cell, with_needs
-from symmerge.lab.experiments.external import Given
+from symmerge.lab.experiments.external import ExternalModels
 from symmerge.lab.experiments.runner import missing
 from symmerge.lab.experiments.store import Store
 from symmerge.lab.experiments.tables import SIZES, ResultTable, Size, cells_of
 from symmerge.lab.training import files as sources
-from symmerge.lab.training.pretrained import check_begin
+from symmerge.lab.training.pretrained import check_start
 from symmerge.lab.training.recipes import training_recipe
 from symmerge.models.model import load
 
@@ -30,25 +30,25 @@ IDENTITY = "experiment.json"
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}
 
 
-def sized(
+def make_size(
     name: str,
     *,
     seeds: int | None = None,
     device: str | None = None,
     data: Path | None = None,
-    given: Given | None = None,
+    external: ExternalModels | None = None,
 ) -> Size:
     """One of the sizes, with other seeds, another device or models of the user's where they are given."""
     if name not in SIZES:
         raise MismatchError(f"--size {name}: choose one of {', '.join(SIZES)}")
     size = SIZES[name]
-    count = len(given.models) if given else seeds or size.seeds
+    count = len(external.models) if external else seeds or size.seeds
     return replace(
         size,
         seeds=count,
         device=device or size.device,
         data=data.absolute() if data else None,
-        given=given,
+        external=external,
     )
 
 
@@ -76,7 +76,7 @@ def _recipes(tables: tuple[ResultTable, ...], store: Store) -> dict[str, None]:
     )
 
 
-def check_same(folder: Path, data: Mapping[str, str]) -> None:
+def check_same_data(folder: Path, data: Mapping[str, str]) -> None:
     """That data is what it was when others of the folder's cells were computed."""
     held = _held(folder).get("data", {})
     if others := [name for name, digest in data.items() if held.get(name, digest) != digest]:
@@ -85,7 +85,7 @@ def check_same(folder: Path, data: Mapping[str, str]) -> None:
         )
 
 
-def check_given(name: str, tables: tuple[ResultTable, ...]) -> None:
+def check_train_data(name: str, tables: tuple[ResultTable, ...]) -> None:
     """That methods which look at data have some, where models are given."""
     lacking = dict.fromkeys(
         cell.settings["method"]
@@ -99,7 +99,7 @@ def check_given(name: str, tables: tuple[ResultTable, ...]) -> None:
         )
 
 
-def check_begun(tables: tuple[ResultTable, ...]) -> None:
+def check_starts(tables: tuple[ResultTable, ...]) -> None:
     """That models which are given can be trained further, where that is what an experiment does."""
     trained = [cell for cell in with_needs(cells_of(tables)) if "recipe" in cell.settings]
     begun = (
@@ -109,7 +109,7 @@ def check_begun(tables: tuple[ResultTable, ...]) -> None:
         if "place" in need.beside
     )
     for recipe, place in dict.fromkeys(begun):
-        check_begin(training_recipe(recipe), load(place))
+        check_start(training_recipe(recipe), load(place))
 
 
 def check_device(tables: tuple[ResultTable, ...], size: Size, store: Store) -> None:
@@ -126,7 +126,7 @@ def check_device(tables: tuple[ResultTable, ...], size: Size, store: Store) -> N
     )
 
 
-def usual_workers(cells: Iterable[Cell], device: str) -> int:
+def default_workers(cells: Iterable[Cell], device: str) -> int:
     """How many cells this machine computes at once: one per core, as far as half of its memory reaches and a GPU bears."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -186,10 +186,16 @@ def _is_new(folder: Path) -> bool:
 
 
 def _identity(name: str, size: Size) -> dict[str, Any]:
-    return {"name": name, "size": size.name, **({"given": size.given.record} if size.given else {})}
+    return {
+        "name": name,
+        "size": size.name,
+        **({"external": size.external.record} if size.external else {}),
+    }
 
 
-def listed(tables: tuple[ResultTable, ...], size: Size, store: Store) -> Iterator[dict[str, Any]]:
+def plan_rows(
+    tables: tuple[ResultTable, ...], size: Size, store: Store
+) -> Iterator[dict[str, Any]]:
     """Every cell in the order of computation: is it done, and what it is expected to take. The last row has the totals of what is left."""
     cells = with_needs(cells_of(tables))
     left = missing(cells_of(tables), store)

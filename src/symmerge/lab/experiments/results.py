@@ -18,14 +18,14 @@ from symmerge.lab.experiments.tables import (
     Size,
     TableEntry,
     cells_of,
-    value_of,
+    values_of,
 )
 from symmerge.report.results import EXPERIMENT
 
 RESULTS, PAGE = "results.json", "page.html"
 
 
-def finish(
+def write_results(
     folder: Path,
     name: str,
     experiment: Experiment,
@@ -45,7 +45,7 @@ def finish(
             "points": size.points,
             "device": size.device,
         },
-        **({"given": size.given.record} if size.given else {}),
+        **({"external": size.external.record} if size.external else {}),
         "tables": [_table(table, outcome) for table in tables],
         "failed": [
             {"cell": cell.label, "key": cell.key, "reason": outcome.failed[cell.key]}
@@ -72,7 +72,7 @@ def _table(table: ResultTable, outcome: RunOutcome) -> dict[str, Any]:
 def _entry(entry: TableEntry, outcome: RunOutcome) -> dict[str, Any]:
     values = [
         value if value is not None and math.isfinite(value) else None
-        for value in value_of(entry, outcome.results)
+        for value in values_of(entry, outcome.results)
     ]
     finite = (
         [] if None in values else [value for value in values if value is not None]
@@ -99,7 +99,7 @@ def _is_line(result: Result) -> bool:
     return {"losses", "barrier_linear"} <= result.keys()
 
 
-def printed(table: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def printed_rows(table: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     """The rows of a table as people read them: mean ± standard error, and what is published."""
     at = {(entry["row"], entry["column"]): entry for entry in table["entries"]}
     for row in table["rows"]:

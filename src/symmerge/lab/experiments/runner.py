@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from symmerge.lab.experiments.cells import Cell, Result, with_needs
-from symmerge.lab.experiments.engines import Ended, Engine, undisturbed
+from symmerge.lab.experiments.engines import AttemptResult, Engine, deferred_interrupts
 from symmerge.lab.experiments.store import Store
 
 State = Literal["started", "said", "computed", "again", "failed"]
@@ -60,7 +60,7 @@ def run(
             try:
                 work.through(engine)
             finally:
-                with undisturbed():
+                with deferred_interrupts():
                     engine.close()
                     store.sweep()
         found = finished(cells, store)
@@ -107,7 +107,7 @@ class _Work:
             default=None,
         )
 
-    def _settle(self, ended: Ended) -> None:
+    def _settle(self, ended: AttemptResult) -> None:
         cell = self._running.pop(ended.cell.key)
         if not ended.problem:
             self.computed += 1

@@ -23,10 +23,10 @@ from symmerge.evaluation.tasks import Task, make_task, task_of
 from symmerge.evaluation.tasks.base import subsample
 from symmerge.lab.experiments.cells import Result
 from symmerge.lab.experiments.components import PLAIN
-from symmerge.lab.experiments.external import Data
-from symmerge.lab.training.files import held_out, learned_from
+from symmerge.lab.experiments.external import DataSource
+from symmerge.lab.training.files import held_out_data, training_data
 from symmerge.lab.training.loop import train as fit
-from symmerge.lab.training.recipes import TrainingRecipe, changed, training_recipe
+from symmerge.lab.training.recipes import TrainingRecipe, training_recipe, with_changes
 from symmerge.matching.learned import FIRST_SAMPLES, LearnedMatching, most_inputs
 from symmerge.matching.recipes import Recipe, get_recipe, with_options
 from symmerge.matching.search import Matching
@@ -66,7 +66,7 @@ def train(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Resu
     return {}
 
 
-def given(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
+def external(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
     """A model that is there already: a link to it."""
     place = Path(settings["place"])
     if not place.is_dir() or content_of(place) != settings["content"]:
@@ -173,7 +173,7 @@ def _root(settings: Settings) -> Path | None:
 
 
 def _trained_by(settings: Settings) -> TrainingRecipe:
-    return changed(
+    return with_changes(
         training_recipe(settings["recipe"]),
         config=settings.get("config", {}),
         schedule=settings.get("schedule", {}),
@@ -196,12 +196,12 @@ def _task(settings: Settings, models: list[Model]) -> Task:
 def _source(settings: Settings, models: list[Model], part: str) -> tuple[str, str]:
     """The kind of task, and where to find what to measure on (`test`) or to look at (`train`): as given, or as the models were trained."""
     if "recipe" not in settings:
-        found = Data.at(settings["places"][part])
+        found = DataSource.at(settings["places"][part])
         if found.content != settings[part]:
             raise DataError(CHANGED.format(found.place))
         return settings["task"], found.place
     by = training_recipe(settings["recipe"])
-    find = {"test": held_out, "train": learned_from}[part]
+    find = {"test": held_out_data, "train": training_data}[part]
     return by.task, find(by, _root(settings), _reader(by, models))
 
 

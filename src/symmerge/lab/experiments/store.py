@@ -24,7 +24,7 @@ LATE = 30.0
 
 
 @dataclass(frozen=True)
-class Taken:
+class Usage:
     """What a cell took, and where. Never part of a result."""
 
     key: str
@@ -72,7 +72,7 @@ class Store:
         for stale in self.cells.glob(f".{key}*.stale"):
             shutil.rmtree(stale, ignore_errors=True)
 
-    def record(self, taken: Taken) -> None:
+    def record(self, taken: Usage) -> None:
         with open(self.root / "times.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(taken)) + "\n")
 
@@ -106,7 +106,7 @@ class Store:
             yield
 
 
-def compute(cell: Cell, store: Store, say: Callable[[str], None]) -> Taken | None:
+def compute(cell: Cell, store: Store, say: Callable[[str], None]) -> Usage | None:
     """Run the step of a cell beside its place and move it there. Nothing is done where the cell is finished already."""
     if store.done(cell):
         return None
@@ -128,7 +128,7 @@ def compute(cell: Cell, store: Store, say: Callable[[str], None]) -> Taken | Non
             start = time.perf_counter()
             result = cell.work([store.folder(need) for need in cell.needs], folder, say)
             seconds = time.perf_counter() - start
-            taken = Taken(cell.key, cell.label, seconds, _peak(), host, os.getpid())
+            taken = Usage(cell.key, cell.label, seconds, _peak(), host, os.getpid())
             write_json(folder / "cell.json", _described(cell))
             write_json(folder / RESULT, result)
     except OSError:

@@ -10,7 +10,7 @@ from typing import Any
 
 from symmerge.errors import MismatchError
 from symmerge.lab.experiments.cells import Cell
-from symmerge.lab.experiments.external import Given, Takes
+from symmerge.lab.experiments.external import Accepts, ExternalModels
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Size:
     points: int
     device: str = "cpu"
     data: Path | None = None  # where data sets lie that do not come with the installation
-    given: Given | None = (
+    external: ExternalModels | None = (
         None  # models that are there already, in the place of those trained from seeds
     )
 
@@ -58,7 +58,7 @@ class Experiment:
     about: str
     paper: str
     tables: Callable[[Size], tuple[ResultTable, ...]]
-    takes: Takes | None = None
+    accepts: Accepts | None = None
 
 
 SIZES: Mapping[str, Size] = {
@@ -91,7 +91,7 @@ def cells_of(tables: tuple[ResultTable, ...]) -> tuple[Cell, ...]:
     )
 
 
-def value_of(entry: TableEntry, results: Mapping[str, Mapping[str, Any]]) -> list[float]:
+def values_of(entry: TableEntry, results: Mapping[str, Mapping[str, Any]]) -> list[float]:
     """The quantity of every cell that was computed."""
     return [
         float(_at(results[cell.key], entry.quantity)) for cell in entry.cells if cell.key in results

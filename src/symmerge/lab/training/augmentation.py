@@ -8,17 +8,17 @@ from torch import Tensor
 from torch.nn import functional
 
 PADDING, JITTER, HUE = 4, 0.4, 0.1
-CHANCES = 7  # random numbers that one picture takes
+RANDOM_NUMBERS = 7  # random numbers that one picture takes
 
 
-def augmented(
-    pictures: Float[Tensor, "n side side 3"], chances: Float[Tensor, "n chances"]
+def augment(
+    pictures: Float[Tensor, "n side side 3"], noise: Float[Tensor, "n chances"]
 ) -> Float[Tensor, "n side side 3"]:
     """Pictures from 0 to 1, each changed as its random numbers say."""
     count, side = pictures.shape[:2]
     near = torch.arange(side, device=pictures.device)
-    top, left = (chances[:, :2] * (2 * PADDING + 1)).long().clamp(max=2 * PADDING).split(1, 1)
-    rows, columns = top + near, left + torch.where(chances[:, 2:3] < 0.5, side - 1 - near, near)
+    top, left = (noise[:, :2] * (2 * PADDING + 1)).long().clamp(max=2 * PADDING).split(1, 1)
+    rows, columns = top + near, left + torch.where(noise[:, 2:3] < 0.5, side - 1 - near, near)
     padded = functional.pad(pictures, (0, 0, *(PADDING,) * 4))
     cropped = padded[
         torch.arange(count, device=pictures.device)[:, None, None],
@@ -26,14 +26,14 @@ def augmented(
         columns[:, None, :],
     ]
     brightness, contrast, saturation = (
-        1 + JITTER * (2 * chances[:, 3:6, None, None, None] - 1)
+        1 + JITTER * (2 * noise[:, 3:6, None, None, None] - 1)
     ).unbind(1)
     bright = (cropped * brightness).clamp(0, 1)
     contrasted = (
         contrast * bright + (1 - contrast) * _grey(bright).mean((1, 2, 3), keepdim=True)
     ).clamp(0, 1)
     saturated = (saturation * contrasted + (1 - saturation) * _grey(contrasted)).clamp(0, 1)
-    return _turned(saturated, HUE * (2 * chances[:, 6, None, None] - 1))
+    return _turned(saturated, HUE * (2 * noise[:, 6, None, None] - 1))
 
 
 def _grey(pictures: Tensor) -> Tensor:

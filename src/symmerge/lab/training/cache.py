@@ -12,10 +12,10 @@ from symmerge.checkpoints.files import replacing
 from symmerge.errors import DataError
 
 T = TypeVar("T")
-EVERY = 5.0  # seconds from one line to the next
+PROGRESS_SECONDS = 5.0  # seconds from one line to the next
 
 
-def once(target: Path, make: Callable[[Path], Any]) -> Path:
+def cached(target: Path, make: Callable[[Path], Any]) -> Path:
     """A file or folder that `make` writes if it is not there. Two processes may both make it: the same, and one of them wins."""
     if target.exists():
         return target
@@ -31,11 +31,11 @@ def once(target: Path, make: Callable[[Path], Any]) -> Path:
     return target
 
 
-def told(items: Sequence[T], what: str) -> Iterator[T]:
+def with_progress(items: Sequence[T], what: str) -> Iterator[T]:
     """The same items; on a terminal's standard error a line says every few seconds how far one is."""
     said = time.monotonic()
     for at, item in enumerate(items):
-        if time.monotonic() - said > EVERY and sys.stderr.isatty():
+        if time.monotonic() - said > PROGRESS_SECONDS and sys.stderr.isatty():
             said = time.monotonic()
             print(f"{what}: {at:,} of {len(items):,}", file=sys.stderr, flush=True)
         yield item

@@ -13,9 +13,9 @@ from torch.nn import functional
 from symmerge.errors import DataError
 from symmerge.evaluation.tasks.base import IGNORED
 from symmerge.evaluation.tasks.language import MASKING
-from symmerge.lab.training.augmentation import CHANCES, augmented
+from symmerge.lab.training.augmentation import RANDOM_NUMBERS, augment
 
-Asked = tuple[dict[str, Any], Tensor]
+Batch = tuple[dict[str, Any], Tensor]
 MASKED, REPLACED = (
     0.8,
     0.9,
@@ -24,34 +24,34 @@ MASKED, REPLACED = (
 
 @final
 @dataclass(frozen=True)
-class Fixed:
+class FixedSamples:
     """Samples that are always the same."""
 
     inputs: Mapping[str, Tensor]
     targets: Tensor
-    chances: ClassVar[int] = 0
+    noise: ClassVar[int] = 0
 
     def rows(self) -> Tensor:
         return torch.arange(len(self.targets))
 
-    def ask(self, rows: Tensor, chances: Tensor | None) -> Asked:
+    def batch(self, rows: Tensor, noise: Tensor | None) -> Batch:
         return {name: tensor[rows] for name, tensor in self.inputs.items()}, self.targets[rows]
 
 
 @final
 @dataclass(frozen=True)
-class Sentences:
+class LabelledTexts:
     """Rows of text with a label each, cut to the longest that is asked for. Not for graphs."""
 
     inputs: Mapping[str, Tensor]
     lengths: Tensor
     targets: Tensor
-    chances: ClassVar[int] = 0
+    noise: ClassVar[int] = 0
 
     def rows(self) -> Tensor:
         return torch.arange(len(self.targets))
 
-    def ask(self, rows: Tensor, chances: Tensor | None) -> Asked:
+    def batch(self, rows: Tensor, noise: Tensor | None) -> Batch:
         longest = int(self.lengths[rows].max())
         return {name: tensor[rows, :longest] for name, tensor in self.inputs.items()}, self.targets[
             rows
@@ -60,21 +60,21 @@ class Sentences:
 
 @final
 @dataclass(frozen=True)
-class Photographs:
+class Images:
     """Pictures [n, h, w, 3] in 8 bits, changed by chance in training, and shown with this mean and deviation of each colour."""
 
     pictures: Tensor
     targets: Tensor
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    chances: ClassVar[int] = CHANCES
+    noise: ClassVar[int] = RANDOM_NUMBERS
 
     def rows(self) -> Tensor:
         return torch.arange(len(self.targets))
 
-    def ask(self, rows: Tensor, chances: Tensor | None) -> Asked:
+    def batch(self, rows: Tensor, noise: Tensor | None) -> Batch:
         scaled = self.pictures[rows].float() / 255
-        channels = (scaled if chances is None else augmented(scaled, chances)).unbind(-1)
+        channels = (scaled if noise is None else augment(scaled, noise)).unbind(-1)
         # Numbers, not tensors: nothing is copied to the device while a graph is captured.
         normal = [
             (channel - mean) / std
@@ -85,17 +85,17 @@ class Photographs:
 
 @final
 @dataclass(frozen=True)
-class Text:
+class CausalText:
     """Blocks of a text, for models that predict the next token. A row is the place where a block begins."""
 
     tokens: Tensor
     length: int
-    chances: ClassVar[int] = 0
+    noise: ClassVar[int] = 0
 
     def rows(self) -> Tensor:
         return block_starts(self.tokens, self.length)
 
-    def ask(self, rows: Tensor, chances: Tensor | None) -> Asked:
+    def batch(self, rows: Tensor, noise: Tensor | None) -> Batch:
         found = blocks(self.tokens, rows, self.length)
         return {"input_ids": found, "use_cache": False}, functional.pad(
             found[:, 1:], (0, 1), value=IGNORED
@@ -104,7 +104,7 @@ class Text:
 
 @final
 @dataclass(frozen=True)
-class Gaps:
+class MaskedText:
     """Blocks of a text, for models that fill gaps: other ones every time."""
 
     tokens: Tensor
@@ -114,15 +114,15 @@ class Gaps:
     vocabulary: int
 
     @property
-    def chances(self) -> int:
+    def noise(self) -> int:
         return 2 * self.length
 
     def rows(self) -> Tensor:
         return block_starts(self.tokens, self.length)
 
-    def ask(self, rows: Tensor, chances: Tensor | None) -> Asked:
-        assert chances is not None
-        found, (which, what) = blocks(self.tokens, rows, self.length), chances.chunk(2, 1)
+    def batch(self, rows: Tensor, noise: Tensor | None) -> Batch:
+        assert noise is not None
+        found, (which, what) = blocks(self.tokens, rows, self.length), noise.chunk(2, 1)
         words = self.vocabulary - self.special
         others = self.special + ((what - MASKED) / (REPLACED - MASKED) * words).long().clamp(
             0, words - 1
@@ -133,16 +133,16 @@ class Gaps:
             which >= MASKING, IGNORED
         )
 
-    def fixed(self) -> Fixed:
+    def fixed(self) -> FixedSamples:
         """To judge with: the same gaps every time, and nothing but blanks in them."""
         found = blocks(self.tokens, self.rows(), self.length)
         gap = torch.rand(found.shape, generator=torch.Generator().manual_seed(0)) < MASKING
-        return Fixed(
+        return FixedSamples(
             {"input_ids": found.masked_fill(gap, self.blank)}, found.masked_fill(~gap, IGNORED)
         )
 
 
-Lessons = Fixed | Sentences | Photographs | Text | Gaps
+Dataset = FixedSamples | LabelledTexts | Images | CausalText | MaskedText
 """Each has `rows` (all samples once), `ask`, and `chances`: how many random numbers a sample takes in training."""
 
 
@@ -159,7 +159,7 @@ def block_starts(tokens: Tensor, length: int) -> Tensor:
 Kind = TypeVar("Kind", bound=Any)
 
 
-def mapped(lessons: Kind, change: Callable[[Tensor], Tensor]) -> Kind:
+def map_tensors(lessons: Kind, change: Callable[[Tensor], Tensor]) -> Kind:
     """The same lessons with every tensor changed: moved to a device, or some of its rows."""
     values = {field.name: getattr(lessons, field.name) for field in fields(lessons)}
     for name, value in values.items():
@@ -170,16 +170,16 @@ def mapped(lessons: Kind, change: Callable[[Tensor], Tensor]) -> Kind:
     return replace(lessons, **values)
 
 
-def order(lessons: Lessons, steps: int, batch: int, seed: int, *, anywhere: bool) -> Tensor:
+def batch_order(lessons: Dataset, steps: int, batch: int, seed: int, *, anywhere: bool) -> Tensor:
     """Which rows every step sees: all of them once in every epoch, or (`anywhere`) blocks that begin at any token."""
     generator = torch.Generator().manual_seed(seed)
-    if anywhere and isinstance(lessons, Text | Gaps):
+    if anywhere and isinstance(lessons, CausalText | MaskedText):
         last = len(lessons.tokens) - lessons.length + 1
         return torch.cat(
             [torch.randint(0, last, (1, batch), generator=generator) for _ in range(steps)]
         )
     rows, epochs = lessons.rows(), []
-    epoch = epoch_of(lessons, batch)
+    epoch = steps_per_epoch(lessons, batch)
     while len(epochs) * epoch < steps:
         epochs.append(
             rows[torch.randperm(len(rows), generator=generator)[: epoch * batch]].view(epoch, batch)
@@ -187,7 +187,7 @@ def order(lessons: Lessons, steps: int, batch: int, seed: int, *, anywhere: bool
     return torch.cat(epochs)[:steps]
 
 
-def epoch_of(lessons: Lessons, batch: int) -> int:
+def steps_per_epoch(lessons: Dataset, batch: int) -> int:
     """How many batches the samples fill."""
     count = len(lessons.rows())
     if count < batch:

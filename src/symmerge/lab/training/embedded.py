@@ -101,7 +101,7 @@ EMBEDDED: Mapping[str, TrainingRecipe] = MappingProxyType(
             _MASKED,
             "mlm",
             _FILLS,
-            takes="40 s on one core",
+            duration="40 s on one core",
         ),
         "roformer-docs": _docs(
             "a small RoFormer (rotary positions), of bert-docs' size: absolute against rotary",
@@ -109,7 +109,7 @@ EMBEDDED: Mapping[str, TrainingRecipe] = MappingProxyType(
             _MASKED,
             "mlm",
             _FILLS,
-            takes="40 s on one core",
+            duration="40 s on one core",
         ),
         "bert-docs-long": _docs(
             "the same with longer blocks: for topics-bert to begin from",
@@ -117,7 +117,7 @@ EMBEDDED: Mapping[str, TrainingRecipe] = MappingProxyType(
             _ROOMY,
             "mlm",
             _SORTS_FIRST,
-            takes="30 s on one core",
+            duration="30 s on one core",
         ),
         "topics-bert": TrainingRecipe(
             "a BERT (--begin) that says which topic of Python's documentation a line is from",
@@ -126,7 +126,7 @@ EMBEDDED: Mapping[str, TrainingRecipe] = MappingProxyType(
             "text",
             "python-topics",
             Schedule(steps=400, batch_size=32, lr=1e-3, warmup=40, decay=0.01, curve="linear"),
-            takes="10 s on one core",
+            duration="10 s on one core",
         ),
         "dinov3-digits": TrainingRecipe(
             "a small DINOv3 ViT (rotary positions), of vit-digits' size: absolute against rotary",

@@ -16,8 +16,8 @@ from symmerge.checkpoints.hashes import any_digest
 from symmerge.errors import DataError
 from symmerge.evaluation.data.embedded import SPLITS, python_docs
 from symmerge.evaluation.data.text import read_rows, read_text
-from symmerge.lab.training.augmentation import CHANCES, augmented
-from symmerge.lab.training.cache import once, told
+from symmerge.lab.training.augmentation import RANDOM_NUMBERS, augment
+from symmerge.lab.training.cache import cached, with_progress
 from symmerge.lab.training.pictures import read_pictures
 from symmerge.lab.training.recipe import TrainingRecipe
 
@@ -56,7 +56,7 @@ SLICES, SLICE = (
 
 
 @dataclass(frozen=True)
-class Folder:
+class DataFolder:
     """Where data sets are, and where what is made of them is kept."""
 
     root: Path
@@ -79,19 +79,19 @@ class Folder:
         return found
 
 
-def files_of(data: str) -> str:
+def describe_files(data: str) -> str:
     """What a folder must hold for a data set, in words."""
     return " and ".join(dict.fromkeys(FILES[data])) + "".join(
         f" (or the folder {name})" for name in PUBLISHED_AS.get(data, ())
     )
 
 
-def folder_of(root: Path | None, data: str) -> Folder:
+def data_folder(root: Path | None, data: str) -> DataFolder:
     """The folder given, or the one that SYMMERGE_DATA names. Prepared files go beside the data, or to SYMMERGE_CACHE."""
     chosen = root or os.environ.get("SYMMERGE_DATA")
     if not chosen:
         raise DataError(
-            f"{data} does not come with the installation: put {files_of(data)} into a folder and give it with --data"
+            f"{data} does not come with the installation: put {describe_files(data)} into a folder and give it with --data"
         )
     path = Path(chosen)
     # The mode is asked, too: root may write to folders that are meant to stay as they are.
@@ -102,7 +102,7 @@ def folder_of(root: Path | None, data: str) -> Folder:
         / "symmerge"
         / hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     )
-    return Folder(
+    return DataFolder(
         path,
         Path(os.environ.get("SYMMERGE_CACHE") or (path / "prepared" if open_to_all else elsewhere)),
     )
@@ -117,7 +117,7 @@ def _files(recipe: TrainingRecipe, root: Path | None) -> dict[str, Path]:
     """Everything a recipe reads that does not come with the installation, by name; what is missing is refused."""
     if recipe.data in INSTALLED:
         return {}
-    folder = folder_of(root, recipe.data)
+    folder = data_folder(root, recipe.data)
     found = [folder.file(recipe.data), folder.file(recipe.data, held_out=True)]
     if recipe.tokenizer:
         found.append(folder.there("its tokenizer", recipe.tokenizer))
@@ -146,13 +146,13 @@ def has_data(recipe: TrainingRecipe, root: Path | None) -> bool:
     return True
 
 
-def texts(recipe: TrainingRecipe, root: Path | None) -> dict[str, str]:
+def text_splits(recipe: TrainingRecipe, root: Path | None) -> dict[str, str]:
     """Running text to train on, to look at while training (where that is asked for), and to test on."""
     if recipe.data in INSTALLED:
         text, test = python_docs("train"), python_docs("test")
         begin = len(text) * SHARES[recipe.data][0] // 100 if recipe.schedule.look else len(text)
         return {"train": text[:begin], "valid": text[begin:], "test": test}
-    folder = folder_of(root, recipe.data)
+    folder = data_folder(root, recipe.data)
     text = read_text(str(folder.file(recipe.data)))
     begin, end = (len(text) * share // 100 for share in SHARES[recipe.data])
     return {
@@ -162,20 +162,20 @@ def texts(recipe: TrainingRecipe, root: Path | None) -> dict[str, str]:
     }
 
 
-def pictures(folder: Folder, data: str, part: str) -> Path:
+def prepare_images(folder: DataFolder, data: str, part: str) -> Path:
     """Pictures as tasks read them, shuffled, as data is often sorted by class: `train`, `test`, or `augmented`: the training part, changed once."""
     source = folder.file(data)
 
     def make(target: Path) -> None:
         generator = torch.Generator().manual_seed(0)
         if part == "augmented":
-            with np.load(pictures(folder, data, "train")) as found:
+            with np.load(prepare_images(folder, data, "train")) as found:
                 images, labels = torch.from_numpy(found["images"]), found["labels"]
-            chances = torch.rand(len(labels), CHANCES, generator=generator)
-            some = list(zip(images.split(SOME), chances.split(SOME), strict=True))
+            noise = torch.rand(len(labels), RANDOM_NUMBERS, generator=generator)
+            some = list(zip(images.split(SOME), noise.split(SOME), strict=True))
             changed = [
-                (augmented(batch.float() / 255, by) * 255).round().byte()
-                for batch, by in told(some, f"{data}, changed, in thousands")
+                (augment(batch.float() / 255, by) * 255).round().byte()
+                for batch, by in with_progress(some, f"{data}, changed, in thousands")
             ]
             np.savez(target, images=torch.cat(changed).numpy(), labels=labels)
             return
@@ -183,26 +183,26 @@ def pictures(folder: Folder, data: str, part: str) -> Path:
         order = torch.randperm(len(labels), generator=generator).numpy()
         np.savez(target, images=images[order], labels=labels[order])
 
-    return once(folder.prepared / f"{source.name.removesuffix('.npz')}-{part}.npz", make)
+    return cached(folder.prepared / f"{source.name.removesuffix('.npz')}-{part}.npz", make)
 
 
-def rows(recipe: TrainingRecipe, root: Path | None, *, held_out: bool) -> str:
+def labelled_table(recipe: TrainingRecipe, root: Path | None, *, held_out: bool) -> str:
     """A table of texts with labels."""
     return (
         INSTALLED[recipe.data][held_out]
         if recipe.data in INSTALLED
-        else str(folder_of(root, recipe.data).file(recipe.data, held_out))
+        else str(data_folder(root, recipe.data).file(recipe.data, held_out))
     )
 
 
-def held_out(
+def held_out_data(
     recipe: TrainingRecipe, data_root: Path | None = None, begin: Path | None = None
 ) -> str:
     """What `make_task` measures on: none of it was seen in training. `begin`: the model a classifier starts from; rows too long for it are left out."""
     return _for_tasks(recipe, data_root, begin, held=True)
 
 
-def learned_from(
+def training_data(
     recipe: TrainingRecipe, data_root: Path | None = None, begin: Path | None = None
 ) -> str:
     """What an alignment may look at or learn from: training data, pictures changed as in training, long texts in part."""
@@ -212,23 +212,23 @@ def learned_from(
 def _for_tasks(recipe: TrainingRecipe, root: Path | None, begin: Path | None, *, held: bool) -> str:
     if recipe.data in INSTALLED:
         return INSTALLED[recipe.data][held]
-    folder = folder_of(root, recipe.data)
+    folder = data_folder(root, recipe.data)
     if recipe.task == "image":
         return str(
-            pictures(
+            prepare_images(
                 folder, recipe.data, "test" if held else "augmented" if recipe.augment else "train"
             )
         )
     if recipe.task == "text":
-        table = rows(recipe, root, held_out=held)
+        table = labelled_table(recipe, root, held_out=held)
         return table if begin is None else str(_fitting(Path(table), begin, folder.prepared))
     if held and FILES[recipe.data][0] != FILES[recipe.data][1]:
         return str(folder.file(recipe.data, held_out=True))
     part = "test" if held else "train"
     return str(
-        once(
+        cached(
             folder.prepared / f"{recipe.data}-{part}.txt",
-            lambda file: file.write_text(_some(texts(recipe, root)[part]), "utf-8"),
+            lambda file: file.write_text(_some(text_splits(recipe, root)[part]), "utf-8"),
         )
     )
 
@@ -253,9 +253,9 @@ def _fitting(table: Path, begin: Path, place: Path) -> Path:
         found = read_rows(str(table))
         assert found.labels is not None
         table_rows = [("label", "text", "text2")[: 1 + len(found.texts[0])]]
-        for label, texts in zip(found.labels, found.texts, strict=True):
-            if len(tokenizer(*texts, verbose=False)["input_ids"]) <= most:
-                table_rows.append((str(label), *texts))
+        for label, text_splits in zip(found.labels, found.texts, strict=True):
+            if len(tokenizer(*text_splits, verbose=False)["input_ids"]) <= most:
+                table_rows.append((str(label), *text_splits))
         target.write_text("".join("\t".join(row) + "\n" for row in table_rows), "utf-8")
 
-    return once(place / f"{table.parent.name}-{table.stem}-{digest}.tsv", make)
+    return cached(place / f"{table.parent.name}-{table.stem}-{digest}.tsv", make)

@@ -14,7 +14,7 @@ from symmerge.checkpoints.card import versions
 from symmerge.checkpoints.hashes import files_digest
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.lab.training.recipe import TrainingRecipe
-from symmerge.lab.training.reinitialization import fresh_names, opened, reinitialised
+from symmerge.lab.training.reinitialization import fresh_parameters, open_model, reinitialize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,16 +74,16 @@ class Origin:
                 torch.manual_seed(self.seed)
                 return kind(kind.config_class(**recipe.config))
         if self.fresh:
-            model = reinitialised(self.begin, self.fresh, self.seed)
+            model = reinitialize(self.begin, self.fresh, self.seed)
         elif recipe.task == "text":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.head_seed)
-                return opened(self.begin, recipe.architecture, **recipe.config)
+                return open_model(self.begin, recipe.architecture, **recipe.config)
         else:
-            model = opened(self.begin)
+            model = open_model(self.begin)
         _check(model, recipe, self.begin)
         if self.only_fresh and self.fresh:
-            chosen = set(fresh_names(model, self.fresh))
+            chosen = set(fresh_parameters(model, self.fresh))
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(name in chosen)
         return model

@@ -14,12 +14,12 @@ from symmerge.checkpoints.folders import new_folder, refuse
 from symmerge.checkpoints.writing import write_weights
 from symmerge.errors import SymmergeError, UnsupportedModel
 from symmerge.lab.training.acceleration import LEVELS, at_some_level
-from symmerge.lab.training.datasets import mapped, order
+from symmerge.lab.training.datasets import batch_order, map_tensors
 from symmerge.lab.training.initialization import Origin
-from symmerge.lab.training.pretrained import check_begin
+from symmerge.lab.training.pretrained import check_start
 from symmerge.lab.training.recipe import TrainingRecipe
 from symmerge.lab.training.resume import keep, kept, partial_file
-from symmerge.lab.training.splits import Feed, feed_of
+from symmerge.lab.training.splits import Splits, load_splits
 from symmerge.lab.training.step import Pupil, no_packed_sequences
 from symmerge.models.model import Model, Progress, device_of, load
 from symmerge.models.pooled_logits import with_pooled_logits
@@ -72,13 +72,13 @@ def train(
     if place.type == "cuda":
         torch.cuda.set_device(place.index or 0)
     if begin and recipe.task == "text" and not fresh:
-        check_begin(recipe, load(begin))
+        check_start(recipe, load(begin))
     with (
         one_thread() if place.type == "cpu" else no_packed_sequences(),
         new_folder(out, overwrite=overwrite, inputs=inputs) as folder,
         torch.random.fork_rng(),
     ):
-        feed = feed_of(recipe, data, begin)
+        feed = load_splits(recipe, data, begin)
         _Training(origin, feed, out, place, level or "eager").run(folder, progress)
     partial_file(out).unlink(missing_ok=True)
     return out
@@ -98,7 +98,7 @@ class _Training:
     """One model, from its beginning or where it was interrupted, to its end."""
 
     def __init__(
-        self, origin: Origin, feed: Feed, out: Path, device: torch.device, level: str
+        self, origin: Origin, feed: Splits, out: Path, device: torch.device, level: str
     ) -> None:
         self.origin, self.record, self.file, self.level = (
             origin,
@@ -108,12 +108,12 @@ class _Training:
         )
         self.schedule = origin.recipe.schedule
         train, valid, test = (
-            mapped(part, lambda tensor: tensor.to(device)) if part else None
+            map_tensors(part, lambda tensor: tensor.to(device)) if part else None
             for part in (feed.train, feed.valid, feed.test)
         )
         assert train and test
         self.feed, self.valid, self.test = feed, valid, test
-        rows = order(
+        rows = batch_order(
             feed.train,
             self.schedule.steps,
             self.schedule.batch_size,

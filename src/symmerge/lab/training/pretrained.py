@@ -16,7 +16,7 @@ PRETRAINED = "masked-lm"
 """What it was for: a model that is a classifier already would bring a head, and heads are to begin alike."""
 
 
-def check_begin(recipe: TrainingRecipe, model: Model) -> None:
+def check_start(recipe: TrainingRecipe, model: Model) -> None:
     """Refuse a model that a recipe for classifiers cannot begin from. (transformers would open it, with nearly all weights fresh.)"""
     import transformers
 

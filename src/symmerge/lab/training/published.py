@@ -82,10 +82,10 @@ def _novels(
     config: Mapping[str, Any],
     task: Any,
     schedule: Schedule,
-    takes: str,
+    duration: str,
 ) -> TrainingRecipe:
     return TrainingRecipe(
-        about, architecture, config, task, "books", schedule, takes, blocks="whole"
+        about, architecture, config, task, "books", schedule, duration, blocks="whole"
     )
 
 
@@ -136,7 +136,7 @@ PUBLISHED: Mapping[str, TrainingRecipe] = MappingProxyType(
             _CIFAR10,
             about="the same, 24 epochs: before it overfits",
             schedule=_QUICK_PICTURES,
-            takes="a minute on an H200",
+            duration="a minute on an H200",
         ),
         "cifar10-dinov3": replace(
             _CIFAR10,
@@ -144,7 +144,7 @@ PUBLISHED: Mapping[str, TrainingRecipe] = MappingProxyType(
             architecture="DINOv3ViTModel",
             config={**_VIT, "key_bias": True, "pos_embed_rescale": None},
             schedule=_QUICK_PICTURES,
-            takes="a minute on an H200 (estimated)",
+            duration="a minute on an H200 (estimated)",
         ),
         "cifar100-vit": replace(
             _CIFAR10,
@@ -158,7 +158,7 @@ PUBLISHED: Mapping[str, TrainingRecipe] = MappingProxyType(
             config=_TINY_VIT,
             data="tiny-imagenet",
             schedule=replace(_PICTURES, steps=150 * 781),
-            takes="about an hour on an H200 (estimated)",
+            duration="about an hour on an H200 (estimated)",
         ),
         "shakespeare-gpt2": TrainingRecipe(
             "GPT-2 on Tiny Shakespeare, the best by its validation part",

@@ -59,7 +59,7 @@ class TrainingRecipe:
     task: Literal["image", "clm", "mlm", "text"]
     data: str
     schedule: Schedule
-    takes: str = "20 s on one core"
+    duration: str = "20 s on one core"
     blocks: Literal["anywhere", "whole"] = (
         "anywhere"  # where blocks of text begin: at any token, or one after the other
     )
@@ -75,7 +75,7 @@ class TrainingRecipe:
         )
 
 
-def changed(
+def with_changes(
     recipe: TrainingRecipe,
     *,
     config: Mapping[str, Any] | None = None,

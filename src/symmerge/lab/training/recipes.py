@@ -8,7 +8,7 @@ from types import MappingProxyType
 from symmerge.errors import MismatchError
 from symmerge.lab.training.embedded import EMBEDDED
 from symmerge.lab.training.published import PUBLISHED
-from symmerge.lab.training.recipe import Schedule, TrainingRecipe, changed
+from symmerge.lab.training.recipe import Schedule, TrainingRecipe, with_changes
 
 TRAINING: Mapping[str, TrainingRecipe] = MappingProxyType({**EMBEDDED, **PUBLISHED})
 DEMO: Mapping[str, TrainingRecipe] = MappingProxyType(
@@ -26,4 +26,4 @@ def training_recipe(name: str) -> TrainingRecipe:
     return TRAINING[name]
 
 
-__all__ = ["DEMO", "TRAINING", "Schedule", "TrainingRecipe", "changed", "training_recipe"]
+__all__ = ["DEMO", "TRAINING", "Schedule", "TrainingRecipe", "training_recipe", "with_changes"]

@@ -14,7 +14,7 @@ from symmerge.errors import CheckpointError, MismatchError, UnsupportedModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PARTS = ("first-attention", "attention", "first-layer", "everything")
+COMPONENTS = ("first-attention", "attention", "first-layer", "everything")
 _ENCODER = (
     r"encoder\.layer\.(\d+)\.",
     r"attention\.(self|output\.dense)\.",
@@ -35,10 +35,10 @@ MODULES = {
 }
 
 
-def fresh_names(model: PreTrainedModel, part: str) -> list[str]:
+def fresh_parameters(model: PreTrainedModel, part: str) -> list[str]:
     """The parameters of a part, by the model's own names."""
-    if part not in PARTS:
-        raise MismatchError(f"part {part}: choose one of {', '.join(PARTS)}")
+    if part not in COMPONENTS:
+        raise MismatchError(f"part {part}: choose one of {', '.join(COMPONENTS)}")
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if part == "everything":
         return names
@@ -53,13 +53,13 @@ def fresh_names(model: PreTrainedModel, part: str) -> list[str]:
     return [name for name, at in found.items() if at == 0 or not part.startswith("first")]
 
 
-def reinitialised(folder: Path, part: str, seed: int) -> PreTrainedModel:
+def reinitialize(folder: Path, part: str, seed: int) -> PreTrainedModel:
     """The model of a folder with fresh weights in a part, as its stock class initialises them; all others are as they were.
 
     Parts: first-attention, attention, first-layer, everything.
     """
-    model = opened(folder)
-    chosen = fresh_names(model, part)
+    model = open_model(folder)
+    chosen = fresh_parameters(model, part)
     if not chosen:
         raise MismatchError(f"{folder} has no parameters in {part}: choose another part")
     with torch.random.fork_rng(devices=[]):
@@ -72,7 +72,7 @@ def reinitialised(folder: Path, part: str, seed: int) -> PreTrainedModel:
     return model
 
 
-def opened(folder: Path, architecture: str | None = None, **changes: Any) -> PreTrainedModel:
+def open_model(folder: Path, architecture: str | None = None, **changes: Any) -> PreTrainedModel:
     """A stock model in float32 from a folder, by default of the class that was saved."""
     import transformers
     from transformers.utils import logging

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
-from symmerge.lab.training.datasets import Lessons, epoch_of
+from symmerge.lab.training.datasets import Dataset, steps_per_epoch
 from symmerge.lab.training.recipe import Schedule
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ WARM_STEPS, MOST_STEPS_PER_GRAPH, STEPS_AT_ONCE = 3, 16, 128
 
 
 def batch_loss(
-    net: nn.Module, lessons: Lessons, order: Tensor, chances: Tensor, at: Tensor
+    net: nn.Module, lessons: Dataset, order: Tensor, noise: Tensor, at: Tensor
 ) -> Tensor:
     """Fetching, augmentation and forward pass in one function, for the compiler to fuse. `at`: the step's number, on the device."""
-    inputs, targets = lessons.ask(order[at].squeeze(0), chances)
+    inputs, targets = lessons.batch(order[at].squeeze(0), noise)
     # A CPU gets no bfloat16: some die of its products.
     with torch.autocast(at.device.type, torch.bfloat16) if at.is_cuda else nullcontext():
         logits = net(**inputs).logits
@@ -88,7 +88,7 @@ class Pupil:
     def __init__(
         self,
         model: PreTrainedModel,
-        lessons: Lessons,
+        lessons: Dataset,
         order: Tensor,
         schedule: Schedule,
         device: torch.device,
@@ -111,7 +111,7 @@ class Pupil:
         self.taught = [(master, half) for master, half in self.copied if master.requires_grad]
         for master, _ in self.taught:
             master.grad = torch.zeros_like(master)
-        epoch = epoch_of(lessons, schedule.batch_size)
+        epoch = steps_per_epoch(lessons, schedule.batch_size)
         self.rates = [schedule.lr_at(step, epoch) for step in range(schedule.steps)]
         self.device_rates = torch.tensor(self.rates, device=device)
         self.parameters = [
@@ -160,8 +160,8 @@ class Pupil:
                 group["lr"].copy_(self.device_rates[self.at].squeeze(0))
             else:
                 group["lr"] = self.rates[int(self.at)]
-        chances = torch.rand(self.schedule.batch_size, self.lessons.chances, device=self.at.device)
-        loss = self.loss(self.net, self.lessons, self.order, chances, self.at)
+        noise = torch.rand(self.schedule.batch_size, self.lessons.noise, device=self.at.device)
+        loss = self.loss(self.net, self.lessons, self.order, noise, self.at)
         loss.backward()
         copy_all([master.grad for master, _ in self.taught], [half.grad for _, half in self.taught])
         if self.schedule.clip:
@@ -243,12 +243,12 @@ class Pupil:
             torch.cuda.set_rng_state(state["random"]["cuda"])
 
     @torch.no_grad()
-    def judge(self, lessons: Lessons) -> dict[str, float]:
+    def judge(self, lessons: Dataset) -> dict[str, float]:
         """Loss and accuracy in float32."""
         self.model.eval()
         losses, right = [], []
         for rows in lessons.rows().split(4 * self.schedule.batch_size):
-            inputs, targets = lessons.ask(rows.to(self.at.device), None)
+            inputs, targets = lessons.batch(rows.to(self.at.device), None)
             logits, targets = self.model(**inputs).logits.flatten(0, -2), targets.flatten()
             losses.append(functional.cross_entropy(logits, targets, reduction="none")[targets >= 0])
             right.append((logits.argmax(-1) == targets)[targets >= 0])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from symmerge.lab.training.cache import once
+from symmerge.lab.training.cache import cached
 
 END = "<|endoftext|>"
 BLANKS = {
@@ -22,7 +22,7 @@ BLANKS = {
 PIECE = 1_000_000  # characters that are read at a time
 
 
-def make_tokenizer(text: str, vocabulary: int, *, masked: bool = False) -> Any:
+def train_tokenizer(text: str, vocabulary: int, *, masked: bool = False) -> Any:
     """Byte-level pairs, the same for the same text: every seed's model speaks the same language. Masked models have blanks and mark where texts end."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -39,7 +39,7 @@ def make_tokenizer(text: str, vocabulary: int, *, masked: bool = False) -> Any:
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    backend.train_from_iterator(pieces(text), trainer)
+    backend.train_from_iterator(chunks(text), trainer)
     if masked:
         marks = [(token, special.index(token)) for token in ("[CLS]", "[SEP]")]
         single, pair = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
@@ -52,7 +52,7 @@ def make_tokenizer(text: str, vocabulary: int, *, masked: bool = False) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, **named, **seen)
 
 
-def pieces(text: str) -> Iterator[str]:
+def chunks(text: str) -> Iterator[str]:
     """A text in parts that end with a line: long ones would be held in memory many times over."""
     at = 0
     while at < len(text):
@@ -61,20 +61,22 @@ def pieces(text: str) -> Iterator[str]:
         at = end
 
 
-def tokens_of(tokenizer: Any, text: str) -> np.ndarray:
+def tokenize(tokenizer: Any, text: str) -> np.ndarray:
     """The text's tokens, without special ones."""
     found = [
         np.asarray(tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"], np.int32)
-        for piece in pieces(text)
+        for piece in chunks(text)
     ]
     return np.concatenate([*found, np.zeros(0, np.int32)])
 
 
-def kept_tokens(tokenizer: Any, text: str, place: Path, name: str) -> np.ndarray:
+def cached_tokens(tokenizer: Any, text: str, place: Path, name: str) -> np.ndarray:
     """The same from a file, which is written the first time."""
     digest = hashlib.sha256(
         tokenizer.backend_tokenizer.to_str().encode() + text.encode()
     ).hexdigest()[:12]
     return np.load(
-        once(place / f"{name}-{digest}.npy", lambda file: np.save(file, tokens_of(tokenizer, text)))
+        cached(
+            place / f"{name}-{digest}.npy", lambda file: np.save(file, tokenize(tokenizer, text))
+        )
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from symmerge.errors import DataError
 from symmerge.evaluation.data.images import decode_image
-from symmerge.lab.training.cache import told
+from symmerge.lab.training.cache import with_progress
 
 PICTURES = ("*.JPEG", "*.jpeg", "*.jpg", "*.JPG")
 
@@ -23,7 +23,7 @@ def read_tree(root: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
         )
     found = [
         decode_image(file, 3).transpose(1, 2, 0)
-        for file, _ in told(rows, f"{root.name}, {part} part")
+        for file, _ in with_progress(rows, f"{root.name}, {part} part")
     ]
     sizes = {picture.shape for picture in found}
     if len(sizes) > 1:
