@@ -29,9 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import symmerge as sm
 from symmerge.evaluation.tasks.base import LazyBatches
-from symmerge.matching.distillation import Lesson, Lessons, loss_of
+from symmerge.matching.learning.distillation import Lesson, Lessons, loss_of
 from symmerge.matching.learned import LearnedMatching
-from symmerge.matching.learner import Learner
+from symmerge.matching.learning.learner import Learner
 from symmerge.models.alignment import Alignment
 from symmerge.verification.modules import full_module
 

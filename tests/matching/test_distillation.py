@@ -11,8 +11,8 @@ import symmerge as sm
 from symmerge.errors import DataError
 from symmerge.evaluation.tasks.base import IGNORED, LazyBatches
 from symmerge.lab.small_models import small_model
-from symmerge.matching import distillation as module_of_lessons
-from symmerge.matching.distillation import (
+from symmerge.matching.learning import distillation as module_of_lessons
+from symmerge.matching.learning.distillation import (
     ROWS,
     TOKENS,
     Lessons,

@@ -7,7 +7,8 @@ import torch
 
 import symmerge as sm
 from symmerge.lab.small_models import SMALL, small_model
-from symmerge.matching.gradients import Block, bundled_slopes, bundles, slopes, stacks, whole
+from symmerge.matching.learning.bundles import Block, bundles, stacks
+from symmerge.matching.learning.gradients import bundled_slopes, slopes, whole
 from symmerge.models.alignment import Alignment
 from symmerge.symmetry.notation import Role
 

@@ -11,10 +11,10 @@ from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import make_task, task_of
 from symmerge.lab.small_models import small_model
-from symmerge.matching.joint import Joint
 from symmerge.matching.learned import LearnedMatching
-from symmerge.matching.learner import Learner
-from symmerge.matching.samplers import Shares
+from symmerge.matching.learning.joint import Joint
+from symmerge.matching.learning.learner import Learner
+from symmerge.matching.learning.samplers import Shares
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.interpolation import mean
 

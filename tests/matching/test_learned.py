@@ -18,11 +18,11 @@ import symmerge as sm
 from symmerge.checkpoints.weights import CachedWeights, MemoryWeights
 from symmerge.errors import DataError, MismatchError
 from symmerge.lab.small_models import small_model
-from symmerge.matching import learner as module_of_learner
-from symmerge.matching.distillation import Lesson, loss_of
-from symmerge.matching.gradients import slopes, whole
 from symmerge.matching.learned import LearnedMatching
-from symmerge.matching.learner import NEAR_A, Learner, quick_products, reassign
+from symmerge.matching.learning import learner as module_of_learner
+from symmerge.matching.learning.distillation import Lesson, loss_of
+from symmerge.matching.learning.gradients import slopes, whole
+from symmerge.matching.learning.learner import NEAR_A, Learner, quick_products, reassign
 from symmerge.matching.resume import ResumeFile
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment, apply
@@ -479,7 +479,7 @@ def pull(share, i, j, monkeypatch):
         spaces=("ff.0",),
         batch_size=22,
     )
-    monkeypatch.setattr("symmerge.matching.learner.NEAR_A", share)
+    monkeypatch.setattr("symmerge.matching.learning.learner.NEAR_A", share)
     slope = whole(learner._downhill([learner.lessons[0]])["ff.0"])
     own = slope.diagonal()
     gained = own[:, None] + own[None] - slope - slope.mT

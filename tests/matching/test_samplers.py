@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from symmerge.errors import MismatchError
-from symmerge.matching.samplers import NAMED, Sampler
+from symmerge.matching.learning.samplers import NAMED, Sampler
 
 DRAWS = 400
 # name -> the range it draws from, its mean and its deviation

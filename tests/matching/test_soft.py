@@ -10,10 +10,8 @@ import symmerge as sm
 from symmerge.errors import MismatchError, SymmergeError
 from symmerge.lab.small_models import small_model
 from symmerge.matching.base import Solution
-from symmerge.matching.distillation import loss_of
-from symmerge.matching.resume import ResumeFile
-from symmerge.matching.soft import (
-    SoftMatching,
+from symmerge.matching.learning.distillation import loss_of
+from symmerge.matching.learning.soft_permutations import (
     SoftPermutation,
     first_latent,
     hardened,
@@ -22,6 +20,8 @@ from symmerge.matching.soft import (
     sinkhorn,
     soft_table,
 )
+from symmerge.matching.resume import ResumeFile
+from symmerge.matching.soft import SoftMatching
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment, apply
 from symmerge.symmetry.groups import Gram, Permutation

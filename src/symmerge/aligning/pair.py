@@ -12,10 +12,10 @@ from symmerge.checkpoints.files import write_json
 from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import SymmetryError
 from symmerge.matching.base import Solution
+from symmerge.matching.learning.soft_permutations import relax
 from symmerge.matching.recipes import RECIPES, Recipe, Solver
 from symmerge.matching.resume import ResumeFile
 from symmerge.matching.search import describe_weighting
-from symmerge.matching.soft import relax
 from symmerge.models.alignment import apply
 from symmerge.models.distances import distance
 from symmerge.models.model import Model, Progress, save

@@ -16,11 +16,11 @@ from symmerge.cli import console
 from symmerge.distributed import local_device
 from symmerge.errors import MismatchError, SymmergeWarning, SymmetryError
 from symmerge.evaluation.tasks import SELF_SOURCES, Task, make_task, task_of
-from symmerge.matching.distillation import Target
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.learned import PARTS, LearnedMatching, most_inputs
+from symmerge.matching.learning.distillation import Target
+from symmerge.matching.learning.samplers import HELP as SAMPLERS
 from symmerge.matching.recipes import BY_METHOD, Recipe, get_recipe, read_counts, with_options
-from symmerge.matching.samplers import HELP as SAMPLERS
 from symmerge.matching.universes import MEDOID
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.model import Model, device_of, load

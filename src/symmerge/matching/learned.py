@@ -21,11 +21,11 @@ from symmerge.evaluation.tasks.catalog import SELF_LABELLED, SELF_SOURCES, make_
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.base import Solution
-from symmerge.matching.distillation import Lessons, Target, shuffled, usual_batch_size
-from symmerge.matching.joint import Joint
-from symmerge.matching.learner import Interrupted, Learner
+from symmerge.matching.learning.distillation import Lessons, Target, shuffled, usual_batch_size
+from symmerge.matching.learning.joint import Joint
+from symmerge.matching.learning.learner import Interrupted, Learner
+from symmerge.matching.learning.samplers import DIRICHLET, Sampler, Shares
 from symmerge.matching.resume import ResumeEntry, ResumeFile
-from symmerge.matching.samplers import DIRICHLET, Sampler, Shares
 from symmerge.matching.search import Matching
 from symmerge.matching.universes import Universe
 from symmerge.matching.weights import WeightMatching

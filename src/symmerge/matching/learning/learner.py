@@ -26,19 +26,11 @@ from symmerge.distributed import (
     sum_over_processes,
 )
 from symmerge.errors import MismatchError, SymmergeError, SymmergeWarning
-from symmerge.matching.distillation import Lesson, Lessons, loss_of
-from symmerge.matching.gradients import (
-    Block,
-    Bundle,
-    Slope,
-    bundled_slopes,
-    bundles,
-    slopes,
-    stacks,
-    whole,
-)
+from symmerge.matching.learning.bundles import Block, Bundle, bundles, stacks
+from symmerge.matching.learning.distillation import Lesson, Lessons, loss_of
+from symmerge.matching.learning.gradients import Slope, bundled_slopes, slopes, whole
+from symmerge.matching.learning.samplers import Sampler
 from symmerge.matching.resume import ResumeEntry, ResumeFile
-from symmerge.matching.samplers import Sampler
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import Element

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from symmerge.matching.distillation import Lesson, Lessons
-from symmerge.matching.learner import Course, Learner, quick_products
-from symmerge.matching.samplers import Shares
+from symmerge.matching.learning.distillation import Lesson, Lessons
+from symmerge.matching.learning.learner import Course, Learner, quick_products
+from symmerge.matching.learning.samplers import Shares
 from symmerge.models.alignment import Alignment
 from symmerge.models.model import Model
 

@@ -1,0 +1,1 @@
+"""What learned and soft matching share: options, data, gradients along symmetries, learners."""
