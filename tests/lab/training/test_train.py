@@ -250,7 +250,9 @@ def test_the_best_look_is_kept_and_patience_ends_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Pupil, "judge", scripted)
     out = train(
-        with_changes(TINY, schedule={"look": 2, "patience": 2, "steps": 20}), 0, tmp_path / "out"
+        with_changes(TINY, schedule={"evaluate_every": 2, "patience": 2, "steps": 20}),
+        0,
+        tmp_path / "out",
     )
     found = json.loads((out / "metrics.json").read_text())
     assert (
@@ -270,7 +272,7 @@ def test_the_best_look_is_kept_and_patience_ends_it(tmp_path, monkeypatch):
 def test_what_is_looked_at_is_not_learned(name):
     whole, held = (
         load_splits(TRAINING[name]),
-        load_splits(with_changes(TRAINING[name], schedule={"look": 5})),
+        load_splits(with_changes(TRAINING[name], schedule={"evaluate_every": 5})),
     )
     assert whole.valid is None and held.valid is not None
     if name == "vit-digits":
@@ -480,7 +482,7 @@ GAPPED = with_changes(  # gaps and dropout: the generator's state matters
         "max_position_embeddings": 16,
         "hidden_dropout_prob": 0.1,
     },
-    schedule={"steps": 8, "batch_size": 4, "look": 2},
+    schedule={"steps": 8, "batch_size": 4, "evaluate_every": 2},
 )
 
 

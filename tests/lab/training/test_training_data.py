@@ -106,7 +106,7 @@ def test_cifar_is_prepared_and_measured(name, root, tmp_path):
     recipe = with_changes(
         TRAINING[name],
         config=SMALL_VIT,
-        schedule={"steps": 4, "batch_size": 4, "look": 2 if name.endswith("best") else 0},
+        schedule={"steps": 4, "batch_size": 4, "evaluate_every": 2 if name.endswith("best") else 0},
     )
     out = train(recipe, 0, tmp_path / "out", data=root)
     found = json.loads((out / "metrics.json").read_text())
@@ -208,7 +208,7 @@ def test_shakespeare_is_divided_and_measured(root, tmp_path, words):
     recipe = with_changes(
         TRAINING["shakespeare-gpt2"],
         config={**SMALL_GPT2, "vocab_size": 300},
-        schedule={"steps": 4, "batch_size": 2, "look": 2},
+        schedule={"steps": 4, "batch_size": 2, "evaluate_every": 2},
     )
     with pytest.raises(
         DataError, match="gpt2_tokenizer is missing, and its tokenizer is read from it"
@@ -271,7 +271,8 @@ def pretrained(tmp_path):
 
 def test_classifiers_begin_with_the_same_head(reviews, pretrained, tmp_path):
     still = with_changes(
-        TRAINING["sst2-bert"], schedule={"steps": 2, "batch_size": 4, "lr": 0.0, "look": 2}
+        TRAINING["sst2-bert"],
+        schedule={"steps": 2, "batch_size": 4, "lr": 0.0, "evaluate_every": 2},
     )
     first, second, other = (
         open_model(
@@ -299,7 +300,8 @@ def test_classifiers_begin_with_the_same_head(reviews, pretrained, tmp_path):
 
 def test_classifiers_learn_and_are_measured(reviews, pretrained, tmp_path):
     recipe = with_changes(
-        TRAINING["sst2-bert"], schedule={"steps": 60, "batch_size": 16, "lr": 3e-3, "look": 20}
+        TRAINING["sst2-bert"],
+        schedule={"steps": 60, "batch_size": 16, "lr": 3e-3, "evaluate_every": 20},
     )
     out = train(recipe, 0, tmp_path / "out", data=reviews, begin=pretrained)
     with pytest.raises(DataError, match=r"row 7 has .* tokens"):

@@ -150,7 +150,11 @@ def text_splits(recipe: TrainingRecipe, root: Path | None) -> dict[str, str]:
     """Running text to train on, to look at while training (where that is asked for), and to test on."""
     if recipe.data in INSTALLED:
         text, test = python_docs("train"), python_docs("test")
-        begin = len(text) * SHARES[recipe.data][0] // 100 if recipe.schedule.look else len(text)
+        begin = (
+            len(text) * SHARES[recipe.data][0] // 100
+            if recipe.schedule.evaluate_every
+            else len(text)
+        )
         return {"train": text[:begin], "valid": text[begin:], "test": test}
     folder = data_folder(root, recipe.data)
     text = read_text(str(folder.file(recipe.data)))

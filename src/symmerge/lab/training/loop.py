@@ -145,7 +145,7 @@ class _Training:
                 raise SymmergeError(
                     f"the loss became {loss} within {done} steps: lower the rate, or lengthen the warm-up (--change lr=..., warmup=...)"
                 )
-            if self.schedule.look and done % self.schedule.look == 0:
+            if self.schedule.evaluate_every and done % self.schedule.evaluate_every == 0:
                 self._look(done)
             self.seconds = spent + time.perf_counter() - began
             if time.perf_counter() - saved > KEEP_SECONDS:
@@ -177,7 +177,7 @@ class _Training:
 
     def _look(self, step: int) -> None:
         assert self.valid is not None
-        training = self.pupil.losses[step - self.schedule.look : step].mean().item()
+        training = self.pupil.losses[step - self.schedule.evaluate_every : step].mean().item()
         self.curve.append({"step": step, "training": training, **self.pupil.judge(self.valid)})
         if self.curve[-1]["loss"] < self.best["loss"]:
             self.best = {
@@ -189,7 +189,7 @@ class _Training:
     def _enough(self, step: int) -> bool:
         return (
             bool(self.schedule.patience and self.curve)
-            and step - self.best["step"] >= self.schedule.patience * self.schedule.look
+            and step - self.best["step"] >= self.schedule.patience * self.schedule.evaluate_every
         )
 
     def _finish(self, folder: Path, done: int) -> None:

@@ -58,7 +58,7 @@ _PLAYS = Schedule(
     lr=3e-4,
     warmup=180,
     decay=0.01,
-    look=50,
+    evaluate_every=50,
     patience=5,
     **_AS_PUBLISHED,
 )
@@ -68,7 +68,7 @@ _BOOKS = Schedule(
     lr=2.5e-4,
     warmup=300,
     decay=0.01,
-    look=250,
+    evaluate_every=250,
     patience=5,
     **_AS_PUBLISHED,
 )
@@ -89,7 +89,9 @@ def _novels(
     )
 
 
-def _classifier(data: str, about: str, steps: int, look: int, classes: int = 2) -> TrainingRecipe:
+def _classifier(
+    data: str, about: str, steps: int, evaluate_every: int, classes: int = 2
+) -> TrainingRecipe:
     """These models overfit small tasks within a few passes: the best is kept."""
     schedule = Schedule(
         steps,
@@ -100,7 +102,7 @@ def _classifier(data: str, about: str, steps: int, look: int, classes: int = 2) 
         betas=DEFAULT_BETAS,
         curve="linear",
         all_decay=True,
-        look=look,
+        evaluate_every=evaluate_every,
     )
     return TrainingRecipe(
         about,
@@ -130,7 +132,7 @@ PUBLISHED: Mapping[str, TrainingRecipe] = MappingProxyType(
         "cifar10-vit-best": replace(
             _CIFAR10,
             about="the same, the best epoch by 5,000 training images that are held back",
-            schedule=replace(_PICTURES, steps=150 * 351, look=351),
+            schedule=replace(_PICTURES, steps=150 * 351, evaluate_every=351),
         ),
         "cifar10-vit-short": replace(
             _CIFAR10,

@@ -16,7 +16,7 @@ DEFAULT_BETAS = (0.9, 0.999)
 class Schedule:
     """How long and how fast, with AdamW: a linear warm-up, then down to nothing.
 
-    `curve` is half a cosine, the same in one stair per epoch ("epochs"), or a straight line ("linear"). With `look` the model is judged every so many
+    `curve` is half a cosine, the same in one stair per epoch ("epochs"), or a straight line ("linear"). With `evaluate_every` the model is judged every so many
     steps on a part held back from training, and the best is kept, else the last; `patience` ends training after so many looks without a better one.
     """
 
@@ -29,7 +29,7 @@ class Schedule:
     betas: tuple[float, float] = (0.9, 0.98)  # a shorter memory than usual: small runs are short
     curve: Literal["cosine", "epochs", "linear"] = "cosine"
     all_decay: bool = False  # gains and biases, too
-    look: int = 0
+    evaluate_every: int = 0
     patience: int = 0
 
     def lr_at(self, step: int, epoch: int) -> float:

@@ -139,7 +139,7 @@ def _language(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> 
 
     return Splits(
         lessons("train"),
-        judged("valid") if recipe.schedule.look else None,
+        judged("valid") if recipe.schedule.evaluate_every else None,
         judged("test"),
         tokenizer.save_pretrained,
     )
@@ -193,7 +193,7 @@ def _divided(
     recipe: TrainingRecipe, lessons: FixedSamples | Images | LabelledTexts
 ) -> tuple[Dataset, Dataset | None]:
     """What is learned; and the last of it, where looks are had: that is looked at instead."""
-    if not recipe.schedule.look:
+    if not recipe.schedule.evaluate_every:
         return lessons, None
     cut = len(lessons.targets) - len(lessons.targets) // HELD_BACK
     return map_tensors(lessons, lambda tensor: tensor[:cut]), map_tensors(

@@ -183,7 +183,7 @@ class Pupil:
             for _ in range(WARM_STEPS):
                 self.step()
         torch.cuda.synchronize()
-        look = self.schedule.look
+        look = self.schedule.evaluate_every
         if "graph" in level:
             whole = math.gcd(
                 self.schedule.steps, look, begin

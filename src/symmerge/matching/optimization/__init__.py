@@ -1,0 +1,1 @@
+"""One optimisation loop for learned matching, soft matching and the laboratory's training."""

@@ -1,0 +1,224 @@
+"""The optimisation loop: steps, evaluations on held-out inputs, early stopping, states to resume.
+
+What is optimised provides an `Optimizable`. The loop decides when it steps, when it is evaluated,
+when its state is saved, and when it ends.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, Protocol, TypeVar, final, runtime_checkable
+
+from symmerge.errors import SymmergeError
+
+EVALUATIONS = 20  # per run of learned or soft matching
+CLIP_NORM = 1.0  # of the gradient, in learned and soft matching
+State = TypeVar("State")
+
+
+class NotFinite(SymmergeError):
+    """A loss, or something that was learned, is no longer finite."""
+
+
+def require_finite(loss: float, name: str, step: int) -> float:
+    """The loss, if it is finite."""
+    if not math.isfinite(loss):
+        raise NotFinite(f"the {name} was not finite at step {step}")
+    return loss
+
+
+@final
+@dataclass(frozen=True)
+class Evaluation:
+    """A loss on held-out inputs. `note` is added to the line that reports it."""
+
+    loss: float
+    note: str = ""
+
+
+@final
+@dataclass
+class History:
+    """What a run has done so far: its steps, the losses of its evaluations, and how it ended."""
+
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+    evaluated_at: int = 0
+    best_loss: float = math.inf
+    best_step: int = 0
+    stale: int = 0  # evaluations since the best one
+    stopped: str = "all steps done"
+    interrupted: bool = False
+    failed: bool = False
+
+    def add(self, loss: float) -> bool:
+        """Note an evaluation at the present step; whether it is the best so far."""
+        better = loss < self.best_loss
+        if better:
+            self.best_loss, self.best_step = loss, self.step
+        self.stale = 0 if better else self.stale + 1
+        self.losses.append(loss)
+        self.evaluated_at = self.step
+        return better
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@runtime_checkable
+class Optimizable(Protocol[State]):
+    """What the loop drives."""
+
+    def advance(self, step: int) -> int:
+        """Go on from `step` by one step, or by several at once; the number of steps then done."""
+        ...
+
+    def evaluate(self, step: int) -> Evaluation:
+        """The loss on held-out inputs."""
+        ...
+
+    def keep_best(self) -> None:
+        """Remember the present state as the best so far."""
+        ...
+
+    def state(self, history: History) -> State:
+        """Everything a run needs to go on from here."""
+        ...
+
+    def restore(self, state: State) -> History:
+        """Go back to a saved state."""
+        ...
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LoopPlan:
+    """How long a run is, and when it is evaluated.
+
+    With `evaluate_ends` it is evaluated before the first and after the last step, too. `patience`
+    evaluations without a better one end it, but not before `least_steps`.
+    """
+
+    steps: int
+    evaluate_every: int = 0  # steps; 0: never
+    evaluate_ends: bool = False
+    patience: int | None = None
+    least_steps: int = 0
+
+    def evaluates(self, step: int) -> bool:
+        regular = self.evaluate_every > 0 and step % self.evaluate_every == 0
+        return regular or (self.evaluate_ends and step == self.steps)
+
+    def enough(self, history: History) -> bool:
+        stale = self.patience is not None and history.stale >= self.patience
+        return stale and history.evaluated_at >= self.least_steps
+
+
+def evenly(steps: int, *, patience: int | None = None, least_steps: int = 0) -> LoopPlan:
+    """About twenty evaluations in a run, the start and the end among them."""
+    every = max(1, steps // EVALUATIONS)
+    return LoopPlan(
+        steps=steps,
+        evaluate_every=every,
+        evaluate_ends=True,
+        patience=patience,
+        least_steps=least_steps,
+    )
+
+
+@final
+@dataclass(frozen=True)
+class Saver(Generic[State]):
+    """Writes states to resume from: after every evaluation, or every so many seconds."""
+
+    write: Callable[[State], None]
+    seconds: float | None = None
+
+    def due(self, evaluated: bool, waited: float) -> bool:
+        return evaluated if self.seconds is None else waited > self.seconds
+
+
+def _nothing(*_: object) -> None:
+    """Where nobody listens."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Hooks(Generic[State]):
+    """Who is told: a line per evaluation, the step after each step, both ends of every advance."""
+
+    report: Callable[[str], None] = _nothing
+    after_step: Callable[[int], None] = _nothing
+    progress: Callable[[int, int], None] = _nothing
+    saver: Saver[State] | None = None
+
+
+@final
+class Loop(Generic[State]):
+    """One run: `Loop(subject, evenly(300), Hooks()).run()`."""
+
+    def __init__(
+        self, subject: Optimizable[State], plan: LoopPlan, hooks: Hooks[State] | None = None
+    ) -> None:
+        self.subject, self.plan, self.hooks = subject, plan, hooks or Hooks()
+        self.history, self._saved = History(), 0.0
+
+    def resume(self, state: State) -> None:
+        self.history = self.subject.restore(state)
+
+    def run(self) -> History:
+        """Run to the end. Ctrl-C and `NotFinite` pass through."""
+        self._saved = time.perf_counter()
+        if self.plan.evaluate_ends and not self.history.losses:
+            self._evaluate()
+            self._save(evaluated=True)
+        while not self._ended():
+            self._advance()
+        return self.history
+
+    def run_to_best(self) -> History:
+        """Run to the end, or to Ctrl-C or a loss that is not finite: the best so far stands."""
+        try:
+            return self.run()
+        except KeyboardInterrupt:
+            self.history.interrupted, self.history.stopped = True, "interrupted"
+        except NotFinite as reason:
+            self.history.failed, self.history.stopped = True, str(reason)
+            self.hooks.report(f"{reason}: the best state before it is kept; lower --lr")
+        return self.history
+
+    def _advance(self) -> None:
+        before = self.history.step
+        self.history.step = step = self.subject.advance(before)
+        self.hooks.after_step(step)
+        if evaluated := self.plan.evaluates(step):
+            self._evaluate()
+        self._save(evaluated=evaluated)
+        self.hooks.progress(before, step)
+
+    def _evaluate(self) -> None:
+        history = self.history
+        evaluation = self.subject.evaluate(history.step)
+        better = history.add(evaluation.loss)
+        if better:
+            self.subject.keep_best()
+        best = ", the best so far" if better else ""
+        where = f"step {history.step} of {self.plan.steps}"
+        self.hooks.report(f"{where}: held-out loss {evaluation.loss:.4f}{evaluation.note}{best}")
+
+    def _save(self, *, evaluated: bool) -> None:
+        saver = self.hooks.saver
+        if saver and saver.due(evaluated, time.perf_counter() - self._saved):
+            saver.write(self.subject.state(self.history))
+            self._saved = time.perf_counter()
+
+    def _ended(self) -> bool:
+        history = self.history
+        if self.plan.enough(history):
+            history.stopped = f"no better for {history.stale} evaluations"
+            self.hooks.report(f"stopped at step {history.step}: {history.stopped}")
+            return True
+        return history.step >= self.plan.steps

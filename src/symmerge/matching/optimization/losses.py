@@ -1,0 +1,26 @@
+"""The losses of all steps, on the device: a step that waits for none of them can be a CUDA graph."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+@final
+class StepLosses:
+    """`values` has a loss per step; `step` counts the steps, in place."""
+
+    def __init__(self, steps: int, device: torch.device) -> None:
+        self.values = torch.zeros(steps, device=device)
+        self.step = torch.zeros(1, dtype=torch.long, device=device)
+
+    def add(self, loss: Tensor) -> None:
+        self.values.index_copy_(0, self.step, loss.detach().view(1))
+        self.step.add_(1)
+
+    def first_not_finite(self) -> int | None:
+        """The first step, counted from 1, whose loss is not finite. Waits for the device."""
+        wrong = (~self.values[: int(self.step)].isfinite()).nonzero()
+        return int(wrong[0]) + 1 if len(wrong) else None
