@@ -117,7 +117,7 @@ def test_an_element_for_all_of_the_stream_is_refused():
     spec = sm.canonicalize(load()).spec
     still = Alignment.identity(spec)
     whole = OrthogonalFixingOnes(48).random(torch.Generator().manual_seed(0))
-    with pytest.raises(SymmetryError, match=r"'residual'.*expects parts.*43, 43.*48, 48"):
+    with pytest.raises(SymmetryError, match=r"'residual'.*expects.*43, 43.*48, 48"):
         replace(still, elements={**still.elements, "residual": whole}).check()
 
 

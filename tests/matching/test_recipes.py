@@ -22,7 +22,7 @@ from symmerge.models.model import save
 from symmerge.models.orbit import random_member
 from symmerge.observation.probe import make_probe
 from symmerge.symmetry.groups import Gram
-from symmerge.symmetry.groups.dense import descend_invertible, nearest_invertible
+from symmerge.symmetry.groups.invertible import descend_invertible, nearest_invertible
 
 FAMILIES = ["bert", "gpt2", "vit", "llama", "neox"]
 

@@ -23,8 +23,8 @@ from symmerge.symmetry.groups import (
     Permutation,
     linalg,
 )
-from symmerge.symmetry.groups.dense import descend_invertible
-from symmerge.symmetry.groups.monomial import assign
+from symmerge.symmetry.groups.indices import assign
+from symmerge.symmetry.groups.invertible import descend_invertible
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Occurrence, Spec
 

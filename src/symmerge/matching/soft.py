@@ -44,7 +44,7 @@ from symmerge.models.alignment import Alignment, apply
 from symmerge.models.model import Model, Progress
 from symmerge.models.tables import check_same_table
 from symmerge.symmetry.groups import Permutation
-from symmerge.symmetry.groups.monomial import assign
+from symmerge.symmetry.groups.indices import assign
 from symmerge.symmetry.spec import Spec
 from symmerge.verification.modules import full_module
 from symmerge.verification.verdict import verify

@@ -25,7 +25,8 @@ from symmerge.errors import MismatchError
 from symmerge.models.canonical.form import canonicalize
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
-from symmerge.symmetry.groups.dense import ones_complement, ride
+from symmerge.symmetry.groups.matrices import constant_gain
+from symmerge.symmetry.groups.orthogonal import ones_complement
 from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import Spec
 
@@ -168,7 +169,7 @@ class Stream:
 
     def __call__(self, view: Tensor, position: int, role: Role) -> Tensor:
         if role is Role.RIDES:  # a constant gain, as folding left it
-            laid = ride("a wider stream", view.movedim(position, 0)[:, None])
+            laid = constant_gain("a wider stream", view.movedim(position, 0)[:, None])
             return laid[:1, 0].expand(len(self.rotation), *laid.shape[2:]).movedim(0, position)
         matrix = self.rotation * (self.stretch if role is Role.WRITES else 1 / self.stretch)
         return (view.movedim(position, -1) @ matrix.mT.to(view)).movedim(-1, position)

@@ -1,1 +1,1 @@
-"""What may change without changing the function: the notation of tables, groups, and the table of a model."""
+"""What may change without changing the function: table notation, groups, and a model's table."""

@@ -182,7 +182,7 @@ def test_wrong_parts_are_refused(name):
     group, (g, *_), _, _ = Case().draw(name)
     part = next(iter(g))
     refused = {
-        "expects parts": [
+        "expects": [
             {},
             {**g, "extra": g[part]},
             GROUPS[name](5).identity(),
@@ -230,7 +230,7 @@ def test_only_constant_gains_ride_along_a_rotation(name, batch):
 
 nan, t = math.nan, torch.tensor
 BROKEN = [
-    (Trivial(2), {"index": t([0, 1])}, "expects parts"),
+    (Trivial(2), {"index": t([0, 1])}, "expects"),
     (Permutation(3), {"index": t([0, 0, 1])}, "not a permutation"),
     (Permutation(3), {"index": t([0, 1, 3])}, "not a permutation"),
     (Permutation(3), {"index": t([-1, 0, 1])}, "not a permutation"),

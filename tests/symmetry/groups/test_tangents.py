@@ -5,7 +5,8 @@ import torch
 from test_laws import BOTH, GROUPS, SELF_DUAL, Case, close, differ, same
 
 from symmerge.symmetry.groups import GeneralLinear, Orthogonal, OrthogonalFixingOnes, RotaryPairs
-from symmerge.symmetry.groups.dense import MOST_CONDITION, exponential
+from symmerge.symmetry.groups.general_linear import MAX_CONDITION
+from symmerge.symmetry.groups.matrices import exponential
 from symmerge.symmetry.notation import Role
 
 CONTINUOUS = [name for name in GROUPS if GROUPS[name](6).tangent()]
@@ -301,12 +302,12 @@ def test_singular_values_that_are_too_small_are_raised_and_counted():
     assert changed == 2
     assert torch.equal(mended["matrix"][::2], element["matrix"][::2])  # good ones are left alone
     assert condition(mended["matrix"])[1::2].tolist() == pytest.approx(
-        [MOST_CONDITION] * 2, rel=1e-6
+        [MAX_CONDITION] * 2, rel=1e-6
     )
     moved = (mended["matrix"] - element["matrix"]).flatten(-2).norm(
         dim=-1
     ) / torch.linalg.matrix_norm(element["matrix"], 2)
-    assert moved.max() <= 1.001 / MOST_CONDITION  # no more than it takes
+    assert moved.max() <= 1.001 / MAX_CONDITION  # no more than it takes
     assert condition(element["matrix"])[1::2].min() > 1e6  # the control
     assert group.project({"matrix": good})[1] == 0 and group.project({"matrix": bad})[1] == 1
     assert group.project(group.random(torch.Generator().manual_seed(0), (5,)))[1] == 0
@@ -321,7 +322,7 @@ def test_what_positions_do_not_touch_is_mended_too():
     assert (
         changed == 1
         and torch.equal(mended["pair"], pair)
-        and condition(mended["rest"]).max() <= 1.001 * MOST_CONDITION
+        and condition(mended["rest"]).max() <= 1.001 * MAX_CONDITION
     )
     whole = RotaryPairs(4, 4)
     assert whole.project(whole.identity((2,)))[1] == 0  # nothing there to mend

@@ -34,7 +34,7 @@ from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import Element
-from symmerge.symmetry.groups.monomial import assign
+from symmerge.symmetry.groups.indices import assign
 from symmerge.symmetry.notation import Role
 from symmerge.verification.modules import full_module
 

@@ -17,8 +17,8 @@ from symmerge.models.alignment import Alignment, apply
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import Element, Group, Trivial
 from symmerge.symmetry.groups.base import Check, Gram, normal, total, uniform
-from symmerge.symmetry.groups.dense import multiply
-from symmerge.symmetry.groups.monomial import assign
+from symmerge.symmetry.groups.indices import assign
+from symmerge.symmetry.groups.matrices import multiply
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Space, Spec
 
@@ -46,7 +46,7 @@ def first_latent(
     """The logarithm of the identity and some noise: where all is learned from."""
     widest = 2 * noise * math.sqrt(3) * math.sqrt(2 / (size + size))
     return (
-        (torch.eye(size, dtype=torch.float64) + uniform(generator, (*batch, size, size), 0, widest))
+        (torch.eye(size, dtype=torch.float64) + uniform(generator, (*batch, size, size), 0.0, widest))
         .clamp_min(LEAST)
         .log()
     )

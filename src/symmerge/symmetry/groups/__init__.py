@@ -1,9 +1,11 @@
-"""Symmetry groups: one final class each, all with the same seven verbs, all batched over leading dimensions."""
+"""Symmetry groups: one final class each, one interface, batched over leading dimensions."""
 
 from symmerge.symmetry.groups.base import Check, Element, Gram, Group, Trivial
-from symmerge.symmetry.groups.dense import GeneralLinear, Orthogonal, OrthogonalFixingOnes
-from symmerge.symmetry.groups.monomial import Permutation, ScaledPermutation, SignedPermutation
+from symmerge.symmetry.groups.general_linear import GeneralLinear
+from symmerge.symmetry.groups.orthogonal import Orthogonal, OrthogonalFixingOnes
+from symmerge.symmetry.groups.permutations import Permutation, SignedPermutation
 from symmerge.symmetry.groups.rotary import RotaryPairs
+from symmerge.symmetry.groups.scaled_permutations import ScaledPermutation
 
 __all__ = [
     "Check",

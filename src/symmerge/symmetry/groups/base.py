@@ -1,4 +1,4 @@
-"""What a group is: seven verbs over elements that are dictionaries of tensors, so that they batch, move and save alike."""
+"""The interface of a symmetry group. Elements are dictionaries of tensors: they batch and save."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from torch import Tensor
 from symmerge.errors import SymmetryError
 from symmerge.symmetry.notation import Role
 
+Shape = tuple[int, ...]
+Coordinates = Float[Tensor, "*batch n m"]
+"""m vectors of a space of n coordinates, in columns."""
 Element = Mapping[str, Tensor]
-"""One element, or a batch of them along leading dimensions: the parts of a group by name, for example ``{"index": ...}``."""
+"""One element, or a batch along leading dimensions, by component: ``{"index": ...}``."""
+Tangent = Mapping[str, Tensor]
+"""A tangent vector at an element, or a batch of them, by component: ``{"turn": ...}``."""
 
 
 class Check(NamedTuple):
@@ -27,16 +32,17 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class Gram:
-    """Evidence for one role of a space: how A's coordinates meet B's (`cross` = A B') and B's meet themselves (`right` = B B').
+    """Evidence for one role of a space: products of coordinates, A with B and B with itself.
 
-    Groups whose elements are their own inverse transpose need `cross` only.
+    `cross` is A B', `right` is B B'. Groups whose elements are their own inverse transpose need
+    `cross` only.
     """
 
     cross: Float[Tensor, "*batch n n"]
     right: Float[Tensor, "*batch n n"] | None = None
 
     @staticmethod
-    def of(a: Float[Tensor, "*batch n m"], b: Float[Tensor, "*batch n m"]) -> Gram:
+    def of(a: Coordinates, b: Coordinates) -> Gram:
         """From the coordinates themselves, in float64."""
         a, b = a.double(), b.double()
         return Gram(a @ b.mT, b @ b.mT)
@@ -46,22 +52,33 @@ class Gram:
         return Gram(self.cross + other.cross, right)
 
     def add_(self, other: Gram) -> None:
-        """The same in place: evidence for thousands of units is large."""
+        """Add in place: evidence for thousands of units is large."""
         self.cross.add_(other.cross)
         if self.right is not None and other.right is not None:
             self.right.add_(other.right)
 
     def needs_right(self) -> Tensor:
-        """`right`, where a group cannot do without it."""
+        """`right`, for a group that cannot do without it."""
         if self.right is None:
-            raise SymmetryError(
-                "this group also needs the Gram matrix of B with itself: pass Gram(cross, right)"
-            )
+            raise SymmetryError("this group also needs B B': pass Gram(cross, right)")
         return self.right
 
 
 class Group(ABC):
-    """The symmetry group of a space of `size` coordinates. Subclasses are final; elements may carry leading batch dimensions."""
+    """The symmetry group of a space of `size` coordinates. Subclasses are final.
+
+    The laws, which tests/symmetry/groups checks for every group (e, f, g are elements):
+
+    | law | |
+    |---|---|
+    | identity, inverse | `compose(g, identity) = g`, `compose(g, inverse(g)) = identity` |
+    | associativity | `compose(e, compose(f, g)) = compose(compose(e, f), g)` |
+    | action | `act(compose(f, g), x) = act(f, act(g, x))`, linear in `x` |
+    | invariance | what readers see is unchanged: `act(g, x, WRITES)' act(g, y, READS) = x' y` |
+    | retraction | `retract(g, 0) = g`, and `retract(g, v)` is in the group |
+    | gradient | `tangent_gradient` is the derivative of a loss along `retract` |
+    | projection | `project(g) = g`, to rounding, for a well-conditioned g |
+    """
 
     size: int
 
@@ -77,19 +94,19 @@ class Group(ABC):
 
     @property
     def log10_order(self) -> float:
-        """How many elements the discrete part has, as a power of ten."""
+        """Number of elements of the discrete part, as a power of ten."""
         return 0.0
 
     @abstractmethod
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The parts of one element and their shapes."""
+    def shapes(self) -> dict[str, Shape]:
+        """The components of one element and their shapes."""
 
     @abstractmethod
-    def identity(self, batch: tuple[int, ...] = ()) -> Element:
+    def identity(self, batch: Shape = ()) -> Element:
         """The element that changes nothing."""
 
     @abstractmethod
-    def random(self, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
+    def random(self, generator: torch.Generator, batch: Shape = ()) -> Element:
         """A well-conditioned random element."""
 
     @abstractmethod
@@ -101,52 +118,52 @@ class Group(ABC):
         """The element that undoes this one."""
 
     @abstractmethod
-    def act(
-        self, element: Element, x: Float[Tensor, "*batch n m"], role: Role
-    ) -> Float[Tensor, "*batch n m"]:
-        """Move the coordinates of `x` (second to last axis) as `role` says."""
+    def act(self, element: Element, x: Coordinates, role: Role) -> Coordinates:
+        """Transform the coordinates of `x` (second to last axis) as `role` says."""
 
     @abstractmethod
     def check(self, element: Element) -> Check:
-        """Is this an element of the group, to rounding?"""
+        """Whether this is an element of the group, to rounding."""
 
     @abstractmethod
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
-        """The element that brings B's coordinates closest to A's, given the evidence of the axes that write, read and ride."""
+        """The element that brings B closest to A, by the evidence of axes of each role."""
 
-    def tangent(self) -> dict[str, tuple[int, ...]]:
-        """The directions in which elements can move continuously, and their shapes; a discrete group has none."""
+    def tangent(self) -> dict[str, Shape]:
+        """The components of a tangent vector and their shapes; none for a discrete group."""
         return {}
 
-    def start(self, batch: tuple[int, ...] = ()) -> Element:
-        """The identity as a long walk begins with it: without what no step moves, and with what acting would have to compute anew after each step."""
+    def start(self, batch: Shape = ()) -> Element:
+        """Identity for the learner: no discrete components, inverse transpose cached."""
         return self.identity(batch)
 
-    def retract(self, element: Element, along: Mapping[str, Tensor]) -> Element:
-        """The element moved along its tangent: differentiable, always in the group, and zero moves nothing."""
+    def retract(self, element: Element, tangent: Tangent) -> Element:
+        """Move an element along a tangent vector; differentiable."""
         return element
 
     def tangent_gradient(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
-        """The gradient of a loss along each part of the tangent.
+        """The gradient of a loss by each component of the tangent, at zero.
 
-        Each argument is the sum over the tensors that meet the space in a role of (gradient of the loss by the moved tensor) times (the moved tensor)':
-        the cross Gram matrix of a gradient step, as `nearest` gets that of two models. What rides along follows permutations alone, and is not asked.
+        `write` and `read` are sums over the tensors that meet the space in that role:
+        (gradient by the transformed tensor) times (the transformed tensor)'. That is the cross
+        Gram matrix with the gradient in the place of A. Axes that ride along follow permutations
+        only, and have no part in it.
         """
         return {}
 
     def project(self, element: Element) -> tuple[Element, int]:
-        """The element with what rounding or a long walk has done to it put right, and how many of its parts were so bad that they had to be changed."""
+        """Remove rounding errors; also the number of elements too ill-conditioned to keep."""
         return element, 0
 
-    def check_shapes(self, element: Element, batch: tuple[int, ...] = ()) -> Check:
-        """Does the element have this group's parts, finite and of the right shape?"""
-        expected = {part: (*batch, *shape) for part, shape in self.shapes().items()}
-        found = {part: tuple(value.shape) for part, value in element.items()}
-        if expected != found:
-            return Check(False, f"{self.name}({self.size}) expects parts {expected}, found {found}")
+    def check_shapes(self, element: Element, batch: Shape = ()) -> Check:
+        """Whether the element has this group's components, finite and of the right shape."""
+        expected = {name: (*batch, *shape) for name, shape in self.shapes().items()}
+        actual = {name: tuple(value.shape) for name, value in element.items()}
+        if expected != actual:
+            return Check(False, f"{self.name}({self.size}) expects {expected}, but has {actual}")
         bad = [
-            part
-            for part, value in element.items()
+            name
+            for name, value in element.items()
             if value.is_floating_point() and not value.isfinite().all()
         ]
         return Check(not bad, f"not finite: {', '.join(bad)}" if bad else "")
@@ -155,17 +172,17 @@ class Group(ABC):
 @final
 @dataclass(frozen=True)
 class Trivial(Group):
-    """Only the identity: the space is visible from outside (vocabulary, positions, pixels, labels)."""
+    """Only the identity: the space is visible from outside (vocabulary, positions, labels)."""
 
     size: int
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, Shape]:
         return {}
 
-    def identity(self, batch: tuple[int, ...] = ()) -> Element:
+    def identity(self, batch: Shape = ()) -> Element:
         return {}
 
-    def random(self, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
+    def random(self, generator: torch.Generator, batch: Shape = ()) -> Element:
         return {}
 
     def compose(self, outer: Element, inner: Element) -> Element:
@@ -174,9 +191,7 @@ class Trivial(Group):
     def inverse(self, element: Element) -> Element:
         return {}
 
-    def act(
-        self, element: Element, x: Float[Tensor, "*batch n m"], role: Role
-    ) -> Float[Tensor, "*batch n m"]:
+    def act(self, element: Element, x: Coordinates, role: Role) -> Coordinates:
         return x
 
     def check(self, element: Element) -> Check:
@@ -187,22 +202,20 @@ class Trivial(Group):
 
 
 def total(write: Gram, *others: Gram | None) -> Tensor:
-    """The evidence of several roles, for groups in which an element acts alike in all of them."""
+    """Summed evidence of all roles, for groups whose elements act alike in all of them."""
     return sum((other.cross for other in others if other is not None), write.cross)
 
 
 def is_transposed(x: Tensor) -> bool:
-    """Whether a transposed matrix is seen: work along its rows then, so that no transposed copy is made."""
+    """Whether x is a view of a transposed matrix: work along its rows then, without a copy."""
     return x.stride(-2) == 1 and x.stride(-1) != 1
 
 
-def uniform(
-    generator: torch.Generator, shape: tuple[int, ...], low: float | int, high: float | int
-) -> Tensor:
+def uniform(generator: torch.Generator, shape: Shape, low: float, high: float) -> Tensor:
     """Float64 numbers in [low, high)."""
     return low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
 
 
-def normal(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+def normal(generator: torch.Generator, shape: Shape) -> Tensor:
     """Float64 standard normal numbers."""
     return torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""Queries and keys under rotary positions: one complex number per rotary pair, any invertible matrix on the rest."""
+"""Queries and keys under rotary positions: a complex number per pair, any basis for the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -11,8 +11,18 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from symmerge.symmetry.groups import linalg
-from symmerge.symmetry.groups.base import Check, Element, Gram, Group, uniform
-from symmerge.symmetry.groups.dense import GeneralLinear, ride
+from symmerge.symmetry.groups.base import (
+    Check,
+    Coordinates,
+    Element,
+    Gram,
+    Group,
+    Shape,
+    Tangent,
+    uniform,
+)
+from symmerge.symmetry.groups.general_linear import GeneralLinear
+from symmerge.symmetry.groups.matrices import constant_gain
 from symmerge.symmetry.notation import Role
 
 Layout = Literal["halves", "interleaved"]
@@ -21,10 +31,11 @@ Layout = Literal["halves", "interleaved"]
 @final
 @dataclass(frozen=True)
 class RotaryPairs(Group):
-    """A complex number u per pair: queries times u, keys times 1 / conj(u). Frequencies differ, so pairs never swap.
+    """A complex number u per pair: queries times u, keys times 1 / conj(u).
 
-    `rotary` coordinates come first and are paired (j, j + rotary/2) in halves (Llama, NeoX) or (2j, 2j + 1) interleaved (GPT-J);
-    the others are not rotated (partial rotary) and may change basis freely.
+    Frequencies differ, so pairs never swap. The first `rotary` coordinates are paired as
+    (j, j + rotary/2) in halves (Llama, NeoX) or (2j, 2j + 1) interleaved (GPT-J). The others are
+    not rotated (partial rotary) and may change basis freely.
     """
 
     size: int
@@ -44,16 +55,14 @@ class RotaryPairs(Group):
     def dimension(self) -> int:
         return 2 * self.pairs + self.rest.dimension
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, Shape]:
         return {"pair": (self.pairs, 2), "rest": (self.rest.size, self.rest.size)}
 
-    def identity(self, batch: tuple[int, ...] = ()) -> Element:
-        return _element(
-            torch.ones(*batch, self.pairs, dtype=torch.complex128),
-            self.rest.identity(batch)["matrix"],
-        )
+    def identity(self, batch: Shape = ()) -> Element:
+        unit = torch.ones(*batch, self.pairs, dtype=torch.complex128)
+        return _element(unit, self.rest.identity(batch)["matrix"])
 
-    def random(self, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Element:
+    def random(self, generator: torch.Generator, batch: Shape = ()) -> Element:
         size = uniform(generator, (*batch, self.pairs), -0.5, 0.5).exp()
         angle = uniform(generator, (*batch, self.pairs), -torch.pi, torch.pi)
         return _element(torch.polar(size, angle), self.rest.random(generator, batch)["matrix"])
@@ -64,15 +73,12 @@ class RotaryPairs(Group):
     def inverse(self, element: Element) -> Element:
         return _element(1 / _complex(element), linalg.inv(element["rest"]))
 
-    def act(
-        self, element: Element, x: Float[Tensor, "*batch n m"], role: Role
-    ) -> Float[Tensor, "*batch n m"]:
+    def act(self, element: Element, x: Coordinates, role: Role) -> Coordinates:
         if role is Role.RIDES:
-            return ride(self.name, x)
+            return constant_gain(self.name, x)
         pair = element["pair"]
-        pair = (
-            pair if role is Role.WRITES else pair / pair.square().sum(-1, keepdim=True)
-        )  # 1 / conj(u) = u / |u|^2
+        if role is Role.READS:  # 1 / conj(u) = u / |u|^2
+            pair = pair / pair.square().sum(-1, keepdim=True)
         real, imaginary = pair.to(x)[..., None, :].unbind(-1)
         first, second, others = self.split(x)
         turned = (
@@ -87,24 +93,18 @@ class RotaryPairs(Group):
             return Check(False, "a complex scale is zero, huge or not finite")
         return self.rest.check({"matrix": element["rest"]})
 
-    def tangent(self) -> dict[str, tuple[int, ...]]:
-        return {
-            "stretch": (self.pairs,),
-            "turn": (self.pairs,),
-            "change": (self.rest.size, self.rest.size),
-        }
+    def tangent(self) -> dict[str, Shape]:
+        return {"stretch": (self.pairs,), "turn": (self.pairs,), **self.rest.tangent()}
 
-    def start(self, batch: tuple[int, ...] = ()) -> Element:
+    def start(self, batch: Shape = ()) -> Element:
         return {**self.identity(batch), "dual": self.rest.start(batch)["dual"]}
 
-    def retract(self, element: Element, along: Mapping[str, Tensor]) -> Element:
+    def retract(self, element: Element, tangent: Tangent) -> Element:
         real, imaginary = element["pair"].unbind(-1)
-        size, cosine, sine = along["stretch"].exp(), along["turn"].cos(), along["turn"].sin()
-        pair = torch.stack(
-            [size * (real * cosine - imaginary * sine), size * (real * sine + imaginary * cosine)],
-            -1,
-        )
-        rest = dict(self.rest.retract(_rest(element), along))
+        size, cosine, sine = tangent["stretch"].exp(), tangent["turn"].cos(), tangent["turn"].sin()
+        turned = real * cosine - imaginary * sine, real * sine + imaginary * cosine
+        pair = torch.stack([size * turned[0], size * turned[1]], -1)
+        rest = dict(self.rest.retract(_rest(element), tangent))
         return {"pair": pair, "rest": rest.pop("matrix"), **rest}
 
     def tangent_gradient(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
@@ -132,12 +132,14 @@ class RotaryPairs(Group):
         return Gram(gram.cross[..., others, others], gram.needs_right()[..., others, others])
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """First and second coordinates of the pairs, and the others: views of x."""
         turned, others = x[..., : self.rotary, :], x[..., self.rotary :, :]
         if self.layout == "halves":
             return turned[..., : self.pairs, :], turned[..., self.pairs :, :], others
         return turned[..., 0::2, :], turned[..., 1::2, :], others
 
     def join(self, first: Tensor, second: Tensor, others: Tensor) -> Tensor:
+        """The reverse of `split`."""
         if self.layout == "halves":
             return torch.cat([first, second, others], -2)
         return torch.cat([torch.stack([first, second], -2).flatten(-3, -2), others], -2)
@@ -164,9 +166,8 @@ class RotaryPairs(Group):
 
 
 def _complex(element: Element) -> Tensor:
-    return torch.complex(
-        *element["pair"].double().unbind(-1)
-    )  # a view would inherit the alignment of a mapped file and crash
+    # No view: it would inherit the alignment of a mapped file, and crash.
+    return torch.complex(*element["pair"].double().unbind(-1))
 
 
 def _rest(element: Element) -> Element:
@@ -185,8 +186,9 @@ def best_complex(
 ) -> Complex[Tensor, "*batch"]:
     """Minimise |qA - u qB|^2 + |kA - kB / conj(u)|^2 over u, for all heads and pairs at once.
 
-    With u = r e^(it) the best t is the phase of r <qB,qA> + <kB,kA> / r. What remains in y = log r is smooth, and every
-    minimum lies between the two one-sided optima: a grid finds its basin, golden section narrows it to rounding.
+    With u = r e^(it) the best t is the phase of r <qB,qA> + <kB,kA> / r. What remains is smooth in
+    y = log r, and every minimum lies between the two one-sided optima: a grid finds its basin,
+    golden section narrows it down to rounding.
     """
     tiny = torch.finfo(query_norm.dtype).tiny
     query_norm, key_norm = query_norm.clamp_min(tiny), key_norm.clamp_min(tiny)
@@ -195,13 +197,10 @@ def best_complex(
         r = y.exp()
         return r**2 * query_norm + key_norm / r**2 - 2 * (r * query + key / r).abs()
 
-    ends = [
-        (query.abs().clamp_min(tiny) / query_norm).log(),
-        -(key.abs().clamp_min(tiny) / key_norm).log(),
-    ]
-    ends.append((key_norm / query_norm).log() / 4)
-    low = torch.stack(ends).amin(0).clamp(-12, 12) - 0.5
-    high = torch.stack(ends).amax(0).clamp(-12, 12) + 0.5
+    query_end = (query.abs().clamp_min(tiny) / query_norm).log()
+    key_end = -(key.abs().clamp_min(tiny) / key_norm).log()
+    ends = torch.stack([query_end, key_end, (key_norm / query_norm).log() / 4])
+    low, high = ends.amin(0).clamp(-12, 12) - 0.5, ends.amax(0).clamp(-12, 12) + 0.5
     grid = torch.linspace(0, 1, 65, dtype=low.dtype, device=low.device).reshape(-1, *[1] * low.ndim)
     points = low + grid * (high - low)
     best = torch.stack([cost(y) for y in points]).argmin(0)
@@ -211,8 +210,8 @@ def best_complex(
     return torch.polar(y.exp(), (y.exp() * query + key / y.exp()).angle())
 
 
-def _golden(cost, low: Tensor, high: Tensor) -> Tensor:
-    """Golden-section search, one per entry, to about the square root of rounding; then one parabolic step."""
+def _golden(cost: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
+    """Golden-section search per entry, to the square root of rounding; then a parabolic step."""
     ratio = (5**0.5 - 1) / 2
     for _ in range(40):
         left, right = high - ratio * (high - low), low + ratio * (high - low)
@@ -222,7 +221,6 @@ def _golden(cost, low: Tensor, high: Tensor) -> Tensor:
     step = 1e-3
     before, here, after = cost(y - step), cost(y), cost(y + step)
     bend = before - 2 * here + after
-    refined = torch.where(
-        bend > 0, y - step * (after - before) / (2 * bend.clamp_min(torch.finfo(y.dtype).tiny)), y
-    )
+    vertex = y - step * (after - before) / (2 * bend.clamp_min(torch.finfo(y.dtype).tiny))
+    refined = torch.where(bend > 0, vertex, y)
     return torch.where(cost(refined) <= cost(y), refined, y)
