@@ -204,8 +204,8 @@ def test_own_text_needs_no_data_and_a_score_is_kept(pair, tmp_path):
         "--out",
         tmp_path / "out",
     )
-    tried = json.loads((tmp_path / "out/solution.json").read_text())["tried"]
-    assert len(tried) == 3 and {one["key"]["weighting"]["score"] for one in tried} == {"cosine"}
+    tried = json.loads((tmp_path / "out/solution.json").read_text())["trials"]
+    assert len(tried) == 3 and {one["weighting"]["score"] for one in tried} == {"cosine"}
 
 
 def test_warnings_reach_a_pipe(place, pair, tmp_path):

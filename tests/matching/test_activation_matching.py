@@ -368,13 +368,11 @@ def test_the_lowest_held_out_score_is_chosen_and_the_same_seed_gives_the_same():
     models = tuple(sm.canonicalize(sm.load(small_model("gpt2", seed=seed))) for seed in (0, 1))
     task = make_task("clm", "self", models, samples=8)
     first = ActivationMatching(data=task, tries=5).solve(*models)
-    scores = [record["score"] for record in first.tried]
-    assert (
-        len(scores) == 5 and len(set(scores)) > 1 and first.settings["scored_on"] == "held-out data"
-    )
-    assert first.settings["chosen"] == first.tried[scores.index(min(scores))]["key"]["weighting"]
+    scores = [trial.score for trial in first.trials]
+    assert len(scores) == 5 and len(set(scores)) > 1 and first.scored_on == "held-out data"
+    assert first.weighting == first.trials[scores.index(min(scores))].weighting
     one, again = (ActivationMatching(data=task, tries=2).solve(*models) for _ in range(2))
-    assert one.tried == again.tried == first.tried[:2] and one.settings == again.settings
+    assert one.trials == again.trials == first.trials[:2] and one.settings == again.settings
     for name, element in one.alignment.elements.items():
         assert all(
             torch.equal(value, again.alignment[name][part]) for part, value in element.items()
@@ -382,15 +380,12 @@ def test_the_lowest_held_out_score_is_chosen_and_the_same_seed_gives_the_same():
     other = ActivationMatching(
         data=make_task("clm", "self", models, samples=8, seed=1), tries=1
     ).solve(*models)
-    assert other.tried[0]["objective"] != first.tried[0]["objective"]  # the control: other text
+    assert other.trials[0].objective != first.trials[0].objective  # the control: other text
     # A score that was given is not searched over; else it is.
     given = with_options(RECIPES["activations"], data=task, tries=5, score="cosine").matching.solve(
         *models
     )
-    tried = [
-        {record["key"]["weighting"]["score"] for record in solution.tried}
-        for solution in (first, given)
-    ]
+    tried = [{trial.weighting.score for trial in solution.trials} for solution in (first, given)]
     assert tried == [{"product", "covariance"}, {"cosine"}]
 
 

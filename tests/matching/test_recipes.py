@@ -161,10 +161,10 @@ def test_images_have_no_own_text():
 def test_the_search_keeps_the_best_score_and_says_what_it_tried():
     models = [sm.canonicalize(model) for model in pair("gpt2", torch.float32)]
     solution = sm.WeightMatching(tries=4).solve(*models)
-    scores = [record["score"] for record in solution.tried]
+    scores = [trial.score for trial in solution.trials]
     assert len(scores) == 4 and len(set(scores)) > 1
-    best = solution.tried[scores.index(min(scores))]
-    assert solution.settings["chosen"] == best["key"]["weighting"]
+    best = solution.trials[scores.index(min(scores))]
+    assert solution.weighting == best.weighting
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
@@ -273,9 +273,7 @@ def test_tries_are_not_repeated_after_resuming(tmp_path, monkeypatch):
     again = sm.align(
         a, b, with_options(RECIPES["symmerge"], tries=3), resume_file=resume_file
     ).solution
-    assert [record["score"] for record in again.tried] == [
-        record["score"] for record in first.tried
-    ]
+    assert [trial.score for trial in again.trials] == [trial.score for trial in first.trials]
     assert all(
         torch.equal(first.alignment[n]["index"], again.alignment[n]["index"])
         for n in first.alignment.elements
@@ -285,7 +283,7 @@ def test_tries_are_not_repeated_after_resuming(tmp_path, monkeypatch):
 
 def test_a_journal_of_another_task_is_refused(tmp_path):
     ResumeFile(tmp_path / "j.safetensors", {"models": ["a", "b"]}).write(
-        ResumeEntry({"tried": []}, {"best": {"x": {"index": torch.arange(3)}}})
+        ResumeEntry({"trials": []}, {"best": {"x": {"index": torch.arange(3)}}})
     )
     with pytest.raises(MismatchError, match="another run"):
         ResumeFile(tmp_path / "j.safetensors", {"models": ["a", "c"]}).read()
@@ -320,12 +318,12 @@ def test_ctrl_c_on_the_command_line_writes_the_best_so_far(tmp_path):
     assert run.returncode == 0, run.stderr
     assert "interrupted: wrote the best so far (1 tries done)" in run.stdout
     record = json.loads((tmp_path / "found" / "solution.json").read_text())
-    assert record["interrupted"] and len(record["tried"]) == 1
+    assert record["interrupted"] and len(record["trials"]) == 1
     assert (tmp_path / "found.partial.safetensors").exists()
     again = subprocess.run(
         [*command, "--resume", "--overwrite"], cwd=tmp_path, capture_output=True, text=True
     )
     assert again.returncode == 0, again.stderr
     record = json.loads((tmp_path / "found" / "solution.json").read_text())
-    assert not record["interrupted"] and len(record["tried"]) > 1
+    assert not record["interrupted"] and len(record["trials"]) > 1
     assert not (tmp_path / "found.partial.safetensors").exists()

@@ -304,4 +304,4 @@ def test_nothing_to_mix_is_said(name, spaces):
 def test_a_solution_without_a_soft_end_is_refused():
     _, b = pair("gpt2")
     with pytest.raises(MismatchError, match="SoftMatching"):
-        relax(Solution(Alignment.identity(b.spec), (), {}, (), True, 0.0), b)
+        relax(Solution(alignment=Alignment.identity(b.spec)), b)

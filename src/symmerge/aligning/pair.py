@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from symmerge.matching.base import Solution
 from symmerge.matching.learning.soft_permutations import relax
 from symmerge.matching.recipes import RECIPES, Recipe, Solver
 from symmerge.matching.resume import ResumeFile
-from symmerge.matching.search import describe_weighting
 from symmerge.models.alignment import apply
 from symmerge.models.distances import distance
 from symmerge.models.model import Model, Progress, save
@@ -45,34 +44,27 @@ class Aligned:
 
     def evidence(self) -> dict[str, Any]:
         """In short, for the card of a merged model."""
+        solution = self.solution
         return {
             "recipe": self.recipe.about,
             "distance_before": f"{self.before:.3f}",
             "distance_after": f"{self.after:.3f}",
-            "weighting_chosen": describe_weighting(self.solution.settings["chosen"]),
-            "chosen_by": f"{self.solution.settings['scored_on']}, of {len(self.solution.tried)} tries",
-            **{
-                name: self.solution.settings[name]
-                for name in ("learned", "soft")
-                if name in self.solution.settings
-            },
-            "seed": self.solution.settings["seed"],
+            "weighting_chosen": str(solution.weighting or ""),
+            "chosen_by": f"{solution.scored_on}, of {len(solution.trials)} tries",
+            **({"learned": solution.learned} if solution.learned else {}),
+            **({"soft": solution.soft} if solution.soft else {}),
+            "seed": solution.options["seed"],
         }
 
     def record(self) -> dict[str, Any]:
         """For solution.json."""
-        evidence = {
-            item.name: getattr(self.solution, item.name)
-            for item in fields(self.solution)
-            if item.name not in ("alignment", "correlations", "relaxed")
-        }
         return {
             "schema": "symmerge.solution/1",
             "recipe": self.recipe.about,
             "distance_before": self.before,
             "distance_after": self.after,
             "already_aligned": self.already,
-            **evidence,
+            **self.solution.to_json(),
         }
 
 

@@ -179,7 +179,7 @@ def align(
             return
         if found.solution.interrupted:
             console.out.print(
-                f"interrupted: wrote the best so far ({len(found.solution.tried)} tries done); --resume --overwrite goes on",
+                f"interrupted: wrote the best so far ({len(found.solution.trials)} tries done); --resume --overwrite goes on",
                 soft_wrap=True,
             )
         if found.already:
@@ -187,7 +187,7 @@ def align(
                 "these two were aligned already (fine-tunes of one base?): a plain average would do",
                 soft_wrap=True,
             )
-        if learned := found.solution.settings.get("learned"):
+        if learned := found.solution.learned:
             first, *_ = losses = found.solution.objective
             console.out.print(
                 f"loss of the middle on held-out inputs {first:.4f} at the start, {min(losses):.4f} learned ({learned['stopped']})",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from symmerge.checkpoints.weights import Weights
-from symmerge.matching.heads import layers
+from symmerge.matching.heads import attention_layers
 from symmerge.observation.activations import Activations, Score, extend_spec
 from symmerge.symmetry.spec import Spec
 
@@ -35,6 +35,12 @@ class Weighting:
     weights: float = 1.0
     score: Score = "product"
     all_layers: bool | None = None
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in asdict(self).items()
+        )
 
 
 @dataclass(frozen=True)
@@ -199,7 +205,7 @@ class Evidence:
 
     @cached_property
     def _attention(self) -> set[str]:
-        return {heads.outer for heads in layers(self.spec)}
+        return {layer.heads for layer in attention_layers(self.spec)}
 
     @cached_property
     def _rows(self) -> Tensor | None:

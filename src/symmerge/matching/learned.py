@@ -20,7 +20,8 @@ from symmerge.evaluation.tasks.base import UNLABELLED, Task, subsample
 from symmerge.evaluation.tasks.catalog import SELF_LABELLED, SELF_SOURCES, make_task, task_of
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.matching.activations import ActivationMatching
-from symmerge.matching.base import Solution
+from symmerge.matching.base import Solution, Trial
+from symmerge.matching.evidence import Weighting
 from symmerge.matching.learning.distillation import Lessons, Target, shuffled, usual_batch_size
 from symmerge.matching.learning.joint import Joint
 from symmerge.matching.learning.learner import Interrupted, Learner
@@ -214,7 +215,10 @@ class LearnedMatching:
         )
         if found.interrupted:
             return found
-        first = {"chosen": found.settings.get("chosen", {}), "tried": list(found.tried)}
+        first = {
+            "weighting": asdict(found.weighting) if found.weighting else None,
+            "trials": [trial.to_json() for trial in found.trials],
+        }
         interrupted, failed, learner = False, False, None
         try:
             learner = self._learner(a, b, found.alignment, spaces, progress)
@@ -231,7 +235,6 @@ class LearnedMatching:
             failed = True
             progress(str(reason))
         assert learner
-        chosen = {"chosen": first["chosen"], "scored_on": "held-out inputs"}
         return replace(
             found,
             alignment=learner.best,
@@ -239,7 +242,9 @@ class LearnedMatching:
             by_space={},
             converged=not interrupted and not failed,
             seconds=time.perf_counter() - began,
-            settings={**self.record(), **chosen, "learned": learner.tally.record()},
+            options=self.record(),
+            scored_on="held-out inputs",
+            learned=learner.tally.record(),
             interrupted=interrupted,
             distance=math.nan,
             correlations=None,
@@ -257,7 +262,7 @@ class LearnedMatching:
                 else Alignment(a.spec, start.elements)
             )
             found.check()
-            return Solution(found, (), {}, (), True, 0.0)
+            return Solution(alignment=found, converged=True)
         return decided_by_first(
             lambda: start.solve(a, b, progress=progress, resume_file=resume_file)
         )
@@ -347,15 +352,11 @@ class LearnedMatching:
 def _taken_up(table: Spec, entry: ResumeEntry) -> Solution:
     """What is known of the start of a run that was interrupted."""
     first = entry.record["start"]
+    weighting = first["weighting"]
     return Solution(
-        Alignment(table, entry.elements["best"]),
-        (),
-        {},
-        (),
-        False,
-        0.0,
-        {"chosen": first["chosen"]},
-        tuple(first["tried"]),
+        alignment=Alignment(table, entry.elements["best"]),
+        weighting=Weighting(**weighting) if weighting else None,
+        trials=tuple(map(Trial.from_json, first["trials"])),
     )
 
 

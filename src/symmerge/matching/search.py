@@ -1,4 +1,4 @@
-"""The search that every matching shares: weightings and starts are tried, scored where there is something to score on, and the best is kept."""
+"""The search that weight and activation matching share: try weightings and starts, keep the best."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from symmerge.errors import MismatchError
-from symmerge.matching.base import Solution
+from symmerge.matching.base import Solution, Trial
 from symmerge.matching.evidence import Evidence, Weighting
 from symmerge.matching.heads import HeadOptions
-from symmerge.matching.resume import Elements, ResumeEntry, ResumeFile
+from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.sweeps import Sweeps
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.interpolation import interpolate
@@ -26,20 +27,28 @@ from symmerge.observation.probe import Probe
 from symmerge.observation.statistics import Statistics
 from symmerge.verification.modules import full_module
 
-WeightingGrid = Mapping[str, tuple[Any, ...]]
-START = Weighting(
-    norm=0.5, frequency=0.75, stream=1.0, heads=1.0, units=1.0
-)  # where something flows through both models
-LARGE = 50_000_000  # parameters: beyond, one try takes as long as all others do below
+WeightingGrid = Mapping[str, tuple[float | str, ...]]
+"""The values to try for each field of a weighting, one field after the other."""
+
+MIXED = Weighting(norm=0.5, frequency=0.75, stream=1.0, heads=1.0, units=1.0)
+"""Where the search starts if activations of both models are known."""
+
+LARGE = 50_000_000  # parameters: beyond, one trial takes as long as a whole search below
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Matching(ABC):
-    """What the ways to match have in common.
+    """Options of weight and activation matching.
 
-    `weighting` is where the search starts (by default the method's own), `tries` how many weightings may be tried, `starts` how many first
-    estimates of the stream where its embeddings do not determine it. `token_counts` replaces frequencies guessed from text, and leaves out
-    tokens that never occurred. `share` is how much of B is in the merge that a try is scored by.
+    | option | meaning |
+    |---|---|
+    | `weighting` | where the search starts; None: the method's default |
+    | `tries` | how many weightings to try at most; None: 100, or 1 for large models |
+    | `starts` | first estimates of the stream, where the embeddings do not determine it |
+    | `max_sweeps`, `tolerance` | when the sweeps of one trial end |
+    | `share` | the share of B in the merge that scores a trial |
+    | `heads` | how attention heads are compared |
+    | `token_counts` | how often each token occurs; tokens that never do are left out |
     """
 
     weighting: Weighting | None = None
@@ -57,21 +66,20 @@ class Matching(ABC):
 
     @abstractmethod
     def probe(self, a: Model, b: Model, progress: Progress) -> Probe | None:
-        """What flows through both models, and what a merge can be scored on; None where the weights are all there is."""
+        """Inputs with the activations of both models, to score merges on; None: weights alone."""
 
     def probe_of_many(self, models: Sequence[Model], text: Tensor | None = None) -> Probe | None:
-        """What a merge of many can be scored on, and what flows through the last of them and through the others; None where there is nothing.
-        `text` is what they wrote before."""
+        """As `probe`, for the last model against the mean of the others. `text` saves sampling."""
         return None
 
     @property
     @abstractmethod
     def grid(self) -> WeightingGrid:
-        """What the search tries from its start, one field of the weighting after the other."""
+        """What the search tries around its best weighting so far."""
 
     def start(self, probe: Probe | None) -> Weighting:
-        """Where the search starts."""
-        return START if probe else Weighting()
+        """The weighting that the search starts from."""
+        return MIXED if probe else Weighting()
 
     def most_tries(self, a: Model) -> int:
         """How many weightings may be tried for a model of this size."""
@@ -86,42 +94,26 @@ class Matching(ABC):
         progress: Progress | None = None,
         resume_file: ResumeFile | None = None,
     ) -> Solution:
-        """Align `b` to `a`. Preconditions: both canonical, and of the same table. `probe` stands for one that would be made of both. Ctrl-C returns the best so far."""
-        check_same_table([a, b], "aligned")
-        size = a.spec.sizes.get("vocabulary")
-        if self.token_counts is not None and len(self.token_counts) != size:
-            raise MismatchError(
-                f"{len(self.token_counts)} token counts, but {a.where} has {size or 'no'} tokens: give one count per token"
-            )
+        """Align `b` to `a`. Preconditions: both canonical, and of the same table.
+
+        Without `probe` one is made of both models. Ctrl-C returns the best so far.
+        """
+        self._check(a, b)
         began = time.perf_counter()
         search = _Search(self, a, b, probe, progress or (lambda line: None), resume_file)
-        interrupted = False
         try:
             search.run()
         except KeyboardInterrupt:
-            interrupted = True
-        best = search.best or search.running
-        if best is None:
+            search.interrupted = True
+        if search.best is None and search.running is None:
             raise KeyboardInterrupt  # before anything was found
-        return Solution(
-            best.alignment,
-            tuple(best.objective),
-            best.by_space,
-            tuple(best.changes),
-            best.converged and not interrupted,
-            time.perf_counter() - began,
-            self.record() | {"chosen": asdict(best.weighting), "scored_on": search.scored_on},
-            tuple(search.tried),
-            interrupted,
-            best.distance,
-            search.correlations(best.alignment),
-        )
+        return search.solution(time.perf_counter() - began)
 
     def record(self) -> dict[str, Any]:
-        """The options, for solution.json."""
+        """The options as JSON, for solution.json."""
         counts = None if self.token_counts is None else int((self.token_counts > 0).sum())
-        plain = {name: value for name, value in self._options().items() if name != "token_counts"}
-        return plain | {
+        options = {name: value for name, value in self._options().items() if name != "token_counts"}
+        return options | {
             "dtype": str(self.dtype).removeprefix("torch."),
             "tokens_that_occur": counts,
         }
@@ -129,23 +121,26 @@ class Matching(ABC):
     def _options(self) -> dict[str, Any]:
         return asdict(replace(self, token_counts=None))
 
+    def _check(self, a: Model, b: Model) -> None:
+        check_same_table([a, b], "aligned")
+        size = a.spec.sizes.get("vocabulary")
+        if self.token_counts is not None and len(self.token_counts) != size:
+            raise MismatchError(
+                f"{len(self.token_counts)} token counts, but {a.where} has {size or 'no'} tokens:"
+                " give one count per token"
+            )
+
 
 @dataclass(frozen=True)
-class _Try:
-    """One weighting from one start: what it found."""
+class _Candidate:
+    """A trial and the alignment it found."""
 
-    weighting: Weighting
-    score: float
+    trial: Trial
     alignment: Alignment
-    objective: list[float]
-    changes: list[int]
-    converged: bool
-    by_space: Mapping[str, float]
-    distance: float
 
 
 class _Search:
-    """Try weightings and starts, keep the best, and write down each step so that it can be taken up again."""
+    """Try weightings and starts, keep the best, and store every step for `--resume`."""
 
     def __init__(
         self,
@@ -156,191 +151,174 @@ class _Search:
         progress: Progress,
         resume_file: ResumeFile | None,
     ) -> None:
-        self.options, self.a, self.b, self.probe, self.progress, self.resume_file = (
-            options,
-            a,
-            b,
-            probe,
-            progress,
-            resume_file,
-        )
-        self.best: _Try | None = None
-        self.running: _Try | None = None
-        self.tried: list[dict[str, Any]] = []
+        self.options, self.a, self.b, self.probe = options, a, b, probe
+        self.progress, self.resume_file = progress, resume_file
+        self.best: _Candidate | None = None
+        self.running: _Candidate | None = None
+        self.interrupted = False
+        self.trials: list[Trial] = []
         entry = resume_file.read() if resume_file else None
-        self._old = entry or ResumeEntry({"tried": []}, {})
+        self._stored = entry or ResumeEntry({"trials": []}, {})
+        self._stored_trials = list(map(Trial.from_json, self._stored.record["trials"]))
 
     def run(self) -> None:
         self.probe = self.probe or self.options.probe(self.a, self.b, self.progress)
-        for weighting, start in self._candidates():
+        for weighting, start in self._weightings():
             self._attempt(weighting, start)
 
-    @property
-    def scored_on(self) -> str:
-        """By what the best was chosen."""
-        return self.probe.about if self.probe and len(self.tried) > 1 else "the objective"
+    def solution(self, seconds: float) -> Solution:
+        """The best candidate with all evidence. Precondition: there is one."""
+        best = self.best or self.running
+        assert best
+        trial, compared = best.trial, len(self.trials) > 1
+        return Solution(
+            alignment=best.alignment,
+            objective=trial.objective,
+            by_space=trial.by_space,
+            changes=trial.changes,
+            converged=trial.converged and not self.interrupted,
+            interrupted=self.interrupted,
+            seconds=seconds,
+            distance=trial.distance,
+            options=self.options.record(),
+            weighting=trial.weighting,
+            scored_on=self.probe.about if self.probe and compared else "the objective",
+            trials=tuple(self.trials),
+            correlations=self._correlations(best.alignment),
+        )
 
-    def correlations(self, alignment: Alignment) -> Correlations | None:
+    def _correlations(self, alignment: Alignment) -> Correlations | None:
         """For correlations.json, where statistics were gathered."""
-        seen = self.probe.observation if self.probe else None
-        return measure_correlations(seen, alignment) if isinstance(seen, Statistics) else None
+        observation = self.probe.observation if self.probe else None
+        if not isinstance(observation, Statistics):
+            return None
+        return measure_correlations(observation, alignment)
 
-    def _candidates(self) -> Iterator[tuple[Weighting, int]]:
-        """Weightings around the best so far where they can be scored, else several starts of one weighting."""
+    def _weightings(self) -> Iterator[tuple[Weighting, int]]:
+        """Weightings around the best so far if they can be scored, else starts of one weighting."""
         first = self.options.weighting or self.options.start(self.probe)
         determined = self._evidence(first).determined
         if first.all_layers is None:
             first = replace(first, all_layers=not determined)
         yield first, 0
-        if not (self.probe and self.probe.scored):
-            yield from (
-                (first, start) for start in range(1, 1 if determined else self.options.starts)
-            )
-            return
-        seen = {first}
+        if self.probe and self.probe.scored:
+            yield from ((weighting, 0) for weighting in self._neighbours(first))
+        elif not determined:
+            yield from ((first, start) for start in range(1, self.options.starts))
+
+    def _neighbours(self, first: Weighting) -> Iterator[Weighting]:
+        """One field after the other, each changed from the best weighting so far."""
+        known = {first}
         for name, values in self.options.grid.items():
-            for value in (
-                values if self.probe.frequencies is not None or name != "frequency" else ()
-            ):
+            if name == "frequency" and self.probe and self.probe.frequencies is None:
+                continue
+            for value in values:
                 assert self.best
-                candidate = replace(self.best.weighting, **{name: value})
-                if candidate not in seen and len(seen) < self.options.most_tries(self.a):
-                    seen.add(candidate)
-                    yield candidate, 0
+                weighting = replace(self.best.trial.weighting, **{name: value})
+                if weighting not in known and len(known) < self.options.most_tries(self.a):
+                    known.add(weighting)
+                    yield weighting
 
     def _attempt(self, weighting: Weighting, start: int) -> None:
-        key = {"weighting": asdict(weighting), "start": start}
-        known = next((record for record in self._old.record["tried"] if record["key"] == key), None)
-        found = self._recall(weighting, known) if known else self._solve(weighting, start, key)
-        self.tried.append(
-            {
-                "key": key,
-                "score": found.score,
-                "objective": found.objective,
-                "changes": found.changes,
-                "converged": found.converged,
-                "by_space": dict(found.by_space),
-                "distance": found.distance,
-            }
-        )
-        better = self.best is None or found.score < self.best.score
-        self.best = found if better else self.best
-        shown = describe_weighting(asdict(weighting))
-        self.progress(
-            f"try {len(self.tried)} ({shown}): score {found.score:.4f}{', the best so far' if better and len(self.tried) > 1 else ''}"
-        )
+        candidate = self._recall(weighting, start) or self._solve(weighting, start)
+        trial = candidate.trial
+        better = self.best is None or trial.score < self.best.trial.score
+        self.best = candidate if better else self.best
+        self.trials.append(trial)
+        number = len(self.trials)
+        best = ", the best so far" if better and number > 1 else ""
+        self.progress(f"try {number} ({weighting}): score {trial.score:.4f}{best}")
         self.running = None
-        self._write()
+        self._store(None)
 
-    def _recall(self, weighting: Weighting, known: Mapping[str, Any]) -> _Try:
-        """From the journal; only the best try's elements were kept, and no other's are needed."""
-        kept = self._old.elements.get("best", {})
-        alignment = Alignment(self.a.spec, kept)
-        return _Try(
-            weighting,
-            known["score"],
-            alignment,
-            known["objective"],
-            known["changes"],
-            known["converged"],
-            known["by_space"],
-            known["distance"],
-        )
+    def _recall(self, weighting: Weighting, start: int) -> _Candidate | None:
+        """A stored trial. Only the best one's elements were stored; no other's are needed."""
+        for trial in self._stored_trials:
+            if (trial.weighting, trial.start) == (weighting, start):
+                elements = self._stored.elements.get("best", {})
+                return _Candidate(trial, Alignment(self.a.spec, elements))
+        return None
 
-    def _solve(self, weighting: Weighting, start: int, key: Mapping[str, Any]) -> _Try:
-        options = self.options
-        thin = torch.Generator().manual_seed(options.seed + start) if start else None
-        evidence = self._evidence(weighting)
-        sweeps = Sweeps(evidence, heads=options.heads, thin=thin)
-        if (old := self._old.record.get("running")) and old["key"] == key:
-            sweeps.restore(self._old.elements.get("running", {}), old["objective"], old["changes"])
-        try:
-            while len(sweeps.objective) < options.max_sweeps and not sweeps.settled(
-                options.tolerance
-            ):
-                sweeps.sweep()
-                self.progress(
-                    f"sweep {len(sweeps.objective)}: objective {sweeps.objective[-1]:.4f}, {sweeps.changes[-1]} spaces changed"
-                )
-                if sweeps.all_layers:
-                    self._write(
-                        running={
-                            "key": key,
-                            "objective": sweeps.objective,
-                            "changes": sweeps.changes,
-                        },
-                        elements=sweeps.elements,
-                    )
-        except KeyboardInterrupt:
-            self.running = _Try(
-                weighting,
-                float("inf"),
-                sweeps.alignment,
-                sweeps.objective,
-                sweeps.changes,
-                False,
-                {},
-                sweeps.distance,
+    def _solve(self, weighting: Weighting, start: int) -> _Candidate:
+        sweeps = self._sweeps(weighting, start)
+
+        def candidate(**ended: Any) -> _Candidate:
+            trial = Trial(
+                weighting=weighting,
+                start=start,
+                objective=tuple(sweeps.objective),
+                changes=tuple(sweeps.changes),
+                distance=sweeps.distance,
+                **ended,
             )
+            return _Candidate(trial, sweeps.alignment)
+
+        try:
+            self._sweep(sweeps, start)
+        except KeyboardInterrupt:
+            self.running = candidate(score=inf, converged=False, by_space={})
             raise
-        settled = sweeps.settled(options.tolerance)
-        alignment = sweeps.alignment
-        score = (
-            self._score(alignment)
-            if self.probe and self.probe.scored and options.most_tries(self.a) > 1
-            else sweeps.objective[-1]
+        return candidate(
+            score=self._score(sweeps),
+            converged=sweeps.settled(self.options.tolerance),
+            by_space=sweeps.by_space(),
         )
-        return _Try(
-            weighting,
-            score,
-            alignment,
-            sweeps.objective,
-            sweeps.changes,
-            settled,
-            sweeps.by_space(),
-            sweeps.distance,
-        )
+
+    def _sweeps(self, weighting: Weighting, start: int) -> Sweeps:
+        """Sweeps at their beginning, or where a stored trial was interrupted."""
+        seed = self.options.seed + start
+        subsample = torch.Generator().manual_seed(seed) if start else None
+        sweeps = Sweeps(self._evidence(weighting), heads=self.options.heads, subsample=subsample)
+        running = self._stored.record.get("running")
+        if running and (running["weighting"], running["start"]) == (asdict(weighting), start):
+            elements = self._stored.elements.get("running", {})
+            sweeps.restore(elements, running["objective"], running["changes"])
+        return sweeps
+
+    def _sweep(self, sweeps: Sweeps, start: int) -> None:
+        options = self.options
+        while len(sweeps.objective) < options.max_sweeps and not sweeps.settled(options.tolerance):
+            sweeps.sweep()
+            self.progress(
+                f"sweep {len(sweeps.objective)}: objective {sweeps.objective[-1]:.4f},"
+                f" {sweeps.changes[-1]} spaces changed"
+            )
+            if sweeps.all_layers:
+                self._store(sweeps, start)
+
+    def _score(self, sweeps: Sweeps) -> float:
+        """The merge's score on the probe; the objective where nothing is compared on it."""
+        if not (self.probe and self.probe.scored and self.options.most_tries(self.a) > 1):
+            return sweeps.objective[-1]
+        merge = interpolate(self.a, apply(sweeps.alignment, self.b), self.options.share)
+        return self.probe.score(full_module(merge, torch.float32).to(self.options.device))
 
     def _evidence(self, weighting: Weighting) -> Evidence:
-        counts = self.options.token_counts
-        frequencies = (
-            counts if counts is not None else self.probe.frequencies if self.probe else None
-        )
-        seen = self.probe.observation.activations(weighting.score) if self.probe else ()
-        weights = self.a.weights, self.b.weights
+        probe, counts = self.probe, self.options.token_counts
+        guessed = probe.frequencies if probe else None
         return Evidence(
-            self.a.spec,
-            weights,
-            weighting,
-            seen,
-            frequencies,
-            counts is not None,
-            self.options.device,
-            self.options.dtype,
+            table=self.a.spec,
+            weights=(self.a.weights, self.b.weights),
+            weighting=weighting,
+            activations=probe.observation.activations(weighting.score) if probe else (),
+            frequencies=guessed if counts is None else counts,
+            ignore_unseen=counts is not None,
+            device=self.options.device,
+            dtype=self.options.dtype,
         )
 
-    def _score(self, alignment: Alignment) -> float:
-        assert self.probe
-        middle = interpolate(self.a, apply(alignment, self.b), self.options.share)
-        return self.probe.score(full_module(middle, torch.float32).to(self.options.device))
-
-    def _write(
-        self, running: Mapping[str, Any] | None = None, elements: Elements | None = None
-    ) -> None:
+    def _store(self, sweeps: Sweeps | None, start: int = 0) -> None:
+        """All trials, and the elements of the best and of the running one."""
         if self.resume_file is None:
             return
-        found = {"best": self.best.alignment.elements} if self.best else {}
-        self.resume_file.write(
-            ResumeEntry(
-                {"tried": self.tried, "running": running},
-                found | ({"running": elements} if elements else {}),
-            )
-        )
-
-
-def describe_weighting(weighting: Mapping[str, Any]) -> str:
-    """A weighting in one line."""
-    return ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in weighting.items()
-    )
+        record: dict[str, Any] = {"trials": [trial.to_json() for trial in self.trials]}
+        elements = {"best": self.best.alignment.elements} if self.best else {}
+        if sweeps:
+            elements["running"] = sweeps.elements
+            record["running"] = {
+                "weighting": asdict(sweeps.evidence.weighting),
+                "start": start,
+                "objective": sweeps.objective,
+                "changes": sweeps.changes,
+            }
+        self.resume_file.write(ResumeEntry(record, elements))

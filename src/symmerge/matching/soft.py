@@ -141,7 +141,7 @@ class SoftMatching:
             progress, resume_file = None, None
         progress = progress or (lambda line: None)
         found = (
-            Solution(Alignment(a.spec, entry.elements["start"]), (), {}, (), False, 0.0)
+            Solution(alignment=Alignment(a.spec, entry.elements["start"]))
             if entry
             else self._exact().first_solution(a, b, progress, resume_file)
         )
@@ -182,13 +182,7 @@ class SoftMatching:
         numbers = run.numbers(relaxed)
         numbers["end"]["function"] = verify(b, relax(found, b)).difference
         progress(_told(numbers))
-        settings = {
-            **self.record(),
-            "chosen": start.settings.get("chosen", {}),
-            "scored_on": "held-out inputs",
-            "soft": numbers,
-        }
-        return replace(found, settings=settings)
+        return replace(found, options=self.record(), scored_on="held-out inputs", soft=numbers)
 
 
 def _told(numbers: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Alternating sweeps over the stream, the heads (with the bases inside them) and the units.
 
-Each step is the exact minimum over its spaces given the others, so the objective never increases from sweep to sweep.
+Each step is the exact minimum over its spaces given the others: the objective never increases.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from symmerge.matching.evidence import Evidence
-from symmerge.matching.heads import HeadOptions, Sides, layers, match_heads
+from symmerge.matching.heads import HeadOptions, Views, ViewsOf, attention_layers, match_heads
 from symmerge.models.alignment import Alignment, lay
 from symmerge.symmetry.groups import Element, Gram, Permutation, ScaledPermutation
 from symmerge.symmetry.notation import Role
@@ -23,14 +23,14 @@ from symmerge.symmetry.spec import Occurrence
 
 @final
 class Sweeps:
-    """One solve: the elements so far, and how the objective went. May be stopped at any time and continued from its elements.
+    """One solve: its elements so far, and the objective after each sweep.
 
-    Where every layer speaks for the stream, it does so after a first estimate from the certain tensors. `thin` gives another start: the first
-    estimate sees a random half of the evidence.
+    It may be stopped at any time and restored from its elements. With `subsample`, the first
+    estimate of the stream sees a random half of the evidence: another start.
     """
 
     def __init__(
-        self, evidence: Evidence, *, heads: HeadOptions, thin: torch.Generator | None = None
+        self, evidence: Evidence, *, heads: HeadOptions, subsample: torch.Generator | None = None
     ) -> None:
         self.evidence, self.spec = evidence, evidence.spec
         chosen = evidence.weighting.all_layers
@@ -40,199 +40,192 @@ class Sweeps:
         self.changes: list[int] = []
         self.distance = nan
         self._errors: dict[str, float] = {}
-        self._heads, self._thin = heads, thin
-        self._attention = layers(self.spec)
-        inside = {name for heads in self._attention for name in heads.spaces}
+        self._heads, self._subsample = heads, subsample
+        self._attention = attention_layers(self.spec)
+        attention = {name for layer in self._attention for name in layer.spaces}
         self._units = [
-            name for name in self.spec.hidden if name != self.spec.stream and name not in inside
+            name for name in self.spec.hidden if name != self.spec.stream and name not in attention
         ]
 
     def restore(
         self, elements: Mapping[str, Element], objective: list[float], changes: list[int]
     ) -> None:
-        """Take up where an earlier solve was."""
-        self._keep(elements)
+        """Go on where an earlier solve was stopped."""
+        self._set(elements)
         self.objective, self.changes = list(objective), list(changes)
 
     def sweep(self) -> None:
-        """Every space once. Where only certain tensors speak for the stream, one sweep is all there is."""
+        """Every space once. If only certain tensors count for the stream, one sweep is enough."""
         before = dict(self.elements)
-        first = not self.objective
-        if first or self.all_layers:
-            self._step(
-                self.spec.stream,
-                self.evidence.certain if first else None,
-                thin=self._thin if first else None,
-            )
-        for heads in self._attention:
-            self._keep(match_heads(self.spec, heads, self._sides(set(heads.spaces)), self._heads))
-        self._all_units()
-        self._errors = self._measure()
+        self._match_stream()
+        for layer in self._attention:
+            views = self._views(set(layer.spaces))
+            self._set(match_heads(self.spec, layer, views, self._heads))
+        self._match_units()
+        self._measure()
         self.objective.append(sum(self._errors.values()))
         self.changes.append(
             sum(_differs(before.get(name), element) for name, element in self.elements.items())
         )
 
     def settled(self, tolerance: float) -> bool:
-        """Whether another sweep would change anything worth the while."""
+        """Whether another sweep would change little."""
         if not self.all_layers:
             return bool(self.objective)
-        return len(self.objective) > 1 and self.objective[-2] - self.objective[
-            -1
-        ] <= tolerance * abs(self.objective[-1])
+        if len(self.objective) < 2:
+            return False
+        before, after = self.objective[-2:]
+        return before - after <= tolerance * abs(after)
 
     @property
     def alignment(self) -> Alignment:
-        """What was found, and the identity where nothing was yet."""
+        """The elements so far; the identity for spaces without one."""
         table = self.evidence.table
-        found = {
+        elements = {
             name: {part: value.cpu() for part, value in element.items()}
             for name, element in self.elements.items()
         }
-        return Alignment(table, {**Alignment.identity(table).elements, **found})
+        return Alignment(table, {**Alignment.identity(table).elements, **elements})
 
-    def _measure(self) -> dict[str, float]:
-        """What is left of the objective in each tensor; and how far the models are apart."""
-        moved, found, plain = (
-            Alignment(self.spec, self.elements),
-            {},
-            torch.zeros(3, dtype=torch.float64),
-        )
+    def by_space(self) -> dict[str, float]:
+        """What the last sweep left of the objective in the tensors of each space."""
+        return {
+            space: sum(self._errors.get(tensor, 0.0) for tensor in sorted(self._tensors(space)))
+            for space in self.spec.hidden
+        }
+
+    def _measure(self) -> None:
+        """The error left in each tensor, and the distance between the models."""
+        alignment = Alignment(self.spec, self.elements)
+        sums = torch.zeros(3, dtype=torch.float64)
+        self._errors = {}
         for name in self.spec.tensors:
             scale, is_weight = self.evidence.scale(name), name in self.evidence.table.tensors
             if not (scale or is_weight):
                 continue
             a, b = self.evidence.plain(name)
-            there = moved.transport(name, b)
-            left = (
-                there - a
-            ).square_()  # not in place: what nothing moves is still the model's own
+            moved = alignment.transport(name, b)  # may be the model's own tensor: never in place
+            error = (moved - a).square_()
             if is_weight:
-                plain += torch.tensor(
-                    [float(side.sum()) for side in (left, a.square(), there.square())]
-                )
+                squares = error, a.square(), moved.square()
+                sums += torch.tensor([float(square.sum()) for square in squares])
             rows = self.evidence.rows(name)
-            found[name] = (
-                scale
-                * (left.sum() if rows is None else left.sum(1) @ rows.to(left).square()).item()
-            )
-        self.distance = (plain[0] / (plain[1] * plain[2]).sqrt().clamp_min(1e-30)).sqrt().item()
-        return found
+            total = error.sum() if rows is None else error.sum(1) @ rows.to(error).square()
+            self._errors[name] = scale * total.item()
+        self.distance = (sums[0] / (sums[1] * sums[2]).sqrt().clamp_min(1e-30)).sqrt().item()
 
-    def by_space(self) -> dict[str, float]:
-        """What the last sweep left of the objective in the tensors that meet each space."""
-        return {
-            name: sum(
-                self._errors.get(tensor, 0.0)
-                for tensor in {met.piece.tensor for met in self.spec.occurrences(name)}
-            )
-            for name in self.spec.hidden
-        }
+    def _set(self, elements: Mapping[str, Element]) -> None:
+        device = self.evidence.device
+        for name, element in elements.items():
+            self.elements[name] = {part: value.to(device) for part, value in element.items()}
 
-    def _keep(self, found: Mapping[str, Element]) -> None:
-        for name, element in found.items():
-            self.elements[name] = {
-                part: value.to(self.evidence.device) for part, value in element.items()
-            }
+    # the steps
 
-    def _sides(self, moving: set[str]) -> Sides:
-        """Both models' views of a piece, B moved in every other space; and how much the piece counts."""
-        others = Alignment(
-            self.spec,
-            {name: element for name, element in self.elements.items() if name not in moving},
-        )
+    def _match_stream(self) -> None:
+        """A first estimate from the certain tensors; from all layers afterwards, if they count."""
+        first, stream = not self.objective, self.spec.stream
+        if stream not in self.spec.hidden or not (first or self.all_layers):
+            return
+        if first:
+            grams = self._grams(stream, self.evidence.certain, self._subsample)
+        else:
+            grams = self._grams(stream)
+        self._set({stream: self._nearest(stream, grams)})
 
-        def sides(met: Occurrence) -> tuple[Tensor, Tensor, float]:
-            a, b = self.evidence.sides(met.piece.tensor)
-            view = others.act_on(met.piece, met.piece.view(b))
-            for position in met.piece.positions(next(iter(moving))) if len(moving) == 1 else ():
-                if (
-                    position != met.position
-                ):  # a space met twice in one tensor: the other place stays as it is now
-                    view = self._act_at(met, position, view)
-            return met.piece.view(a), view, self.evidence.scale(met.piece.tensor)
-
-        return sides
-
-    def _act_at(self, met: Occurrence, position: int, view: Tensor) -> Tensor:
-        atom = met.piece.atoms[position]
-        if atom.space not in self.elements:
-            return view
-        laid, undo = lay(view, position, None)
-        return undo(
-            self.spec.spaces[atom.space].group.act(self.elements[atom.space], laid, atom.role)
-        )
-
-    def _all_units(self) -> None:
-        """Every other space. Assignments run beside the products of the next layer, as long as the two share no tensor."""
+    def _match_units(self) -> None:
+        """Assignments run beside the products of the next space, if the two share no tensor."""
         with ThreadPoolExecutor(1) as pool:
             pending: tuple[str, Future[Element]] | None = None
             for name in self._units:
                 if pending and self._tensors(pending[0]) & self._tensors(name):
-                    self._keep({pending[0]: pending[1].result()})
+                    self._set({pending[0]: pending[1].result()})
                     pending = None
-                grams = self._grams(name, None)
+                grams = self._grams(name)
                 if pending:
-                    self._keep({pending[0]: pending[1].result()})
+                    self._set({pending[0]: pending[1].result()})
                 pending = name, pool.submit(self._nearest, name, grams)
             if pending:
-                self._keep({pending[0]: pending[1].result()})
-
-    def _tensors(self, space: str) -> set[str]:
-        return {met.piece.tensor for met in self.spec.occurrences(space)}
-
-    def _step(self, space: str, only: set[str] | None, thin: torch.Generator | None = None) -> None:
-        """The exact minimum over one space."""
-        if space in self.spec.hidden:
-            self._keep({space: self._nearest(space, self._grams(space, only, thin))})
+                self._set({pending[0]: pending[1].result()})
 
     def _nearest(self, space: str, grams: Mapping[Role, Gram]) -> Element:
+        """The exact minimum over one space."""
         group = self.spec.spaces[space].group
         if not grams:
             return group.identity()
-        some = next(iter(grams.values()))
-        nothing = Gram(
-            torch.zeros_like(some.cross),
-            None if some.right is None else torch.zeros_like(some.cross),
-        )
-        evidence = grams.get(Role.WRITES, nothing), grams.get(Role.READS), grams.get(Role.RIDES)
-        found = group.nearest(*evidence)
-        if (
-            isinstance(group, ScaledPermutation) and space in self.elements
-        ):  # the assignment goes by bounds: keep what was better
-            return min(
-                self.elements[space], found, key=lambda element: group.cost(element, *evidence)
-            )
-        return found
+        writes = grams.get(Role.WRITES) or _zeros_like(next(iter(grams.values())))
+        evidence = writes, grams.get(Role.READS), grams.get(Role.RIDES)
+        element = group.nearest(*evidence)
+        if not isinstance(group, ScaledPermutation) or space not in self.elements:
+            return element
+        # This assignment goes by bounds, so the element before may have been better.
+        return min(self.elements[space], element, key=lambda one: group.cost(one, *evidence))
+
+    # the evidence
+
+    def _tensors(self, space: str) -> set[str]:
+        return {occurrence.piece.tensor for occurrence in self.spec.occurrences(space)}
+
+    def _views(self, moving: set[str]) -> ViewsOf:
+        """Both models' views of a piece, with B moved in every space but these."""
+        still = {name: element for name, element in self.elements.items() if name not in moving}
+        others = Alignment(self.spec, still)
+
+        def views(occurrence: Occurrence) -> Views:
+            piece = occurrence.piece
+            a, b = self.evidence.sides(piece.tensor)
+            moved = others.act_on(piece, piece.view(b))
+            for position in piece.positions(next(iter(moving))) if len(moving) == 1 else ():
+                if position != occurrence.position:  # a space twice in one tensor
+                    moved = self._act_at(occurrence, position, moved)
+            return Views(piece.view(a), moved, self.evidence.scale(piece.tensor))
+
+        return views
+
+    def _act_at(self, occurrence: Occurrence, position: int, view: Tensor) -> Tensor:
+        """Move one more axis of a view, by the element as it is now."""
+        atom = occurrence.piece.atoms[position]
+        if atom.space not in self.elements:
+            return view
+        laid, undo = lay(view, position, None)
+        group = self.spec.spaces[atom.space].group
+        return undo(group.act(self.elements[atom.space], laid, atom.role))
 
     def _grams(
-        self, space: str, only: set[str] | None, thin: torch.Generator | None = None
+        self,
+        space: str,
+        only: set[str] | None = None,
+        subsample: torch.Generator | None = None,
     ) -> dict[Role, Gram]:
         """The evidence for a space, given all others as they are now."""
-        sides, grams = self._sides({space}), {}
-        same = isinstance(
-            self.spec.spaces[space].group, Permutation
-        )  # acts alike in every role: one sum instead of three
-        for met in self.spec.occurrences(space):
-            if (only is None or met.piece.tensor in only) and self.evidence.scale(met.piece.tensor):
-                gram = self._gram(space, met, sides, thin)
-                role = Role.WRITES if same else met.role
-                if role in grams:
-                    grams[role].add_(gram)
-                else:
-                    grams[role] = gram
+        views, grams = self._views({space}), {}
+        # A permutation acts alike in every role: one sum instead of three.
+        alike = isinstance(self.spec.spaces[space].group, Permutation)
+        for occurrence in self.spec.occurrences(space):
+            tensor = occurrence.piece.tensor
+            if (only is not None and tensor not in only) or not self.evidence.scale(tensor):
+                continue
+            gram = self._gram(space, occurrence, views(occurrence), subsample)
+            role = Role.WRITES if alike else occurrence.role
+            if role in grams:
+                grams[role].add_(gram)
+            else:
+                grams[role] = gram
         return grams
 
     def _gram(
-        self, space: str, met: Occurrence, sides: Sides, thin: torch.Generator | None
+        self, space: str, occurrence: Occurrence, views: Views, subsample: torch.Generator | None
     ) -> Gram:
-        *views, scale = sides(met)
-        a, b = (lay(view, met.position, None)[0][0] for view in views)
-        if thin is not None:
-            a = a * (torch.rand(a.shape[-1], generator=thin) < 0.5).to(a)
+        a, b = (lay(view, occurrence.position, None)[0][0] for view in (views.a, views.b))
+        if subsample is not None:
+            a = a * (torch.rand(a.shape[-1], generator=subsample) < 0.5).to(a)
         scaled = isinstance(self.spec.spaces[space].group, ScaledPermutation)
-        right = torch.diag_embed(scale * b.square().sum(-1).double()) if scaled else None
-        return Gram((a @ b.mT).double().mul_(scale), right)
+        right = torch.diag_embed(views.scale * b.square().sum(-1).double()) if scaled else None
+        return Gram((a @ b.mT).double().mul_(views.scale), right)
+
+
+def _zeros_like(gram: Gram) -> Gram:
+    right = None if gram.right is None else torch.zeros_like(gram.cross)
+    return Gram(torch.zeros_like(gram.cross), right)
 
 
 def _differs(before: Element | None, after: Element) -> bool:
