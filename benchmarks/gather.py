@@ -68,7 +68,7 @@ def seconds(work: Callable[[], Any]) -> tuple[float, float]:
 
 def speed(rounds: int) -> list[dict[str, Any]]:
     """The first round, numbered 0, warms up both."""
-    from symmerge.observation.statistics import Gatherer
+    from symmerge.observation.gathering import Gatherer
 
     spec, modules, batches = make(rounds + 1)
     gatherer = Gatherer(spec, modules)
@@ -76,7 +76,7 @@ def speed(rounds: int) -> list[dict[str, Any]]:
     for turn, batch in enumerate(batches):
         load = os.getloadavg()[0]
         passes = seconds(lambda batch=batch: plain(modules, batch))
-        statistics = seconds(lambda batch=batch: gatherer.batch(batch))
+        statistics = seconds(lambda batch=batch: gatherer.add_batch(batch))
         runs.append(
             {
                 "round": turn,
@@ -92,7 +92,7 @@ def speed(rounds: int) -> list[dict[str, Any]]:
 def memory() -> dict[str, Any]:
     from symmerge.checkpoints.writing import return_freed_memory
     from symmerge.observation.moments import SUMS
-    from symmerge.observation.statistics import gather
+    from symmerge.observation.gathering import gather
 
     return_freed_memory()  # as the command line does
     spec, modules, batches = make(3)

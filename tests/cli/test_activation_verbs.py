@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 import symmerge as sm
 from symmerge.cli import gathering, several
+from symmerge.observation.gathering import Gatherer
 from symmerge.observation.moments import SUMS
-from symmerge.observation.statistics import Gatherer, Statistics
+from symmerge.observation.statistics import Statistics
 
 TEXTS = {
     "text.txt": "The loss on the line, and what alignment leaves of it. " * 200,
@@ -311,7 +312,7 @@ def test_files_are_added_up(place, pair, tmp_path):
         apart(tmp_path / "both", tmp_path / "at once") <= 1e-12
         and apart(tmp_path / "both", tmp_path / "text.txt") > 0.1
     )
-    assert len(Statistics.load(tmp_path / "both").header["inputs"]) == 2
+    assert len(Statistics.load(tmp_path / "both").header.inputs) == 2
 
 
 REFUSED_STATISTICS = {
@@ -331,7 +332,7 @@ REFUSED_STATISTICS = {
 @pytest.mark.parametrize("case", REFUSED_STATISTICS)
 def test_statistics_refused(place, pair, tmp_path, monkeypatch, case):
     arguments, words = REFUSED_STATISTICS[case]
-    monkeypatch.setattr(gathering, "observe", lambda *_, **__: pytest.fail("it began to work"))
+    monkeypatch.setattr(gathering, "gather_pair", lambda *_, **__: pytest.fail("it began to work"))
     given = [one.format(place=place) for one in arguments]
     result = run(
         "statistics",
@@ -431,15 +432,15 @@ def test_an_interrupted_pass_goes_on(place, pair, tmp_path, monkeypatch, interru
         said.stderr == "interrupted: what was gathered so far is kept, --resume goes on from it\n"
     )
     kept = tmp_path / "out.partial"
-    assert Statistics.load(kept).header["batches"] == 2 and not (tmp_path / "out").exists()
+    assert Statistics.load(kept).header.batches == 2 and not (tmp_path / "out").exists()
     assert (
         len({int(found.count) for found in Statistics.load(kept).moments.values()}) == 1
     )  # whole batches only
     batches = []
     with monkeypatch.context() as patch:
-        whole = Gatherer.batch
+        whole = Gatherer.add_batch
         patch.setattr(
-            Gatherer, "batch", lambda self, inputs: batches.append(1) or whole(self, inputs)
+            Gatherer, "add_batch", lambda self, inputs: batches.append(1) or whole(self, inputs)
         )
         run(*gather, tmp_path / "out", "--resume")
     assert len(batches) == 3 and not kept.exists()

@@ -1,9 +1,11 @@
 """What tests of activations share: inputs for a model of any family, and statistics of a pair on them."""
 
+from dataclasses import replace
+
 import torch
 
-from symmerge.observation.calibration import form
-from symmerge.observation.statistics import gather
+from symmerge.observation.calibration import pair_header
+from symmerge.observation.gathering import gather
 from symmerge.verification.modules import full_module
 
 
@@ -24,7 +26,7 @@ def inputs(model, batches=2, rows=32, length=32, seed=0):
     ]
 
 
-def seen(a, b, given, dtype=torch.float64, header=None, theirs=None):
+def seen(a, b, given, dtype=torch.float64, on=(), theirs=None):
     """Statistics of two models that are ready; B may see `theirs` instead."""
     modules = [full_module(model, dtype) for model in (a, b)]
     if theirs is not None:
@@ -36,7 +38,7 @@ def seen(a, b, given, dtype=torch.float64, header=None, theirs=None):
         a.spec,
         tuple(modules),
         _typed(given, dtype),
-        header={**form(a, b), **(header or {})},
+        header=replace(pair_header(a, b), inputs=on),
         dtype=dtype,
     )
 

@@ -20,7 +20,7 @@ from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.evidence import Weighting
 from symmerge.matching.recipes import RECIPES, WITH_DATA, with_options
 from symmerge.models.orbit import random_member
-from symmerge.observation.calibration import restrict_stream
+from symmerge.observation.activations import restrict_stream
 from symmerge.observation.probe import make_probe
 from symmerge.symmetry.groups import Permutation, RotaryPairs, ScaledPermutation
 from symmerge.symmetry.notation import atoms

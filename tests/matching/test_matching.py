@@ -79,7 +79,7 @@ def test_alignment_brings_unrelated_models_closer_and_keeps_both_functions():
     found = sm.align(a, b)
     assert found.after < distance(sm.canonicalize(a), sm.canonicalize(b))
     assert sm.verify(a, found.reference).same and sm.verify(b, found.aligned).same
-    assert found.solution.scored_on == "own text"
+    assert found.solution.scored_on == "self-generated text"
 
 
 def test_the_same_seed_gives_the_same_alignment():

@@ -121,7 +121,7 @@ def test_own_text_is_the_same_for_the_same_seed(name):
     models = [sm.canonicalize(model) for model in pair(name, torch.float32)]
     first, again, other = (make_probe(models, seed=seed) for seed in (0, 0, 1))
     tokens = [
-        torch.cat([inputs["input_ids"] for inputs in probe.inputs])
+        torch.cat([batch.inputs["input_ids"] for batch in probe.batches])
         for probe in (first, again, other)
     ]
     assert torch.equal(tokens[0], tokens[1]) and torch.equal(first.targets, again.targets)
@@ -134,7 +134,7 @@ def test_own_text_is_the_same_for_the_same_seed(name):
 def test_of_many_the_mean_of_what_flows_through_all_others_is_seen(name, monkeypatch):
     models = [sm.canonicalize(sm.load(small_model(name, seed=seed))) for seed in range(3)]
     first = make_probe(models)
-    text = torch.cat([inputs["input_ids"] for inputs in first.inputs])
+    text = torch.cat([batch.inputs["input_ids"] for batch in first.batches])
     monkeypatch.setattr(
         "symmerge.evaluation.data.self_generated.sample_text", None
     )  # what is there is not written again

@@ -13,9 +13,10 @@ from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.recipes import RECIPES
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.orbit import random_member
-from symmerge.observation.calibration import form
+from symmerge.observation.calibration import pair_header
 from symmerge.observation.correlations import MAX_FEATURES, Correlations, measure_correlations
-from symmerge.observation.statistics import Statistics, gather
+from symmerge.observation.gathering import gather
+from symmerge.observation.statistics import Statistics
 from symmerge.report import report
 from symmerge.verification.modules import full_module
 
@@ -109,7 +110,7 @@ def _with_statistics(a, b):
     chosen = RECIPES["activations"]
     forms = [chosen.prepare(model) for model in (a, b)]
     assert isinstance(chosen.matching, ActivationMatching)
-    header = form(*forms)
+    header = pair_header(*forms)
     return replace(
         chosen,
         matching=replace(

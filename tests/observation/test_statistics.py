@@ -18,8 +18,9 @@ from symmerge.lab.small_models import SMALL, small_model
 from symmerge.matching.activations import ActivationMatching, doubts
 from symmerge.observation.activations import extend_spec, record_activations, watch
 from symmerge.observation.calibration import calibrate
+from symmerge.observation.gathering import gather
 from symmerge.observation.moments import SUMS, Moments, samples_with_moments
-from symmerge.observation.statistics import Statistics, gather
+from symmerge.observation.statistics import Statistics
 from symmerge.symmetry.notation import atoms, parse
 from symmerge.verification.modules import full_module
 
@@ -138,11 +139,11 @@ def test_products_in_float64_on_request():
                 module(**batch)
         order = [
             torch.randperm(len(part), generator=torch.Generator().manual_seed(0)).argsort()
-            for part in recorder.parts[name]
+            for part in recorder.chunks[name]
         ]
         rows.append(
             torch.cat(
-                [part[undo] for part, undo in zip(recorder.parts[name], order, strict=True)]
+                [part[undo] for part, undo in zip(recorder.chunks[name], order, strict=True)]
             ).double()
         )
     truth = rows[0].T @ rows[1]
@@ -151,8 +152,8 @@ def test_products_in_float64_on_request():
         for found in (exact, coarse)
     ]
     assert errors[0] <= 1e-13 < 1e-9 < errors[1] < 1e-5 and (
-        exact.header["products"],
-        coarse.header["products"],
+        exact.header.products,
+        coarse.header.products,
     ) == ("float64", "float32")
 
 
@@ -193,7 +194,7 @@ def apart(first, second):
 
 def test_saved_loaded_and_added(tmp_path):
     a, b = pair()
-    one, other = (seen(a, b, inputs(a, 1, seed=seed), header={"inputs": [seed]}) for seed in (0, 1))
+    one, other = (seen(a, b, inputs(a, 1, seed=seed), on=({"seed": seed},)) for seed in (0, 1))
     one.save(tmp_path / "one")
     loaded = Statistics.load(tmp_path / "one")
     assert (
@@ -205,7 +206,7 @@ def test_saved_loaded_and_added(tmp_path):
     both, streamed = one + other, seen(a, b, inputs(a, 1, seed=0) + inputs(a, 1, seed=1))
     assert (
         apart(both, streamed) <= 1e-12
-        and both.header["inputs"] == [0, 1]
+        and both.header.inputs == ({"seed": 0}, {"seed": 1})
         and apart(both, one) > 0.1
     )
     assert apart(loaded, one) == 0  # adding left them alone
@@ -247,7 +248,7 @@ def test_a_file_that_lacks_sums_is_refused(tmp_path):
         header = file.metadata()
     tensors = load_file(tmp_path / "s")
     save_file(dict(list(tensors.items())[1:]), tmp_path / "t", header)
-    with pytest.raises(CheckpointError, match="is not whole"):
+    with pytest.raises(CheckpointError, match="is incomplete"):
         Statistics.load(tmp_path / "t")
     save_file(tensors, tmp_path / "t", header)  # the control
     assert Statistics.load(tmp_path / "t").samples
@@ -413,7 +414,7 @@ def test_what_is_scored_on_is_not_in_the_statistics():
     models = tuple(ready("gpt2", seed) for seed in (0, 1))
     task = make_task("clm", "self", models, samples=16)
     probe = calibrate(models, task, held_out=0.25)
-    tokens = sum(inputs["input_ids"].numel() for inputs in probe.inputs)
+    tokens = sum(batch.inputs["input_ids"].numel() for batch in probe.batches)
     assert (
         probe.scored
         and tokens == 4 * 62

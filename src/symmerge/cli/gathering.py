@@ -16,7 +16,7 @@ from symmerge.errors import CheckpointError, MismatchError
 from symmerge.evaluation.tasks import task_of
 from symmerge.matching.activations import doubts
 from symmerge.models.model import device_of, load
-from symmerge.observation.calibration import form, observe
+from symmerge.observation.calibration import gather_pair, pair_header
 from symmerge.observation.statistics import Statistics
 
 
@@ -74,7 +74,7 @@ def statistics(
         ready = chosen.prepare(models[0]), chosen.prepare(models[1])
         found = [Statistics.load(file) for file in add or []]
         for one in found:
-            one.check(form(*ready))
+            one.header.check(pair_header(*ready))
         if data:
             task = options.inputs(models, data, samples=samples, seed=seed, device=device)
             partial = out.with_name(f"{out.name}.partial")
@@ -82,7 +82,7 @@ def statistics(
                 _forget(partial)
             with console.progress("looking at both models", -(-len(task.batches) // world)) as tick:
                 found.append(
-                    observe(
+                    gather_pair(
                         ready, task, partial=partial, device=local_device(device), progress=tick
                     )
                 )

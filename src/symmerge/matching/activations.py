@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
-import torch
-
 from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks.base import Task
 from symmerge.matching.search import Matching, WeightingGrid
 from symmerge.models.model import Model, Progress
-from symmerge.observation.calibration import calibrate, form, restrict_stream
+from symmerge.observation.activations import restrict_stream
+from symmerge.observation.calibration import calibrate, pair_header
 from symmerge.observation.probe import Probe, make_probe
 from symmerge.observation.statistics import Statistics
 
@@ -62,11 +61,11 @@ class ActivationMatching(Matching):
                 found, observation=restrict_stream(found.observation, a.spec.stream, self.places)
             )
         if self.statistics is not None:
-            self.statistics.check(form(a, b))
+            self.statistics.header.check(pair_header(a, b))
         progress("looking at what flows through both models")
         if self.data is None:
             assert self.statistics is not None
-            found = Probe("the objective", [], [], torch.zeros(0, 0), None, self.statistics)
+            found = Probe("the objective", self.statistics)
         else:
             options: dict[str, Any] = {
                 "held_out": self.held_out,
@@ -94,7 +93,9 @@ class ActivationMatching(Matching):
         about = (
             self.data.record()
             if self.data
-            else {"data": self.statistics.header.get("inputs") if self.statistics else "self"}
+            else {
+                "data": (list(self.statistics.header.inputs) or None) if self.statistics else "self"
+            }
         )
         return {
             **super(ActivationMatching, plain)._options(),

@@ -1,16 +1,17 @@
-"""What flows through a model, as more tensors of its table: one column per token, for the input and output of its matrices.
+"""Activations as more tensors of a model's table: the inputs and outputs of its matrices.
 
-A matrix's input lives in the space its reading axis meets, its output in the space it writes to. So the table's own axis says how these
-coordinates move, and a solver that matches weights matches activations too, without knowing any architecture.
+The input of a matrix lives in the space its reading axis meets, its output in the space it writes
+to. So the table's own axes say how these coordinates move, and a solver that matches weights
+matches activations too, without knowing any architecture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -24,61 +25,77 @@ from symmerge.symmetry.spec import Space, Spec
 SAMPLE = "sample"
 DUAL = {Role.WRITES: Role.READS, Role.READS: Role.WRITES, Role.RIDES: Role.RIDES}
 Score = Literal["correlation", "absolute", "cosine", "covariance", "product"]
-"""How coordinates are compared: by correlation, its absolute value (which a permutation without signs does not explain: for comparison), cosine,
-covariance, or plain products. For permutations the last is the distance as well: the lengths are the same in any order."""
+"""How coordinates are compared. `absolute` is the absolute correlation: no permutation without
+signs explains it, it is there for comparison. For permutations `product` is the distance as well:
+lengths do not depend on the order."""
 CENTRED, SCALED = ("correlation", "absolute", "covariance"), ("correlation", "absolute", "cosine")
-See = Callable[[str, Product, Tensor], None]
-"""What to do with the coordinates of an axis, as they pass: (name, axis, values [..., coordinates])."""
+OnActivation = Callable[[str, Product, Tensor], None]
+"""Called with (name, axis, values [..., coordinates]) when an activation passes."""
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Coordinates of one model on some inputs: `values[name]` has one row per coordinate of `axes[name]`, one column for each of `counts[name]`
-    samples. Values may be made only when they are asked for."""
+    """Activations of one model: `values[name]` is [coordinates of `axes[name]`, `counts[name]`].
+
+    Values may be computed only on access.
+    """
 
     axes: Mapping[str, Product]
     values: Mapping[str, Float[Tensor, "coordinates samples"]]
     counts: Mapping[str, int]
 
+    def without(self, names: Collection[str]) -> Activations:
+        """Leave activations out."""
+
+        def keep(entries: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: entry for name, entry in entries.items() if name not in names}
+
+        return Activations(keep(self.axes), keep(self.values), keep(self.counts))
+
+
+@runtime_checkable
+class Observation(Protocol):
+    """What flowed through two models: recorded samples, or statistics of more than fits memory."""
+
+    @property
+    def axes(self) -> Mapping[str, Product]:
+        """The axis of every activation, in the order of the forward pass."""
+        ...
+
+    def activations(self, score: Score) -> tuple[Activations, Activations]:
+        """Both models' activations, centred and scaled as the score wants them."""
+        ...
+
+    def without(self, names: Collection[str]) -> Observation:
+        """Leave activations out."""
+        ...
+
 
 @dataclass(frozen=True)
 class RecordedPair:
-    """Both models' activations on the same inputs."""
+    """Both models' activations, recorded on the same inputs."""
 
     a: Activations
     b: Activations
 
+    @property
+    def axes(self) -> Mapping[str, Product]:
+        return self.a.axes
+
     def activations(self, score: Score) -> tuple[Activations, Activations]:
-        """As they are to be compared."""
         if score == "absolute":
             raise MismatchError(
-                "absolute correlations need statistics, and own text is kept as samples: give data"
+                "absolute correlations need statistics,"
+                " and self-generated text is kept as samples: give data"
             )
         return _scored(self.a, score), _scored(self.b, score)
 
-
-def mean_activations(found: Iterable[Activations]) -> Activations:
-    """Of models on the same inputs; beside their sum one of them at a time is in memory."""
-    count, total = 0, None
-    for one in found:
-        count += 1
-        total = (
-            one
-            if total is None
-            else replace(
-                one, values={name: value + total.values[name] for name, value in one.values.items()}
-            )
-        )
-    assert total is not None
-    return (
-        total
-        if count == 1
-        else replace(total, values={name: value / count for name, value in total.values.items()})
-    )
+    def without(self, names: Collection[str]) -> RecordedPair:
+        return RecordedPair(self.a.without(names), self.b.without(names))
 
 
-def _scored(found: Activations, score: Score) -> Activations:
-    values = dict(found.values)
+def _scored(activations: Activations, score: Score) -> Activations:
+    values = dict(activations.values)
     if score in CENTRED:
         values = {name: value - value.mean(1, keepdim=True) for name, value in values.items()}
     if score in SCALED:
@@ -86,12 +103,40 @@ def _scored(found: Activations, score: Score) -> Activations:
             name: value / value.norm(dim=1, keepdim=True).clamp_min(1e-30)
             for name, value in values.items()
         }
-    return replace(found, values=values)
+    return replace(activations, values=values)
+
+
+def restrict_stream(
+    observation: Observation, stream: str, which: Literal["all", "first", "last"]
+) -> Observation:
+    """Keep the stream at its first or last place alone; everything else stays."""
+    places = [
+        name
+        for name, axis in observation.axes.items()
+        if [getattr(factor, "space", None) for factor in axis.factors] == [stream]
+    ]
+    return observation.without({"all": [], "first": places[1:], "last": places[:-1]}[which])
+
+
+def mean_activations(models: Iterable[Activations]) -> Activations:
+    """Mean over models on the same inputs; only the sum and one model are in memory at a time."""
+    count, total = 0, None
+    for one in models:
+        count += 1
+        total = one if total is None else _sum(one, total)
+    assert total is not None
+    if count == 1:
+        return total
+    return replace(total, values={name: value / count for name, value in total.values.items()})
+
+
+def _sum(a: Activations, b: Activations) -> Activations:
+    return replace(a, values={name: value + b.values[name] for name, value in a.values.items()})
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Coordinates of a matrix's input or output that lie on one axis without sums; all of them if `index` is None."""
+    """Coordinates of a matrix's input or output on one axis without sums; None means all."""
 
     name: str
     axis: Product
@@ -101,34 +146,35 @@ class _Place:
         return values if self.index is None else values[..., self.index.to(values.device)]
 
 
-@contextmanager
-def watch(spec: Spec, module: nn.Module, see: See) -> Iterator[None]:
-    """While inside, show what passes the matrices of a module, each thing once.
+@dataclass(frozen=True)
+class _Watched:
+    """A matrix, and which parts of its inputs and outputs are shown."""
 
-    Preconditions: the module holds the weights of a model with this table.
-    """
-    known: dict[
-        int, Tensor
-    ] = {}  # inputs of this pass; held, so that no other tensor gets their number
+    module: nn.Module
+    inputs: list[_Place]
+    outputs: list[_Place]
+
+
+@contextmanager
+def watch(spec: Spec, module: nn.Module, callback: OnActivation) -> Iterator[None]:
+    """While inside, show every activation of a module with this table once per pass."""
+    known: dict[int, Tensor] = {}  # inputs of this pass; held, so that their ids are not reused
 
     def show(
-        inward: list[_Place],
-        outward: list[_Place],
-        owner: nn.Module,
-        inputs: tuple[Tensor, ...],
-        output: Tensor,
+        watched: _Watched, owner: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
     ) -> None:
         new = id(inputs[0]) not in known  # queries, keys and values read the very same tensor
         known[id(inputs[0])] = inputs[0]
-        for places, values in ((inward if new else [], inputs[0]), (outward, output)):
+        for places, values in (
+            (watched.inputs if new else [], inputs[0]),
+            (watched.outputs, output),
+        ):
             for place in places:
-                see(place.name, place.axis, place.of(values))
+                callback(place.name, place.axis, place.of(values))
 
     hooks = [module.register_forward_pre_hook(lambda *_: known.clear())]
-    hooks += [
-        owner.register_forward_hook(partial(show, *places))
-        for owner, *places in _watched(spec, module)
-    ]
+    for watched in _watched(spec, module):
+        hooks.append(watched.module.register_forward_hook(partial(show, watched)))
     try:
         yield
     finally:
@@ -137,46 +183,43 @@ def watch(spec: Spec, module: nn.Module, see: See) -> Iterator[None]:
             hook.remove()
 
 
-def _watched(spec: Spec, module: nn.Module) -> list[tuple[nn.Module, list[_Place], list[_Place]]]:
-    """The matrices of a module, with what of their inputs and outputs is worth seeing."""
-    found = []
+def _watched(spec: Spec, module: nn.Module) -> list[_Watched]:
+    """The matrices of a module; outputs that another matrix reads are shown there."""
+    matrices = []
     for name, owner in module.named_modules():
         axes = spec.tensors.get(f"{name}.weight", ())
         if _is_matrix(owner) and axes:
             reading, writing = axes[::-1] if isinstance(owner, nn.Linear) else axes
-            found.append(
-                (
-                    owner,
-                    _cut(spec, f"{name}.weight:in", _dual(reading)),
-                    _cut(spec, f"{name}.weight:out", writing),
-                )
-            )
-    # What another matrix reads is seen there, and whole: a block's own output is only a part of the stream.
+            inputs = _cut(spec, f"{name}.weight:in", _dual(reading))
+            matrices.append(_Watched(owner, inputs, _cut(spec, f"{name}.weight:out", writing)))
+    # A block's own output is only one summand of the stream; a reader sees the whole stream.
     read = {
-        space for _, inward, _ in found for place in inward for space in _spaces(spec, place.axis)
+        space
+        for matrix in matrices
+        for place in matrix.inputs
+        for space in _hidden(spec, place.axis)
     }
-    return [
-        (owner, inward, [place for place in outward if not _spaces(spec, place.axis) <= read])
-        for owner, inward, outward in found
-    ]
+
+    def unread(places: list[_Place]) -> list[_Place]:
+        return [place for place in places if not _hidden(spec, place.axis) <= read]
+
+    return [replace(matrix, outputs=unread(matrix.outputs)) for matrix in matrices]
 
 
 def _cut(spec: Spec, name: str, axis: Product) -> list[_Place]:
-    """An axis, cut where it is fused; without the parts that nothing moves."""
+    """Cut an axis where it is fused, and leave out the parts that nothing moves."""
     cut = pieces(name, (axis,), spec.sizes)
     numbers = torch.arange(size(axis, spec.sizes))
-    places = [
-        _Place(f"{name}.{at}", Product(piece.atoms), piece.view(numbers).flatten())
-        for at, piece in enumerate(cut)
-    ]
-    return [
-        place
-        for place in (places if len(cut) > 1 else [_Place(name, axis, None)])
-        if _spaces(spec, place.axis)
-    ]
+    places = [_Place(name, axis, None)]
+    if len(cut) > 1:
+        places = [
+            _Place(f"{name}.{at}", Product(piece.atoms), piece.view(numbers).flatten())
+            for at, piece in enumerate(cut)
+        ]
+    return [place for place in places if _hidden(spec, place.axis)]
 
 
-def _spaces(spec: Spec, axis: Product) -> set[str]:
+def _hidden(spec: Spec, axis: Product) -> set[str]:
     return {atom.space for atom in atoms((axis,))} & spec.hidden.keys()
 
 
@@ -200,48 +243,46 @@ def _dual(axis: Product) -> Product:
 
 @dataclass
 class Recorder:
-    """Keeps what passes one module: the same share of the same tokens for every model."""
+    """Records a share of the tokens that pass a module, the same tokens for every model."""
 
     spec: Spec
     share: float = 1.0
     seed: int = 0
     axes: dict[str, Product] = field(default_factory=dict)
-    parts: dict[str, list[Tensor]] = field(default_factory=dict)
+    chunks: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def see(self, name: str, axis: Product, values: Tensor) -> None:
-        flat = values.flatten(0, -2)
-        picked = torch.randperm(len(flat), generator=torch.Generator().manual_seed(self.seed))[
-            : max(1, round(self.share * len(flat)))
-        ]
+    def record(self, name: str, axis: Product, values: Tensor) -> None:
+        rows = values.flatten(0, -2)
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))
+        picked = order[: max(1, round(self.share * len(rows)))]
         self.axes[name] = axis
-        self.parts.setdefault(name, []).append(flat[picked.to(flat.device)])
+        self.chunks.setdefault(name, []).append(rows[picked.to(rows.device)])
 
     def activations(self) -> Activations:
-        """What was kept so far."""
-        values = {name: torch.cat(parts).mT.contiguous() for name, parts in self.parts.items()}
-        return Activations(
-            self.axes, values, {name: value.shape[1] for name, value in values.items()}
-        )
+        """Everything recorded so far."""
+        values = {name: torch.cat(chunks).mT.contiguous() for name, chunks in self.chunks.items()}
+        counts = {name: value.shape[1] for name, value in values.items()}
+        return Activations(self.axes, values, counts)
 
 
 @contextmanager
 def record_activations(
     spec: Spec, module: nn.Module, *, share: float = 1.0, seed: int = 0
 ) -> Iterator[Recorder]:
-    """While inside, keep the coordinates of a share of the tokens that pass a module."""
+    """While inside, record the activations of a share of the tokens that pass a module."""
     recorder = Recorder(spec, share, seed)
-    with watch(spec, module, recorder.see):
+    with watch(spec, module, recorder.record):
         yield recorder
 
 
-def extend_spec(spec: Spec, found: Activations) -> Spec:
-    """The table with the activations as more tensors; samples are visible: nothing moves them."""
+def extend_spec(spec: Spec, activations: Activations) -> Spec:
+    """The table with activations as more tensors. Nothing moves their samples."""
+    counts = activations.counts
     spaces = {
-        f"{SAMPLE}.{count}": Space(f"{SAMPLE}.{count}", Trivial(count))
-        for count in found.counts.values()
+        f"{SAMPLE}.{count}": Space(f"{SAMPLE}.{count}", Trivial(count)) for count in counts.values()
     }
     tensors = {
-        name: (axis, Product((Atom(f"{SAMPLE}.{found.counts[name]}", Role.WRITES),)))
-        for name, axis in found.axes.items()
+        name: (axis, Product((Atom(f"{SAMPLE}.{counts[name]}", Role.WRITES),)))
+        for name, axis in activations.axes.items()
     }
     return replace(spec, spaces={**spec.spaces, **spaces}, tensors={**spec.tensors, **tensors})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Float
@@ -12,13 +13,14 @@ from symmerge.observation.activations import CENTRED, SCALED, Score
 from symmerge.symmetry.groups import linalg
 from symmerge.symmetry.notation import Product
 
-SUMS = ("count", "sum_a", "sum_b", "square_a", "square_b", "cross", "inside")
 
-
-@dataclass
+@dataclass(frozen=True)
 class Moments:
-    """Sums over samples for one axis: of both models' coordinates and their squares, of the products between the models, and of the products
-    of B's coordinates inside each of its heads (`inside`; a plain axis has none)."""
+    """Sums over samples for one axis, added to in place.
+
+    `sum_*` and `square_*` are each model's coordinates and their squares, `cross` the products
+    between the models, `inside` those of B's coordinates inside each of its heads (if any).
+    """
 
     axis: Product
     count: Float[Tensor, ""]
@@ -29,56 +31,83 @@ class Moments:
     cross: Float[Tensor, "a b"]
     inside: Float[Tensor, "heads n n"]
 
-    def add_(self, other: Moments) -> None:
-        for part in SUMS:
-            getattr(self, part).add_(getattr(other, part).to(self.cross.device))
+    @staticmethod
+    def zeros(
+        axis: Product, cross: torch.Size, inside: torch.Size, device: torch.device
+    ) -> Moments:
+        """Sums over no samples, in float64."""
+        a, b = cross
+        shapes = {"count": (), "sum_a": a, "sum_b": b, "square_a": a, "square_b": b}
+        shapes |= {"cross": cross, "inside": inside}
+        zeros = {
+            name: torch.zeros(shape, dtype=torch.float64, device=device)
+            for name, shape in shapes.items()
+        }
+        return Moments(axis, **zeros)
+
+    def sums(self) -> dict[str, Tensor]:
+        """All sums by name."""
+        return {name: getattr(self, name) for name in SUMS}
+
+    def to(self, device: torch.device) -> Moments:
+        return Moments(self.axis, **{name: total.to(device) for name, total in self.sums().items()})
+
+    def clone(self) -> Moments:
+        return Moments(self.axis, **{name: total.clone() for name, total in self.sums().items()})
+
+    def add_(self, sums: Mapping[str, Tensor]) -> None:
+        """Add sums over more samples."""
+        for name, total in self.sums().items():
+            total.add_(sums[name].to(total.device))
 
     @property
     def variances(self) -> tuple[Float[Tensor, " a"], Float[Tensor, " b"]]:
-        """Of each model's coordinates; zero for those that never changed."""
-        return _variance(self.sum_a, self.square_a, self.count), _variance(
-            self.sum_b, self.square_b, self.count
-        )
+        """Of each model's coordinates; zero for constant ones."""
+        a = _variance(self.sum_a, self.square_a, self.count)
+        return a, _variance(self.sum_b, self.square_b, self.count)
 
     @property
     def constant(self) -> int:
-        """How many coordinates of either model never changed: nothing can be said of them."""
+        """How many coordinates of either model never change: they tell nothing."""
         return sum(int((variance <= 0).sum()) for variance in self.variances)
 
 
+SUMS = tuple(item.name for item in fields(Moments) if item.name != "axis")
+
+
 def _variance(total: Tensor, square: Tensor, count: Tensor) -> Tensor:
-    """Rounding leaves a constant coordinate a tiny variance of either sign; it is none."""
+    """Rounding leaves a constant coordinate a tiny variance of either sign: make it zero."""
     mean = total / count
     variance = square / count - mean.square()
     return torch.where(variance <= 1e-10 * (square / count), 0.0, variance)
 
 
 def samples_with_moments(
-    found: Moments, score: Score
+    moments: Moments, score: Score
 ) -> tuple[Float[Tensor, "a b"], Float[Tensor, "b b"]]:
-    """A pair of matrices whose product A B' is the score between coordinates, and B B' what B's own moments say."""
-    cross, inside = found.cross / found.count, found.inside / found.count
-    squares = found.square_a / found.count, found.square_b / found.count
+    """Matrices A, B with A B' the score between coordinates, and B B' as B's own moments say."""
+    cross, inside = moments.cross / moments.count, moments.inside / moments.count
+    squares = moments.square_a / moments.count, moments.square_b / moments.count
     if score in CENTRED:
-        mean_a, mean_b = found.sum_a / found.count, found.sum_b / found.count
+        mean_a, mean_b = moments.sum_a / moments.count, moments.sum_b / moments.count
         cross = cross - mean_a[:, None] * mean_b
         heads = mean_b.unflatten(0, (len(inside), -1)) if len(inside) else mean_b[:0, None]
         inside = inside - heads[:, :, None] * heads[:, None]
-        squares = found.variances
+        squares = moments.variances
     if score not in SCALED:
-        return _rooted(cross, squares[1], inside)
+        return _roots(cross, squares[1], inside)
     left, right = (torch.where(square > 0, square.rsqrt(), 0.0) for square in squares)
     cross = left[:, None] * cross * right
     return cross.abs() if score == "absolute" else cross, torch.diag((right > 0).to(cross))
 
 
-def _rooted(cross: Tensor, squares: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """B as a root of its second moments (inside heads where they are known, else coordinate by coordinate), and A to match."""
+def _roots(cross: Tensor, squares: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """B as a root of its second moments (per head where known, else diagonal), and A to match."""
     if not len(inside):
         root = squares.sqrt()
         return torch.where(root > 0, cross / root, 0.0), torch.diag(root)
     values, vectors = linalg.eigh(inside)
-    # Directions that hold nothing but the rounding of float32 products: with fewer samples than coordinates there are some.
+    # With fewer samples than coordinates, some directions hold only float32 rounding.
     floor = inside.shape[-1] * torch.finfo(torch.float32).eps * values[:, -1:].clamp_min(0)
     root = torch.where(values > floor, values, 0.0).sqrt()
     columns = cross.unflatten(1, inside.shape[:2]).movedim(1, 0) @ vectors  # head, a, n

@@ -67,7 +67,7 @@ def _fill_in(model: Model, module: nn.Module, rows: int, length: int) -> Tensor:
     at_once = max(1, length // FILLING_PASSES)
     for step in range(0, length, at_once):
         here = places[:, step : step + at_once]
-        logits = logits_of(module(input_ids=tokens)).gather(
+        logits = first_logits(module(input_ids=tokens)).gather(
             1, here[..., None].expand(-1, -1, model.spec.sizes["vocabulary"])
         )
         tokens = tokens.scatter(
@@ -88,6 +88,6 @@ def mask_token(model: Model) -> int:
     return min(103, model.spec.sizes["vocabulary"] - 1)
 
 
-def logits_of(output: Any) -> Tensor:
+def first_logits(output: Any) -> Tensor:
     """Of what a stock model answers; some have several heads, the first is the one that counts."""
     return next(value for key, value in output.items() if "logits" in key)

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from symmerge.errors import DataError, MismatchError
-from symmerge.evaluation.data.self_generated import logits_of, mask_token, sample_text
+from symmerge.evaluation.data.self_generated import first_logits, mask_token, sample_text
 from symmerge.evaluation.data.text import read_text
 from symmerge.evaluation.tasks.base import IGNORED, Batch, Task, batched
 from symmerge.evaluation.tasks.preprocessing import (
@@ -172,7 +172,7 @@ def _own_blanks(
         for tokens in sample_text(model, module, rows=len(part), length=length, seed=seed).split(
             rows_per_batch(model, length)
         ):
-            logits = logits_of(module(input_ids=tokens))
+            logits = first_logits(module(input_ids=tokens))
             blank, answers = tokens == mask, torch.full_like(tokens, IGNORED)
             answers[blank] = (
                 torch.multinomial(logits[blank].softmax(-1).cpu(), 1, generator=generator)

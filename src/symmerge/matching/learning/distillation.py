@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from symmerge.errors import DataError
-from symmerge.evaluation.data.self_generated import logits_of
+from symmerge.evaluation.data.self_generated import first_logits
 from symmerge.evaluation.tasks.base import IGNORED, Batch, LazyBatches, Task
 from symmerge.observation.probe import Inputs
 
@@ -143,7 +143,7 @@ def lean(device: torch.device):
 
 
 def at_places(module: nn.Module, inputs: Inputs, places: Tensor | None) -> Tensor:
-    found = logits_of(module(**inputs))
+    found = first_logits(module(**inputs))
     found = found.flatten(0, -2)
     return (found if places is None else found[places]).float()
 
