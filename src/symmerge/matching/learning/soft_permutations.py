@@ -46,7 +46,10 @@ def first_latent(
     """The logarithm of the identity and some noise: where all is learned from."""
     widest = 2 * noise * math.sqrt(3) * math.sqrt(2 / (size + size))
     return (
-        (torch.eye(size, dtype=torch.float64) + uniform(generator, (*batch, size, size), 0.0, widest))
+        (
+            torch.eye(size, dtype=torch.float64)
+            + uniform(generator, (*batch, size, size), 0.0, widest)
+        )
         .clamp_min(LEAST)
         .log()
     )
