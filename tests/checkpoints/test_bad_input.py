@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from symmerge.checkpoints import reading as checkpoint
+from symmerge.checkpoints import folders
 from symmerge.cli import app
 from symmerge.families import BY_MODEL_TYPE
 from symmerge.lab.small_models import small_model
@@ -530,7 +530,7 @@ def test_a_place_that_cannot_be_written(folder, tmp_path, label):
 
 def test_no_disk_space(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        checkpoint.shutil,
+        folders.shutil,
         "disk_usage",
         lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 10**5, 10**5),
     )
@@ -559,7 +559,7 @@ def test_the_system_refuses(folder, tmp_path, monkeypatch, call):
         raise OSError(number, reason)
 
     monkeypatch.setattr(
-        *((Path, "mkdir") if call == "mkdir" else (checkpoint.shutil, "copyfile")), fail
+        *((Path, "mkdir") if call == "mkdir" else (folders.shutil, "copyfile")), fail
     )
     refused(
         tmp_path,

@@ -12,8 +12,8 @@ from fixtures import checkpoint
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from symmerge.checkpoints.hashes import content_of
-from symmerge.checkpoints.hub import OFFLINE, SAID, is_name, local_folder
+from symmerge.checkpoints.hashes import checkpoint_digest
+from symmerge.checkpoints.hub import OFFLINE, USER_OFFLINE, is_hub_name, local_folder
 from symmerge.errors import CheckpointError
 
 
@@ -41,7 +41,7 @@ def hub(tmp_path, monkeypatch, made):
         return str(tmp_path / "cache")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", give)
-    monkeypatch.setenv(SAID, "")
+    monkeypatch.setenv(USER_OFFLINE, "")
     return there, asked
 
 
@@ -49,7 +49,9 @@ def test_a_name_is_fetched_without_what_is_not_needed(hub, made):
     there, asked = hub
     (there / "pytorch_model.bin").touch()
     folder = local_folder("owner/model")
-    assert content_of(folder) == content_of(made) and asked == [("owner/model", False)]
+    assert checkpoint_digest(folder) == checkpoint_digest(made) and asked == [
+        ("owner/model", False)
+    ]
     assert not {"pytorch_model.bin", "tf_model.h5", "model.py"} & {
         file.name for file in folder.iterdir()
     }
@@ -70,7 +72,7 @@ def test_folders_are_taken_as_they_are(hub, tmp_path, monkeypatch, made):
         and local_folder(str(made)) == made
     )
     for slip in ("owner/modle", "./model", "model", "/a/b", "a/b/c"):
-        assert not is_name(slip)
+        assert not is_hub_name(slip)
         with pytest.raises(
             CheckpointError, match="is not a folder: give a checkpoint folder, or a name on the hub"
         ):
@@ -79,7 +81,7 @@ def test_folders_are_taken_as_they_are(hub, tmp_path, monkeypatch, made):
 
 
 def test_offline_is_offline(hub, monkeypatch):
-    monkeypatch.setenv(SAID, "1")
+    monkeypatch.setenv(USER_OFFLINE, "1")
     with pytest.raises(
         CheckpointError,
         match=r"not fetched before, and HF_HUB_OFFLINE is set; unset it.*`hf download owner/model --local-dir DIR`",
@@ -93,7 +95,7 @@ def test_what_the_hub_refuses_has_a_remedy(monkeypatch):
         raise OSError("401: no such\nmodel")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    monkeypatch.setenv(SAID, "")
+    monkeypatch.setenv(USER_OFFLINE, "")
     with pytest.raises(
         CheckpointError,
         match=r"the hub does not give it \(401: no such model\): check the name.*hf download",
@@ -102,14 +104,18 @@ def test_what_the_hub_refuses_has_a_remedy(monkeypatch):
 
 
 def test_the_command_line_keeps_what_the_user_said():
-    environment = {name: value for name, value in os.environ.items() if name not in (OFFLINE, SAID)}
-    look = f"import os, symmerge.cli; print([os.environ[{OFFLINE!r}], os.environ[{SAID!r}]])"
+    environment = {
+        name: value for name, value in os.environ.items() if name not in (OFFLINE, USER_OFFLINE)
+    }
+    look = (
+        f"import os, symmerge.cli; print([os.environ[{OFFLINE!r}], os.environ[{USER_OFFLINE!r}]])"
+    )
     found = subprocess.run(
         [sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True
     )
     assert (
         found.stdout.split("\n")[0] == "['1', '']"
-        and os.environ[SAID] == os.environ[OFFLINE] == "1"
+        and os.environ[USER_OFFLINE] == os.environ[OFFLINE] == "1"
     )  # as conftest.py says
 
 
@@ -117,7 +123,7 @@ def test_content_is_what_a_model_is_and_not_where(made, tmp_path):
     other = shutil.copytree(made, tmp_path / "other")
     (other / "README.md").write_text("another card")
     (other / "optimizer.pt").touch()
-    assert content_of(other) == content_of(made)
+    assert checkpoint_digest(other) == checkpoint_digest(made)
     for file, other_end in {
         "model.safetensors": lambda end: bytes([end ^ 1]),
         "config.json": lambda end: b" \n",
@@ -126,4 +132,4 @@ def test_content_is_what_a_model_is_and_not_where(made, tmp_path):
         changed = shutil.copytree(made, tmp_path / file)
         content = (made / file).read_bytes()
         (changed / file).write_bytes(content[:-1] + other_end(content[-1]))
-        assert content_of(changed) != content_of(made), file
+        assert checkpoint_digest(changed) != checkpoint_digest(made), file

@@ -1,1 +1,1 @@
-"""Files in, files out: lazy weights, reading, writing, atomic folders, hub names, cards and hashes."""
+"""Files in, files out: lazy weights, reading, writing, atomic folders, hub names, hashes."""

@@ -20,10 +20,10 @@ def new_folder(
     needs_bytes: int = 0,
     inputs: tuple[Path, ...] = (),
 ) -> Iterator[Path]:
-    """A folder that appears at `target` whole or not at all.
+    """A folder that appears at `target` complete or not at all.
 
-    Everything is written beside the target and renamed at the end, so a killed run leaves at most a hidden `.partial` folder,
-    which the next run to the same target removes.
+    Everything is written beside the target and renamed at the end. A killed run leaves at most a
+    hidden `.partial` folder, which the next run to the same target removes.
     """
     target = Path(target).absolute()
     partial = target.parent / f".{target.name}.{os.getpid()}.partial"
@@ -31,11 +31,7 @@ def new_folder(
         _sweep(target)
         refuse(target, overwrite, inputs)
         target.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(target.parent).free
-        if free < needs_bytes + (1 << 20):
-            raise CheckpointError(
-                f"{target.parent} has {free / 1e9:.1f} GB free, {needs_bytes / 1e9:.1f} GB are needed: free some or choose another --out"
-            )
+        _check_space(target.parent, needs_bytes)
         partial.mkdir()
     except OSError as error:
         raise CheckpointError(
@@ -53,12 +49,14 @@ def new_folder(
 
 
 def refuse(target: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
-    """Refuse a target that exists, or that holds an input or lies in one: ask before long work, not after it."""
+    """Refuse a target that exists, holds an input or lies in one: ask before long work."""
+    out = target.resolve()
     for path in inputs:
-        path, here = path.resolve(), target.resolve()
-        if here == path or path in here.parents or here in path.parents:
+        path = path.resolve()
+        if out == path or path in out.parents or out in path.parents:
             raise CheckpointError(
-                f"the output {target} and the input {path} lie inside each other: choose another --out"
+                f"the output {target} and the input {path} lie inside each other:"
+                " choose another --out"
             )
     if target.exists() and not overwrite:
         raise CheckpointError(
@@ -68,14 +66,26 @@ def refuse(target: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
         raise CheckpointError(f"{target} is a file: choose another --out")
 
 
+def _check_space(folder: Path, needs_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needs_bytes + (1 << 20):
+        raise CheckpointError(
+            f"{folder} has {free / 1e9:.1f} GB free, {needs_bytes / 1e9:.1f} GB are needed:"
+            " free some or choose another --out"
+        )
+
+
 def _sweep(target: Path) -> None:
-    """Remove what killed runs left for this target, and put back what one was about to replace; what a living process is writing stays."""
+    """Remove what killed runs left for this target; put back what one was about to replace.
+
+    Folders of processes that are alive stay.
+    """
     pattern = re.compile(rf"\.{re.escape(target.name)}\.(\d{{1,9}})(\.old)?\.partial")
     for stale in target.parent.glob(".*.partial"):
-        found = pattern.fullmatch(stale.name)
-        if found is None or _alive(int(found[1])):
+        match = pattern.fullmatch(stale.name)
+        if match is None or _alive(int(match[1])):
             continue
-        if found[2] and not target.exists():
+        if match[2] and not target.exists():
             stale.rename(target)
         else:
             shutil.rmtree(stale, ignore_errors=True)

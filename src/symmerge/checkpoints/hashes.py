@@ -7,42 +7,41 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from symmerge.checkpoints.reading import READERS, read_config, weight_files
+from symmerge.checkpoints.reading import TOKENIZER_FILES, read_config, weight_files
 from symmerge.errors import CheckpointError
 
 
-def content_of(path: str | Path) -> str:
-    """The hash of what a checkpoint is, wherever it lies: config, weights and what reads its inputs, file by file. Nothing else in the folder counts."""
+def checkpoint_digest(path: str | Path) -> str:
+    """The hash of a checkpoint, wherever it lies: config, weights and tokenizer, file by file.
+
+    Nothing else in the folder counts.
+    """
     path = Path(path)
     read_config(path)
-    readers = [
+    tokenizer = [
         file
         for file in path.iterdir()
-        if file.is_file() and any(fnmatch(file.name, pattern) for pattern in READERS)
+        if file.is_file() and any(fnmatch(file.name, pattern) for pattern in TOKENIZER_FILES)
     ]
-    return files_digest(path, {path / "config.json", *weight_files(path), *readers})
+    return files_digest(path, {path / "config.json", *weight_files(path), *tokenizer})
 
 
 def files_digest(folder: Path, files: Iterable[Path]) -> str:
-    """The hash of what files of a folder are called and hold."""
-    return hashlib.sha256(
-        "".join(
-            f"{file.relative_to(folder).as_posix()} {file_digest(file)}\n" for file in sorted(files)
-        ).encode()
-    ).hexdigest()
+    """The hash of the names and contents of files in a folder."""
+    lines = [
+        f"{file.relative_to(folder).as_posix()} {_file_digest(file)}\n" for file in sorted(files)
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def any_digest(path: Path) -> str:
+def path_digest(path: Path) -> str:
     """The hash of a file, or of all files in a folder."""
-    return (
-        file_digest(path)
-        if path.is_file()
-        else files_digest(path, (file for file in path.rglob("*") if file.is_file()))
-    )
+    if path.is_file():
+        return _file_digest(path)
+    return files_digest(path, (file for file in path.rglob("*") if file.is_file()))
 
 
-def file_digest(file: Path) -> str:
-    """The hash of a file's bytes, however long it is."""
+def _file_digest(file: Path) -> str:
     try:
         with open(file, "rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""A model by its name on the Hugging Face hub: fetched once into the hub's own cache. The only place that ever fetches anything."""
+"""Models by their name on the Hugging Face hub. The only place that fetches anything."""
 
 from __future__ import annotations
 
@@ -8,78 +8,67 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from symmerge.checkpoints.reading import READERS
+from symmerge.checkpoints.reading import NOT_A_FOLDER, TOKENIZER_FILES
 from symmerge.errors import CheckpointError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-SAFETENSORS, PICKLES = (
-    ("model*.safetensors", "model.safetensors.index.json"),
-    ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
-)
-OFFLINE, SAID = (
-    "HF_HUB_OFFLINE",
-    "SYMMERGE_OFFLINE",
-)  # what the hub goes by, and what the user said before the command line (cli/__init__.py) set it
+SAFETENSORS = ("model*.safetensors", "model.safetensors.index.json")
+PICKLES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+OFFLINE = "HF_HUB_OFFLINE"  # what the hub goes by
+USER_OFFLINE = "SYMMERGE_OFFLINE"  # what the user had set before the command line set OFFLINE
 TRUE = {"1", "ON", "YES", "TRUE"}  # as the hub reads it
 
 
 def local_folder(name: str) -> Path:
-    """The folder of a checkpoint: as it is, or fetched where it is no folder and looks like `owner/name`.
+    """The folder of a checkpoint: `name` itself, or fetched where it looks like `owner/name`.
 
-    Offline (HF_HUB_OFFLINE=1) only what was fetched before is found. Of the files only config, weights and what reads inputs come.
+    Fetched once into the hub's cache: config, weights and tokenizer. With HF_HUB_OFFLINE=1 only
+    what was fetched before is there.
     """
     path = Path(name)
-    if path.exists() or not is_name(name):
-        if not path.is_dir():
-            raise CheckpointError(
-                f"{name} is not a folder: give a checkpoint folder, or a name on the hub (owner/name)"
-            )
+    if path.is_dir():
         return path.absolute()
+    if path.exists() or not is_hub_name(name):
+        raise CheckpointError(f"{name} {NOT_A_FOLDER}")
     try:
-        return _fetched(name)
-    except (
-        Exception
-    ) as error:  # no network, no such name, no permission, no room: each raises its own kind
-        offline = (
-            f"it was not fetched before, and {OFFLINE} is set; unset it"
-            if _offline()
-            else " ".join(str(error).split())[:160]
-        )
+        return _fetch(name)
+    except Exception as error:  # no network, name, permission or space: each raises its own kind
+        reason = " ".join(str(error).split())[:160]
+        if _offline():
+            reason = f"it was not fetched before, and {OFFLINE} is set; unset it"
         raise CheckpointError(
-            f"{name} is no folder here, and the hub does not give it ({offline}): check the name, or where there is a network"
-            f" `hf download {name} --local-dir DIR`, and give DIR"
+            f"{name} is not a folder here, and the hub does not give it ({reason}): check the name,"
+            f" or where there is a network `hf download {name} --local-dir DIR`, and give DIR"
         ) from error
 
 
-def is_name(text: str) -> bool:
-    """Whether this is written like a name on the hub. A path whose parent folder is here is a path with a slip in it."""
+def is_hub_name(text: str) -> bool:
+    """Whether this is written like a name on the hub.
+
+    If the parent folder exists, it is a path with a typing error in it.
+    """
     return bool(NAME.fullmatch(text)) and not Path(text).parent.is_dir()
 
 
-def _fetched(name: str) -> Path:
+def _fetch(name: str) -> Path:
     from huggingface_hub import snapshot_download  # slow to import, and only needed here
 
-    def some(weights: tuple[str, ...]) -> Path:
-        return Path(
-            snapshot_download(
-                name,
-                allow_patterns=["config.json", *READERS, *weights],
-                local_files_only=_offline(),
-            )
-        )
+    def fetch(weights: tuple[str, ...]) -> Path:
+        patterns = ["config.json", *TOKENIZER_FILES, *weights]
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=_offline()))
 
-    with _online():
-        folder = some(SAFETENSORS)
-        return folder if any(folder.glob(SAFETENSORS[0])) else some(PICKLES)
+    with _online_as_set_by_the_user():
+        folder = fetch(SAFETENSORS)
+        return folder if any(folder.glob(SAFETENSORS[0])) else fetch(PICKLES)
 
 
 def _offline() -> bool:
-    return os.environ.get(SAID, os.environ.get(OFFLINE, "")).upper() in TRUE
+    return os.environ.get(USER_OFFLINE, os.environ.get(OFFLINE, "")).upper() in TRUE
 
 
 @contextmanager
-def _online() -> Iterator[None]:
-    """The hub decided when it was imported, by what the command line had set: for this one call, as the user said."""
+def _online_as_set_by_the_user() -> Iterator[None]:
+    """The hub read OFFLINE when it was imported; for this call, what the user set counts."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE

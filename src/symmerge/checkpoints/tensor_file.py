@@ -1,4 +1,4 @@
-"""Small files of tensors with a header that says what they are: alignments, statistics, journals. Replaced whole, or not at all."""
+"""Small files of tensors with a header: alignments, statistics, resume files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from torch import Tensor
 from symmerge.checkpoints.files import replacing
 from symmerge.errors import CheckpointError
 
-KEY = "symmerge"  # the one entry of the metadata: safetensors writes several in any order, and the same content should be the same bytes
+# One metadata entry: several are written in any order, and equal content should be equal bytes.
+KEY = "symmerge"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Write beside the place, then move there."""
+    """Write tensors and a header, atomically."""
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     try:
         with replacing(path) as beside:
@@ -32,12 +33,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
 def read_tensors(
     path: str | Path, format: str, what: str, remedy: str
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors of a file with this format; any other is refused, with what to do about it."""
+    """Header and tensors of a file with this format; any other is refused, with the remedy."""
     try:
         with safe_open(path, "pt") as file:
             header = json.loads((file.metadata() or {}).get(KEY, "{}"))
-            # A copy: the file's bytes are mapped at addresses that are not aligned, and complex arithmetic on them crashes torch.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (safe_open is not a mapping)
+            # Copies: mapped bytes are not aligned, and complex arithmetic on them crashes torch.
+            names = file.keys()
+            tensors = {name: file.get_tensor(name).clone() for name in names}
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path} is not {what} ({error}): {remedy}") from error
     if not isinstance(header, dict) or header.get("format") != format:

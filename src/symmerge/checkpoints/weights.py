@@ -1,7 +1,7 @@
-"""Lazy collections of tensors: from files, from memory, or derived from another collection tensor by tensor.
+"""Lazy collections of tensors: from files, from memory, or derived from another collection.
 
-Reading gives the working precision (float64 stays, everything else becomes float32), because bfloat16 products are slow,
-inexact, and fatal on some processors. `dtype` remembers how a tensor is stored.
+Reading gives the working precision (float64 stays, everything else becomes float32), because
+bfloat16 products are slow, inexact, and fatal on some processors. `dtype` is the stored precision.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 from symmerge.errors import CheckpointError
 
 Shape = tuple[int, ...]
-KEPT_BYTES = 1_500_000_000  # of one model
+CACHE_BYTES = 1_500_000_000  # of one model
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
-    """The precision in which a stored tensor is computed with."""
+    """The precision to compute in for a stored precision."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -53,6 +53,19 @@ class Weights(ABC):
     def __contains__(self, name: object) -> bool:
         return name in self.names()
 
+    def __repr__(self) -> str:
+        count = sum(torch.Size(self.shape(name)).numel() for name in self)
+        dtypes = sorted({str(self.dtype(name)).removeprefix("torch.") for name in self})
+        return (
+            f"<{type(self).__name__}: {len(self.names())} tensors,"
+            f" {count:,} parameters, {', '.join(dtypes)}>"
+        )
+
+
+def stored_bytes(weights: Weights, name: str) -> int:
+    """How many bytes a tensor takes when stored."""
+    return torch.Size(weights.shape(name)).numel() * weights.dtype(name).itemsize
+
 
 class StoredWeights(Weights):
     """Tensors that exist somewhere, in their stored precision."""
@@ -63,7 +76,7 @@ class StoredWeights(Weights):
 
     @abstractmethod
     def select(self, stored_as: Mapping[str, str]) -> StoredWeights:
-        """Some of the tensors, in the order and under the names given: name -> name here."""
+        """Some of the tensors, renamed and in this order: new name -> name here."""
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self.raw(name)
@@ -71,7 +84,7 @@ class StoredWeights(Weights):
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MemoryWeights(StoredWeights):
     """Tensors in memory, or mapped into it."""
 
@@ -95,7 +108,7 @@ class MemoryWeights(StoredWeights):
 
 @final
 class DerivedWeights(Weights):
-    """Another collection with some tensors computed anew, added or removed; nothing is computed until it is read."""
+    """Another collection with some tensors computed or added; each is computed when it is read."""
 
     def __init__(
         self,
@@ -128,11 +141,11 @@ class DerivedWeights(Weights):
 
 @final
 class CachedWeights(Weights):
-    """Another collection whose tensors stay in memory once read; beyond `limit` bytes, only those used last."""
+    """Another collection whose tensors stay in memory once read: the last `limit` bytes of them."""
 
-    def __init__(self, base: Weights, limit: int = KEPT_BYTES) -> None:
+    def __init__(self, base: Weights, limit: int = CACHE_BYTES) -> None:
         self.base, self._limit, self._lock = base, limit, Lock()
-        self._kept: OrderedDict[str, Tensor] = OrderedDict()
+        self._cache: OrderedDict[str, Tensor] = OrderedDict()
 
     def names(self) -> list[str]:
         return self.base.names()
@@ -145,24 +158,24 @@ class CachedWeights(Weights):
 
     def __getitem__(self, name: str) -> Tensor:
         with self._lock:  # checkpoints are written by two threads
-            if name in self._kept:
-                self._kept.move_to_end(name)
-                return self._kept[name]
+            if name in self._cache:
+                self._cache.move_to_end(name)
+                return self._cache[name]
         tensor = self.base[name]
         with self._lock:
-            self._kept[name] = tensor
-            while (
-                len(self._kept) > 1
-                and sum(kept.nbytes for kept in self._kept.values()) > self._limit
-            ):
-                self._kept.popitem(last=False)
+            self._cache[name] = tensor
+            while len(self._cache) > 1 and self._bytes() > self._limit:
+                self._cache.popitem(last=False)
         return tensor
+
+    def _bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._cache.values())
 
 
 @final
-@dataclass
+@dataclass(repr=False)
 class CheckedWeights(Weights):
-    """Another collection whose tensors are checked to be finite and hashed as they are read, each once."""
+    """Another collection whose tensors are checked and hashed when first read."""
 
     base: StoredWeights
     where: str
@@ -185,10 +198,11 @@ class CheckedWeights(Weights):
         return tensor.to(working(tensor.dtype))
 
     def _check(self, name: str, tensor: Tensor) -> None:
-        if tensor.numel() and not all(bound.isfinite() for bound in torch.aminmax(tensor)):
-            bad = int((~tensor.isfinite()).sum())
+        if not is_finite(tensor):
+            count = int((~tensor.isfinite()).sum())
             raise CheckpointError(
-                f"{self.where}: {name} has {bad} entries that are NaN or infinite: training diverged or the file is damaged; use another checkpoint"
+                f"{self.where}: {name} has {count} entries that are NaN or infinite:"
+                " training diverged or the file is damaged; use another checkpoint"
             )
 
     def digest(self) -> str:
@@ -203,6 +217,11 @@ class CheckedWeights(Weights):
         return total.hexdigest()
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no entry is NaN or infinite; the two extremes tell without a mask in memory."""
+    return not tensor.numel() or all(bound.isfinite() for bound in torch.aminmax(tensor))
+
+
 def digest(tensor: Tensor) -> str:
     """The hash of a tensor's bytes."""
     return hashlib.sha256(buffer(tensor.contiguous())).hexdigest()
@@ -210,8 +229,6 @@ def digest(tensor: Tensor) -> str:
 
 def buffer(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor, shared with it."""
-    return (
-        memoryview(tensor.reshape(-1).view(torch.uint8).cpu().numpy())
-        if tensor.numel()
-        else memoryview(b"")
-    )  # pyright: ignore[reportArgumentType]
+    if not tensor.numel():
+        return memoryview(b"")
+    return memoryview(tensor.reshape(-1).view(torch.uint8).cpu().numpy())  # pyright: ignore[reportArgumentType]

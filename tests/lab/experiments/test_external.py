@@ -9,7 +9,7 @@ import pytest
 from experiment_steps import Here
 from fixtures import checkpoint, run
 
-from symmerge.checkpoints.hub import SAID
+from symmerge.checkpoints.hub import USER_OFFLINE
 from symmerge.cli import experimenting
 from symmerge.errors import MismatchError
 from symmerge.evaluation.data.embedded import python_docs
@@ -331,7 +331,7 @@ def test_names_on_the_hub(home, monkeypatch):
         return str(home / f"bert-{len(asked) % 3}")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", give)
-    monkeypatch.setenv(SAID, "")
+    monkeypatch.setenv(USER_OFFLINE, "")
     found = size_of("v-heads", "google/one", "owner/two").external
     assert asked == ["google/one", "owner/two"] and [
         model.label.partition(" ")[0] for model in found.models

@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from symmerge.checkpoints.hashes import any_digest, content_of
+from symmerge.checkpoints.hashes import checkpoint_digest, path_digest
 from symmerge.checkpoints.hub import local_folder
 from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.tasks import make_task, task_of
@@ -134,7 +134,7 @@ def gather_external(
     opened = [load(folder) for folder in folders]
     check_models(experiment, accepts, opened)
     found = tuple(
-        ExternalModel(name, folder, content_of(folder), model.parameters)
+        ExternalModel(name, folder, checkpoint_digest(folder), model.parameters)
         for name, folder, model in zip(names, folders, opened, strict=True)
     )
     _different(found)
@@ -218,7 +218,7 @@ def _content(path: Path) -> str:
     """Bytes, and what names say about them: endings of files, places in a folder."""
     return "".join(
         [
-            any_digest(path),
+            path_digest(path),
             *(ending for ending in path.suffixes if path.is_file() and ending.lower() in MEANINGS),
         ]
     )

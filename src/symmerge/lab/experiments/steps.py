@@ -15,7 +15,7 @@ import torch
 
 from symmerge.aligning.many import align_many
 from symmerge.aligning.pair import align
-from symmerge.checkpoints.hashes import content_of
+from symmerge.checkpoints.hashes import checkpoint_digest
 from symmerge.errors import CheckpointError, DataError
 from symmerge.evaluation.lines import LineMethod, run
 from symmerge.evaluation.simplices import first, measure
@@ -69,7 +69,7 @@ def train(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Resu
 def external(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
     """A model that is there already: a link to it."""
     place = Path(settings["place"])
-    if not place.is_dir() or content_of(place) != settings["content"]:
+    if not place.is_dir() or checkpoint_digest(place) != settings["content"]:
         raise CheckpointError(CHANGED.format(place))
     (folder / "model").symlink_to(place)
     return {}

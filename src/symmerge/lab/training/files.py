@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from symmerge.checkpoints.hashes import any_digest
+from symmerge.checkpoints.hashes import path_digest
 from symmerge.errors import DataError
 from symmerge.evaluation.data.embedded import SPLITS, python_docs
 from symmerge.evaluation.data.text import read_rows, read_text
@@ -129,7 +129,7 @@ def digests(recipes: Iterable[TrainingRecipe], root: Path | None) -> dict[str, s
     recipes, files = list(recipes), {}
     for recipe in recipes:
         files |= _files(recipe, root)
-    found = {name: any_digest(file) for name, file in files.items()}
+    found = {name: path_digest(file) for name, file in files.items()}
     if any(recipe.data in INSTALLED and recipe.data != "digits" for recipe in recipes):
         found["Python's documentation"] = hashlib.sha256(
             "".join(map(python_docs, SPLITS)).encode()

@@ -1,0 +1,149 @@
+"""Safetensors files: headers are read and checked at once, tensors on demand."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from symmerge.checkpoints.weights import Shape, StoredWeights, buffer
+from symmerge.errors import CheckpointError
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Read so that they can be refused by name; float8 is taken as its bytes.
+OTHER_DTYPES = {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "BOOL": torch.bool,
+    **dict.fromkeys(("U8", "F8_E4M3", "F8_E5M2"), torch.uint8),
+}
+COPY_AGAIN = "download or copy it again"
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where one tensor lies: file, dtype, shape, and where its bytes start."""
+
+    path: Path
+    dtype: torch.dtype
+    shape: Shape
+    start: int
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class FileWeights(StoredWeights):
+    """Tensors of safetensors files.
+
+    Plain reads, because a memory map counts every page ever touched as memory in use.
+    """
+
+    entries: Mapping[str, TensorEntry]
+
+    def names(self) -> list[str]:
+        return list(self.entries)
+
+    def shape(self, name: str) -> Shape:
+        return self.entries[name].shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.entries[name].dtype
+
+    def raw(self, name: str) -> Tensor:
+        entry = self.entries[name]
+        tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        unread = buffer(tensor)
+        with open(entry.path, "rb", buffering=0) as file:
+            file.seek(entry.start)
+            while len(unread):
+                count = file.readinto(unread)
+                if not count:
+                    raise CheckpointError(
+                        f"{entry.path} ends inside {name}: the file is truncated; {COPY_AGAIN}"
+                    )
+                unread = unread[count:]
+        return tensor
+
+    def select(self, stored_as: Mapping[str, str]) -> StoredWeights:
+        return FileWeights({name: self.entries[stored] for name, stored in stored_as.items()})
+
+
+@dataclass(frozen=True, order=True)
+class _Item:
+    """One entry of a header, as it is written there."""
+
+    start: int
+    end: int
+    name: str
+    code: str
+    shape: Shape
+
+
+def read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
+    """The tensors of one file, from its header alone; its length is checked against the header."""
+    header_size, length, items = _parsed_header(path)
+    expected = 0
+    for item in items:
+        yield (
+            item.name,
+            TensorEntry(
+                path, _checked_dtype(path, item, expected), item.shape, 8 + header_size + item.start
+            ),
+        )
+        expected = item.end
+    promised = 8 + header_size + expected
+    if promised != length:
+        raise _corrupt(path, f"{length} bytes, but the header promises {promised}")
+
+
+def _parsed_header(path: Path) -> tuple[int, int, list[_Item]]:
+    """Size of the header, length of the file, and the items in the order of their bytes."""
+    try:
+        with open(path, "rb") as file:
+            length = os.fstat(file.fileno()).st_size
+            prefix = file.read(8)
+            size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if not 2 <= size <= length - 8:
+                raise _corrupt(path, f"its header is cut short ({length} bytes in all)")
+            header = json.loads(file.read(size))
+        metadata = header.pop("__metadata__", None)
+        assert metadata is None or isinstance(metadata, dict)
+        return size, length, sorted(_item(name, content) for name, content in header.items())
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise _corrupt(path, f"its header does not parse ({error})") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _item(name: str, content: Mapping[str, object]) -> _Item:
+    start, end = (int(offset) for offset in content["data_offsets"])  # type: ignore[attr-defined]
+    shape = tuple(torch.Size(content["shape"]))  # type: ignore[arg-type]
+    return _Item(start, end, name, str(content["dtype"]), shape)
+
+
+def _checked_dtype(path: Path, item: _Item, expected_start: int) -> torch.dtype:
+    dtype = DTYPES.get(item.code) or OTHER_DTYPES.get(item.code)
+    if dtype is None:
+        raise CheckpointError(
+            f"{path}: {item.name} has the unknown precision {item.code}; {COPY_AGAIN}"
+        )
+    size = torch.Size(item.shape).numel() * dtype.itemsize
+    if item.start != expected_start or item.end - item.start != size:
+        raise _corrupt(
+            path,
+            f"{item.name} lies at bytes {item.start} to {item.end},"
+            f" which does not fit its shape {list(item.shape)}",
+        )
+    return dtype
+
+
+def _corrupt(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path} is not a complete safetensors file: {reason}; {COPY_AGAIN}")
