@@ -16,7 +16,7 @@ from symmerge.lab.training.recipes import with_changes
 from symmerge.models.alignment import Alignment
 from symmerge.models.orbit import random_member
 from symmerge.symmetry.groups import OrthogonalFixingOnes, Trivial
-from symmerge.symmetry.spec import text
+from symmerge.symmetry.notation import unparse
 from symmerge.verification.inputs import example_inputs
 from symmerge.verification.modules import full_module, logits_of
 
@@ -85,7 +85,7 @@ def test_only_a_config_that_says_so_makes_a_classifier():
             "label" in features.spaces,
         ) == ("image-features", 48, Trivial(48), False)
         assert (
-            text(features.tensors["norm.weight"]) == "residual~"
+            unparse(features.tensors["norm.weight"]) == "residual~"
             and not features.norms
             and not features.scales
         )
@@ -96,7 +96,7 @@ def test_only_a_config_that_says_so_makes_a_classifier():
         5,
         "residual",
     )
-    assert text(found.tensors["norm.weight"]) == "(label~ + residual~)"
+    assert unparse(found.tensors["norm.weight"]) == "(label~ + residual~)"
     assert (
         found.spaces["residual"].group == OrthogonalFixingOnes(43)
         and found.fingerprint != load(num_labels=6).spec.fingerprint

@@ -26,8 +26,8 @@ from symmerge.symmetry.groups import (
     ScaledPermutation,
     SignedPermutation,
 )
-from symmerge.symmetry.notation import parse
-from symmerge.symmetry.spec import Space, text
+from symmerge.symmetry.notation import parse, unparse
+from symmerge.symmetry.spec import Space
 
 ALLOWED, FORBIDDEN = 1e-10, 1e-2
 AnySign = partial(ScaledPermutation, positive=False)
@@ -152,7 +152,7 @@ QUERIES_ACROSS_GROUPS = Control(roll("query", "qk", "vo"), across_groups)
 def gate_as_writer(model):
     """The gate scaled with the up branch: but it goes through the activation."""
     tensors = {
-        name: parse(re.sub(r"(ff\.\d+)~", r"\1", text(axes)))
+        name: parse(re.sub(r"(ff\.\d+)~", r"\1", unparse(axes)))
         for name, axes in model.spec.tensors.items()
     }
     return move(replace(model, spec=replace(model.spec, tensors=tensors)), "ff")
@@ -165,7 +165,7 @@ def apart(model, space):
     """The output of a tied decoder's transform as a space of its own; then only one of the two moves."""
     head = ("cls.predictions.transform.", "lm_head.dense.", "lm_head.layer_norm.")
     apart = {
-        name: parse(re.sub(r"^residual", "transform", text(axes)))
+        name: parse(re.sub(r"^residual", "transform", unparse(axes)))
         for name, axes in model.spec.tensors.items()
         if name.startswith(head)
     }
@@ -199,7 +199,7 @@ def shown_permuted(model):
 def all_of_the_stream(model):
     """The table of a stream of which nothing is shown."""
     tensors = {
-        name: parse(re.sub(r"\(label(\W?) \+ residual\W?\)", r"residual\1", text(axes)))
+        name: parse(re.sub(r"\(label(\W?) \+ residual\W?\)", r"residual\1", unparse(axes)))
         for name, axes in model.spec.tensors.items()
     }
     width = model.spec.sizes["label"] + model.spec.sizes["residual"]

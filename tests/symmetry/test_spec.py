@@ -20,8 +20,8 @@ from symmerge.symmetry.groups import (
     SignedPermutation,
     Trivial,
 )
-from symmerge.symmetry.notation import Role, atoms, parse
-from symmerge.symmetry.spec import Spec, text
+from symmerge.symmetry.notation import Role, atoms, parse, unparse
+from symmerge.symmetry.spec import Spec
 
 every = pytest.mark.parametrize("name", SMALL)
 
@@ -65,7 +65,7 @@ def test_every_space_is_written_and_read(name):
 
 @every
 def test_lines_survive_the_notation(name):
-    assert all(parse(text(axes)) == axes for axes in spec(name).tensors.values())
+    assert all(parse(unparse(axes)) == axes for axes in spec(name).tensors.values())
 
 
 ACTIVATIONS = {
@@ -167,7 +167,7 @@ def test_a_tied_decoder_has_no_space_of_its_own(name):
         for tensor in tied.tensors
         if tensor.endswith(("transform.dense.weight", "lm_head.dense.weight"))
     )
-    assert [text(found.tensors[dense]) for found in (tied, untied)] == [
+    assert [unparse(found.tensors[dense]) for found in (tied, untied)] == [
         "residual residual*",
         "transform residual*",
     ]
@@ -203,10 +203,12 @@ def test_a_projected_embedding_is_a_space_of_its_own(size, tied):
     found = spec("roformer", embedding_size=size, tie_word_embeddings=tied)
     embedding, transform, groups = EMBEDDINGS[size, tied]
     assert (
-        text(found.tensors["roformer.embeddings.word_embeddings.weight"])
+        unparse(found.tensors["roformer.embeddings.word_embeddings.weight"])
         == f"vocabulary {embedding}"
     )
-    assert text(found.tensors["cls.predictions.transform.dense.weight"]) == f"{transform} residual*"
+    assert (
+        unparse(found.tensors["cls.predictions.transform.dense.weight"]) == f"{transform} residual*"
+    )
     assert {
         space: found.spaces[space].group
         for space in ("residual", "embedding", "transform")
@@ -256,7 +258,10 @@ def test_every_norm_is_in_the_table(name):
         filter(found.rotates, found.hidden)
     )  # gains must be folded exactly where a stream rotates
     for norm in found.norms:
-        assert text(found.tensors[norm.gain]) in (f"{norm.stream}~", f"(label~ + {norm.stream}~)")
+        assert unparse(found.tensors[norm.gain]) in (
+            f"{norm.stream}~",
+            f"(label~ + {norm.stream}~)",
+        )
         assert norm.readers or found.pooled
         for reader in norm.readers:
             weight = f"{reader}.weight"
@@ -269,7 +274,9 @@ def test_every_norm_is_in_the_table(name):
     riding = {
         tensor
         for tensor, axes in found.tensors.items()
-        if any(text(axes).endswith((f"{norm.stream}~", f"{norm.stream}~)")) for norm in found.norms)
+        if any(
+            unparse(axes).endswith((f"{norm.stream}~", f"{norm.stream}~)")) for norm in found.norms
+        )
     }
     assert found.joined or {tensor for tensor in riding if len(found.tensors[tensor]) == 1} <= gains
 
@@ -379,3 +386,15 @@ def test_used_spaces_only():
     for name in SMALL:
         used = {atom.space for axes in spec(name).tensors.values() for atom in atoms(axes)}
         assert spec(name).spaces.keys() == used
+
+
+def test_a_table_without_ties_can_be_asked_for_them():
+    bare = Spec("gpt2", "GPT2LMHeadModel", "causal-lm", spaces={}, tensors={})
+    assert bare.ties.get("lm_head.weight") is None
+
+
+@every
+def test_tables_print_on_three_lines(name):
+    table = spec(name)
+    for shown in (table, *table.spaces.values()):
+        assert len(repr(shown)) <= 3 * 80 and "\n" not in repr(shown)

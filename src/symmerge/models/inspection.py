@@ -7,7 +7,8 @@ from typing import Any
 
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import Group
-from symmerge.symmetry.spec import Spec, text
+from symmerge.symmetry.notation import unparse
+from symmerge.symmetry.spec import Spec
 
 _LAYER = re.compile(r"\.\d+(?=[.\s)*~]|$)")
 
@@ -50,7 +51,7 @@ def tensors(model: Model) -> list[dict[str, Any]]:
             "tensor": _template(name),
             "count": 0,
             "shape": shape,
-            "axes": _LAYER.sub(".{i}", text(axes)),
+            "axes": _LAYER.sub(".{i}", unparse(axes)),
             "dtype": _short(model, name),
         }
         rows.setdefault(_template(name), found)["count"] += 1

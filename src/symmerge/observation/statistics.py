@@ -19,8 +19,7 @@ from symmerge.checkpoints.tensor_file import read_tensors, write_tensors
 from symmerge.errors import CheckpointError, MismatchError, NotationError
 from symmerge.observation.activations import Activations, Score
 from symmerge.observation.moments import SUMS, Moments, samples_with_moments
-from symmerge.symmetry.notation import Product, parse
-from symmerge.symmetry.spec import text
+from symmerge.symmetry.notation import Product, parse, unparse
 
 FORMAT = "symmerge.statistics/1"
 REMEDY = "make it again with symmerge statistics"
@@ -101,7 +100,7 @@ class Statistics:
 
     def save(self, path: Path) -> None:
         """Write all sums to a file."""
-        axes = {name: text((axis,)) for name, axis in self.axes.items()}
+        axes = {name: unparse((axis,)) for name, axis in self.axes.items()}
         header = {"format": FORMAT, "header": self.header.to_json(), "axes": axes}
         sums = {name: total.cpu() for name, total in flatten(self.moments).items()}
         write_tensors(path, sums, header)

@@ -1,8 +1,9 @@
 """The notation of the architecture tables: ``(kv q qk) residual*`` -> axes -> pieces.
 
-An axis writes to a space (``s``), reads from it (``s*``) or rides along pointwise (``s~``). Juxtaposition inside parentheses
-is a product, outer first; ``+`` is a direct sum, for fused matrices: ``((h qk) + (h qk*) + (h vo))`` is GPT-2's QKV and
-``(h (qk + qk* + vo))`` GPT-NeoX's, which interleaves the three inside every head.
+An axis writes to a space (``s``), reads from it (``s*``) or rides along pointwise (``s~``).
+Spaces side by side in parentheses are a product, outer first. ``+`` joins the blocks of a fused
+matrix: GPT-2's QKV is ``((h qk) + (h qk*) + (h vo))``. GPT-NeoX's, which interleaves the three
+inside every head, is ``(h (qk + qk* + vo))``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 from itertools import product as cartesian
 from math import prod
 
@@ -20,7 +22,7 @@ from symmerge.errors import NotationError
 
 
 class Role(Enum):
-    """How an axis moves when its space changes basis by g."""
+    """How an axis transforms when its space changes basis by g."""
 
     WRITES = ""  # by g
     READS = "*"  # by the inverse transpose of g
@@ -80,9 +82,9 @@ def _tokens(text: str) -> list[str]:
     while text[position:].strip():
         match = _TOKEN.match(text, position)
         if not match:
-            raise NotationError(
-                f"cannot read '{text[position:].strip()}' in '{text}': expected a space name, '(', ')' or '+'"
-            )
+            rest = text[position:].strip()
+            expected = "a space name, '(', ')' or '+'"
+            raise NotationError(f"cannot read '{rest}' in '{text}': expected {expected}")
         tokens.append(match[1])
         position = match.end()
     return tokens[::-1]  # a stack: the next token is the last
@@ -115,8 +117,24 @@ def _parenthesis(tokens: list[str], text: str) -> Product | Sum:
     return products[0] if len(products) == 1 else Sum(products)
 
 
+def unparse(axes: Axes) -> str:
+    """Axes back in the notation.
+
+    >>> unparse(parse("((h  (qk)) + (h vo*))d~"))
+    '((h qk) + (h vo*)) d~'
+    """
+    return " ".join(_unparse(axis) for axis in axes)
+
+
+def _unparse(axis: Product | Sum) -> str:
+    if isinstance(axis, Sum):
+        return "(" + " + ".join(_unparse(term) for term in axis.terms) + ")"
+    factors = [_unparse(f) if isinstance(f, Sum) else str(f) for f in axis.factors]
+    return factors[0] if len(factors) == 1 else "(" + " ".join(factors) + ")"
+
+
 def atoms(axes: Axes) -> Iterator[Atom]:
-    """Every atom of a tensor, in order, through sums and products.
+    """Every atom of a tensor, in order.
 
     >>> " ".join(str(atom) for atom in atoms(parse("((h qk) + (h vo)) residual*")))
     'h qk h vo residual*'
@@ -130,7 +148,7 @@ def atoms(axes: Axes) -> Iterator[Atom]:
 
 
 def size(axis: Product | Sum | Atom, sizes: Mapping[str, int]) -> int:
-    """How long an axis is, given how large each space is.
+    """The length of an axis, by the sizes of its spaces.
 
     >>> size(parse("(h (qk + qk* + vo))")[0], {"h": 4, "qk": 8, "vo": 8})
     96
@@ -143,76 +161,105 @@ def size(axis: Product | Sum | Atom, sizes: Mapping[str, int]) -> int:
 
 
 @dataclass(frozen=True)
+class _Unflatten:
+    """Split a dimension into factors."""
+
+    dim: int
+    sizes: tuple[int, ...]
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return tensor.unflatten(self.dim, self.sizes)
+
+
+@dataclass(frozen=True)
+class _Narrow:
+    """Keep one block of a dimension."""
+
+    dim: int
+    start: int
+    length: int
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return tensor.narrow(self.dim, self.start, self.length)
+
+
+@dataclass(frozen=True)
 class Piece:
-    """A part of a tensor that has no sums: a view whose dimensions are the atoms, one each."""
+    """A part of a tensor without sums: a view with one dimension per atom."""
 
     tensor: str
     atoms: tuple[Atom, ...]
-    steps: tuple[tuple[str, int, tuple[int, ...]], ...]
+    steps: tuple[_Unflatten | _Narrow, ...]
 
     def view(self, tensor: Tensor) -> Tensor:
-        """The piece's own entries, one dimension per atom; shares memory with the tensor."""
-        for verb, dim, numbers in self.steps:
-            tensor = (
-                tensor.unflatten(dim, numbers)
-                if verb == "unflatten"
-                else tensor.narrow(dim, *numbers)
-            )
+        """The entries of this piece; shares memory with the tensor."""
+        for step in self.steps:
+            tensor = step(tensor)
         return tensor
 
     def positions(self, space: str) -> Iterator[int]:
-        """Which of the piece's dimensions live in a space."""
+        """The dimensions of the piece that live in a space."""
         return (position for position, atom in enumerate(self.atoms) if atom.space == space)
 
 
 def pieces(tensor: str, axes: Axes, sizes: Mapping[str, int]) -> tuple[Piece, ...]:
     """Cut a tensor into pieces without sums; a tensor without sums is one piece.
 
-    >>> [" ".join(map(str, piece.atoms)) for piece in pieces("qkv", parse("(h (qk + qk* + vo)) d*"), {"h": 2, "qk": 4, "vo": 4, "d": 8})]
+    >>> sizes = {"h": 2, "qk": 4, "vo": 4, "d": 8}
+    >>> cut = pieces("qkv", parse("(h (qk + qk* + vo)) d*"), sizes)
+    >>> [" ".join(map(str, piece.atoms)) for piece in cut]
     ['h qk d*', 'h qk* d*', 'h vo d*']
     """
-    return tuple(
-        _piece(tensor, choice, sizes)
-        for choice in cartesian(*(_choices(axis, sizes) for axis in axes))
-    )
+    choices = cartesian(*(_choices(axis, sizes) for axis in axes))
+    return tuple(_piece(tensor, choice, sizes) for choice in choices)
 
 
-_Choice = tuple[tuple[Atom | tuple[int, Product], ...], tuple[int, ...]]
+@dataclass(frozen=True)
+class _Block:
+    """One term of a sum, and where it starts along the sum's dimension."""
+
+    start: int
+    term: Product
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One term picked from each sum of an axis, and the sizes of the axis's factors."""
+
+    factors: tuple[Atom | _Block, ...]
+    sizes: tuple[int, ...]
 
 
 def _choices(axis: Product, sizes: Mapping[str, int]) -> list[_Choice]:
-    """Every way to pick one term from each sum of an axis: the factors picked, and the sizes of the whole factors."""
-    whole = tuple(size(factor, sizes) for factor in axis.factors)
-    options: list[list[Atom | tuple[int, Product]]] = []
-    for factor in axis.factors:
-        if isinstance(factor, Atom):
-            options.append([factor])
-            continue
-        start, blocks = 0, []
-        for term in factor.terms:
-            blocks.append((start, term))
-            start += size(term, sizes)
-        options.append(blocks)
-    return [(picked, whole) for picked in cartesian(*options)]
+    """Every way to pick one term from each sum of an axis."""
+    factor_sizes = tuple(size(factor, sizes) for factor in axis.factors)
+    options = [
+        [factor] if isinstance(factor, Atom) else _blocks(factor, sizes) for factor in axis.factors
+    ]
+    return [_Choice(picked, factor_sizes) for picked in cartesian(*options)]
 
 
-def _piece(tensor: str, choice: tuple[_Choice, ...], sizes: Mapping[str, int]) -> Piece:
-    found: list[Atom] = []
-    steps: list[tuple[str, int, tuple[int, ...]]] = []
-    for picked, whole in choice:
-        base = len(found)
-        if len(whole) > 1:
-            steps.append(("unflatten", base, whole))
-        for factor in picked:
+def _blocks(fused: Sum, sizes: Mapping[str, int]) -> list[_Block]:
+    lengths = [size(term, sizes) for term in fused.terms]
+    starts = accumulate(lengths, initial=0)
+    return [_Block(start, term) for start, term in zip(starts, fused.terms, strict=False)]
+
+
+def _piece(tensor: str, choices: tuple[_Choice, ...], sizes: Mapping[str, int]) -> Piece:
+    picked: list[Atom] = []
+    steps: list[_Unflatten | _Narrow] = []
+    for choice in choices:
+        if len(choice.sizes) > 1:
+            steps.append(_Unflatten(len(picked), choice.sizes))
+        for factor in choice.factors:
             if isinstance(factor, Atom):
-                found.append(factor)
+                picked.append(factor)
                 continue
-            start, term = factor
-            steps.append(("narrow", len(found), (start, size(term, sizes))))
-            inner = [item for item in term.factors if isinstance(item, Atom)]
-            if len(inner) != len(term.factors):
+            inner = [item for item in factor.term.factors if isinstance(item, Atom)]
+            if len(inner) != len(factor.term.factors):
                 raise NotationError(f"{tensor}: a sum inside a sum; write it as one sum")
+            steps.append(_Narrow(len(picked), factor.start, size(factor.term, sizes)))
             if len(inner) > 1:
-                steps.append(("unflatten", len(found), tuple(size(item, sizes) for item in inner)))
-            found.extend(inner)
-    return Piece(tensor, tuple(found), tuple(steps))
+                steps.append(_Unflatten(len(picked), tuple(sizes[item.space] for item in inner)))
+            picked.extend(inner)
+    return Piece(tensor, tuple(picked), tuple(steps))

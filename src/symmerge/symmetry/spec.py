@@ -1,17 +1,18 @@
-"""The table of one model: which space each axis of each tensor lives in, and which group each space has."""
+"""The table of one model: the space of each axis of each tensor, and the group of each space."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Literal
 
 from symmerge.errors import MismatchError
 from symmerge.symmetry.groups import Group, Orthogonal, OrthogonalFixingOnes, Trivial
-from symmerge.symmetry.notation import Atom, Axes, Piece, Product, Role, Sum, pieces, size
+from symmerge.symmetry.notation import Atom, Axes, Piece, Product, Role, Sum, pieces, size, unparse
 
 Shape = tuple[int, ...]
 
@@ -20,9 +21,9 @@ Shape = tuple[int, ...]
 class Space:
     """A vector space inside the network that nobody outside can see.
 
-    `per` names a permutation space: there is one element for each of its indices (one basis per head).
-    `translation` says what attention does to a constant added to the space: a constant on every key drops out of the softmax
-    ("drops"), a constant on every value passes through because attention weights sum to one ("passes").
+    `per` names a permutation space: there is one element for each of its indices (a basis per
+    head). `translation` says what attention does to a constant added to the space: on every key it
+    drops out of the softmax, on every value it passes through (attention weights sum to one).
     """
 
     name: str
@@ -33,10 +34,11 @@ class Space:
 
 @dataclass(frozen=True)
 class Norm:
-    """A normalisation of a stream, and the linear maps that read what it gives.
+    """A normalisation of a stream, and the linear maps that read its output.
 
-    One with a `writer` sits on the stream itself, between an embedding and everyone; its `readers` are those that no other norm precedes. One without
-    readers is the last: the outside reads what it shows of the stream, and nobody the rest.
+    A norm with a `writer` sits on the stream itself, right after an embedding; its `readers` are
+    the maps that no other norm precedes. A norm without readers is the last: its output is visible
+    from outside.
     """
 
     gain: str
@@ -49,7 +51,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Scale:
-    """A gain on what a linear map writes to a stream."""
+    """A gain on the output of a linear map that writes to a stream."""
 
     gain: str
     stream: str
@@ -58,7 +60,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Occurrence:
-    """One place where a space is met: a piece of a tensor, one of its dimensions, and its role there."""
+    """One place where a space occurs: a dimension of a piece of a tensor, and its role."""
 
     piece: Piece
     position: int
@@ -67,11 +69,11 @@ class Occurrence:
 
 @dataclass(frozen=True)
 class Spec:
-    """An architecture bound to its sizes.
+    """An architecture bound to its sizes; `architecture` is the transformers class.
 
-    `ties` maps a tensor that is not stored to the one it shares (a tied head to its embedding); `joined` are spaces that a tie makes
-    one with the output of an activation: they rotate only untied. `architecture` is the transformers class, `task` what it is for. `pooled` is how
-    many of the coordinates it pools are the answer of a class without a head.
+    `ties` maps a tensor that is not stored to the one it shares (a tied head to its embedding).
+    `joined` are spaces that a tie merges with the output of an activation: they rotate only untied.
+    `pooled`: for a class without a head, how many coordinates of its pooled output are the answer.
     """
 
     family: str
@@ -80,13 +82,18 @@ class Spec:
     spaces: Mapping[str, Space]
     tensors: Mapping[str, Axes]
     norms: tuple[Norm, ...] = ()
-    ties: Mapping[str, str] = ()  # type: ignore[assignment]
+    ties: Mapping[str, str] = field(default_factory=dict)
     joined: tuple[str, ...] = ()
     scales: tuple[Scale, ...] = ()
     pooled: int | None = None
 
+    def __repr__(self) -> str:
+        spaces = f"{len(self.spaces)} spaces, {len(self.hidden)} of them hidden"
+        return f"Spec({self.architecture} for {self.task}: {len(self.tensors)} tensors, {spaces})"
+
     @cached_property
     def sizes(self) -> dict[str, int]:
+        """The size of each space."""
         return {name: space.group.size for name, space in self.spaces.items()}
 
     @cached_property
@@ -99,19 +106,18 @@ class Spec:
 
     @cached_property
     def hidden(self) -> dict[str, Space]:
-        """The spaces that can move at all."""
-        return {
-            name: space
-            for name, space in self.spaces.items()
-            if not isinstance(space.group, Trivial)
-        }
+        """The spaces that have symmetries."""
+        hidden = (space for space in self.spaces.values() if not isinstance(space.group, Trivial))
+        return {space.name: space for space in hidden}
 
     @cached_property
     def stream(self) -> str:
-        """The residual stream: the space that most tensors meet; the first one, where another lies beside it."""
-        return max(
-            self.spaces, key=lambda name: len({met.piece.tensor for met in self.occurrences(name)})
-        )
+        """The residual stream: the space that occurs in most tensors; the first of equals."""
+
+        def tensors(space: str) -> int:
+            return len({occurrence.piece.tensor for occurrence in self.occurrences(space)})
+
+        return max(self.spaces, key=tensors)
 
     @cached_property
     def pieces(self) -> dict[str, tuple[Piece, ...]]:
@@ -120,15 +126,14 @@ class Spec:
 
     @cached_property
     def _occurrences(self) -> dict[str, list[Occurrence]]:
-        found: dict[str, list[Occurrence]] = {name: [] for name in self.spaces}
-        for cut in self.pieces.values():
-            for piece in cut:
-                for position, atom in enumerate(piece.atoms):
-                    found[atom.space].append(Occurrence(piece, position, atom.role))
-        return found
+        by_space: dict[str, list[Occurrence]] = {name: [] for name in self.spaces}
+        for piece in chain.from_iterable(self.pieces.values()):
+            for position, atom in enumerate(piece.atoms):
+                by_space[atom.space].append(Occurrence(piece, position, atom.role))
+        return by_space
 
     def occurrences(self, space: str) -> list[Occurrence]:
-        """Everywhere a space is met, in the order of the table."""
+        """Everywhere a space occurs, in the order of the table."""
         return self._occurrences[space]
 
     def batch(self, space: str) -> Shape:
@@ -142,44 +147,42 @@ class Spec:
         yield from (space for space in self.hidden.values() if space.per is not None)
 
     def rotates(self, space: str) -> bool:
-        """Whether a space turns by whole rotations, so that gains on it must be folded first."""
+        """Whether a space has rotations, so that gains on it must be folded first."""
         return isinstance(self.spaces[space].group, Orthogonal | OrthogonalFixingOnes)
 
     def axis_of(self, tensor: str, space: str, role: Role) -> int:
-        """Which axis of a tensor meets a space in a role; the axis must be nothing else, but for what lies beside it."""
+        """The axis of a tensor that is a space in a role, alone or as one block of a sum."""
+        wanted = Product((Atom(space, role),))
         for position, axis in enumerate(self.tensors[tensor]):
             factor = axis.factors[0]
-            if Product((Atom(space, role),)) in (
-                axis,
-                *(factor.terms if isinstance(factor, Sum) and len(axis.factors) == 1 else ()),
-            ):
+            blocks = factor.terms if isinstance(factor, Sum) and len(axis.factors) == 1 else ()
+            if wanted in (axis, *blocks):
                 return position
-        raise MismatchError(
-            f"{tensor} has no axis '{space}{role.value}': the table of {self.family} declares it as a reader of that space"
-        )
+        atom = f"{space}{role.value}"
+        raise MismatchError(f"{tensor} has no axis '{atom}': correct the table of {self.family}")
 
-    def part(self, tensor: str, space: str) -> Piece:
-        """The piece of a tensor that meets a space."""
-        return next(
-            piece for piece in self.pieces[tensor] if space in [atom.space for atom in piece.atoms]
-        )
+    def piece_in(self, tensor: str, space: str) -> Piece:
+        """The first piece of a tensor in which a space occurs."""
+        return next(piece for piece in self.pieces[tensor] if list(piece.positions(space)))
 
     def check(self, shapes: Mapping[str, Shape]) -> None:
-        """Refuse a checkpoint whose tensors are not the table's: names what is missing, unexpected or misshapen."""
-        missing, unexpected = self.shapes.keys() - shapes.keys(), shapes.keys() - self.shapes.keys()
-        misshapen = [
-            f"{name} is {list(shapes[name])}, the config says {list(expected)}"
-            for name, expected in self.shapes.items()
-            if name in shapes and tuple(shapes[name]) != expected
-        ]
-        problems = [
-            f"missing tensors: {listing(missing)}" if missing else "",
-            f"unexpected tensors: {listing(unexpected)}" if unexpected else "",
-            f"misshapen tensors: {listing(misshapen)}" if misshapen else "",
-        ]
-        if any(problems):
+        """Raise unless a checkpoint has exactly the tensors of the table."""
+        problems = {
+            "missing": self.shapes.keys() - shapes.keys(),
+            "unexpected": shapes.keys() - self.shapes.keys(),
+            "misshapen": [
+                f"{name} is {list(shapes[name])}, the config says {list(expected)}"
+                for name, expected in self.shapes.items()
+                if name in shapes and tuple(shapes[name]) != expected
+            ],
+        }
+        if any(problems.values()):
+            details = [
+                f"{kind} tensors: {listing(names)}" for kind, names in problems.items() if names
+            ]
             raise MismatchError(
-                f"the checkpoint does not fit the table of {self.architecture}: {'; '.join(filter(None, problems))}. Is config.json the one it was saved with?"
+                f"the checkpoint does not fit the table of {self.architecture}: "
+                f"{'; '.join(details)}. Is config.json the one it was saved with?"
             )
 
     @cached_property
@@ -187,7 +190,7 @@ class Spec:
         """Equal for two models exactly when their tables are."""
         lines = [self.family, self.architecture]
         lines += [f"{space.name} {space.group} {space.per}" for space in self.spaces.values()]
-        lines += [f"{name} {text(axes)}" for name, axes in self.tensors.items()]
+        lines += [f"{name} {unparse(axes)}" for name, axes in self.tensors.items()]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def check_same(self, other: Spec, problem: str) -> None:
@@ -196,59 +199,44 @@ class Spec:
             raise MismatchError(f"{problem}; they differ in: {'; '.join(self.differences(other))}")
 
     def differences(self, other: Spec) -> list[str]:
-        """In words, how another table differs: family, class, sizes, groups, tensors."""
-        found = [
-            f"{field} {mine} / {theirs}"
-            for field, mine, theirs in (
-                ("family", self.family, other.family),
-                ("class", self.architecture, other.architecture),
-            )
-            if mine != theirs
+        """How another table differs: family, class, spaces, tensors."""
+        fields = {"family": "family", "class": "architecture"}
+        lines = [
+            f"{label} {getattr(self, name)} / {getattr(other, name)}"
+            for label, name in fields.items()
+            if getattr(self, name) != getattr(other, name)
         ]
-        for name in [*self.spaces, *(name for name in other.spaces if name not in self.spaces)]:
-            mine, theirs = self.spaces.get(name), other.spaces.get(name)
-            if mine != theirs:
-                words = _describe(mine), _describe(theirs)
-                found.append(
-                    f"{name} {words[0]} / {words[1]}"
-                    if words[0] != words[1]
-                    else f"{name} {mine} / {theirs}"
-                )
-        only = [
-            *(self.tensors.keys() - other.tensors.keys()),
-            *(other.tensors.keys() - self.tensors.keys()),
+        lines += [
+            _difference(name, self.spaces.get(name), other.spaces.get(name))
+            for name in {**self.spaces, **other.spaces}
+            if self.spaces.get(name) != other.spaces.get(name)
         ]
-        if only:
-            found.append(f"tensors in one only: {listing(only)}")
-        if not found and self.fingerprint != other.fingerprint:
-            found.append("the axes of some tensors")
-        return found
+        unshared = self.tensors.keys() ^ other.tensors.keys()
+        if unshared:
+            lines.append(f"tensors in one only: {listing(unshared)}")
+        if not lines and self.fingerprint != other.fingerprint:
+            lines.append("the axes of some tensors")
+        return lines
 
 
-def layer_of(name: str) -> int | None:
-    """The layer a tensor (or what flows past it) belongs to: the first number in its name."""
-    number = re.search(r"\.(\d+)\.", name)
-    return int(number[1]) if number else None
-
-
-def listing(names, most: int = 4) -> str:
-    """A few names and how many more."""
-    names = sorted(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _difference(name: str, mine: Space | None, theirs: Space | None) -> str:
+    short = _describe(mine), _describe(theirs)
+    left, right = short if short[0] != short[1] else (mine, theirs)
+    return f"{name} {left} / {right}"
 
 
 def _describe(space: Space | None) -> str:
     return "absent" if space is None else f"{space.group.name}({space.group.size})"
 
 
-def text(axes: Axes) -> str:
-    """Axes back in the notation."""
-    return " ".join(_text(axis) for axis in axes)
+def layer_of(name: str) -> int | None:
+    """The layer of a tensor or activation: the first number in its name."""
+    number = re.search(r"\.(\d+)\.", name)
+    return int(number[1]) if number else None
 
 
-def _text(axis: Product | Sum) -> str:
-    if isinstance(axis, Sum):
-        return "(" + " + ".join(_text(term) for term in axis.terms) + ")"
-    parts = [_text(factor) if isinstance(factor, Sum) else str(factor) for factor in axis.factors]
-    return parts[0] if len(parts) == 1 else "(" + " ".join(parts) + ")"
+def listing(names: Iterable[str], limit: int = 4) -> str:
+    """The first few names in order, and how many more."""
+    names = sorted(names)
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -42,7 +42,7 @@ def fold(model: Model) -> Model:
         if not norm.readers:
             unread = {name: value for name, value in ((norm.gain, 1.0), (norm.shift, 0.0)) if name}
             computed |= {
-                name: partial(_filled, weights, model.spec.part(name, norm.stream), value)
+                name: partial(_filled, weights, model.spec.piece_in(name, norm.stream), value)
                 for name, value in unread.items()
             }
             continue
@@ -98,7 +98,7 @@ def _commutes(norm: Norm, model: Model) -> bool:
     views = [
         model.weights[name]
         if norm.readers
-        else model.spec.part(name, norm.stream).view(model.weights[name])
+        else model.spec.piece_in(name, norm.stream).view(model.weights[name])
         for name in (norm.gain, norm.shift)
         if name
     ]
