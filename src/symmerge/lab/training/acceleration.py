@@ -1,6 +1,7 @@
-"""Training on a GPU at the fastest level that works, in other processes: an error on the GPU can leave a process unusable.
+"""Training on a GPU with the fastest acceleration that works, in processes of its own.
 
-A process that has trained a model waits for the next one: what was compiled for the first serves all of its kind.
+An error on the GPU can leave a process unusable. A process that has trained a model waits for the
+next one: what was compiled for the first serves all of its kind.
 """
 
 from __future__ import annotations
@@ -24,59 +25,59 @@ from symmerge.errors import SymmergeError
 from symmerge.lab.training.initialization import Origin
 from symmerge.models.model import Progress
 
-LEVELS = ("compile+graph", "graph", "eager")
-PATIENCE = 5.0  # seconds until a process that is told to go is ended
+ACCELERATIONS = ("compile+graph", "graph", "eager")
+PATIENCE = 5.0  # seconds until a process that was told to end is killed
 
 
-def levels_of(task: str) -> tuple[str, ...]:
-    """Rows of text differ in length, which neither a graph nor the compiler takes well."""
-    return ("eager",) if task == "text" else LEVELS
+def accelerations_of(task: str) -> tuple[str, ...]:
+    """Texts with labels differ in length, which suits neither graphs nor the compiler."""
+    return ("eager",) if task == "text" else ACCELERATIONS
 
 
-def at_some_level(
+def train_accelerated(
     origin: Origin,
     out: Path,
     progress: Progress | None,
     *,
-    levels: Sequence[str] | None = None,
+    accelerations: Sequence[str] | None = None,
     **options: Any,
 ) -> None:
-    """Train in another process; what one level has done, the next goes on from."""
-    for level in levels or levels_of(origin.recipe.task):
-        process = _from_waiting(level) or _Process()
-        job = {"origin": origin, "out": out, "level": level, "options": options}
+    """Train in another process; where one acceleration fails, the next goes on from its state."""
+    for acceleration in accelerations or accelerations_of(origin.recipe.task):
+        process = _take_waiting(acceleration) or _Process()
+        job = {"origin": origin, "out": out, "acceleration": acceleration, "options": options}
         try:
-            last = process.train(job, progress)
+            answer = process.train(job, progress)
         except BaseException:
             process.end()
             raise
-        if last is None:
+        if answer is None:
             process.end()
-            print(f"{level} failed, its reasons are above", file=sys.stderr, flush=True)
+            print(f"{acceleration} failed, its reasons are above", file=sys.stderr, flush=True)
             continue
-        _waiting[level] = process
-        if "refused" in last:  # the input is at fault: no other level would help
-            raise getattr(errors, last["refused"], SymmergeError)(last["why"])
+        _waiting[acceleration] = process
+        if "refused" in answer:  # the input is at fault: nothing else would help
+            raise getattr(errors, answer["refused"], SymmergeError)(answer["why"])
         return
     raise SymmergeError(
-        "training failed at every level: the reasons are above; --device cpu may work"
+        "training failed with every acceleration: the reasons are above; try --device cpu"
     )
 
 
-def _from_waiting(level: str) -> _Process | None:
-    """The process that waits at a level, if it can be had: one may have heard Ctrl-C, or have been started elsewhere."""
-    found = _waiting.pop(level, None)
-    if found and not (found.alive and found.surroundings == _surroundings()):
-        found.end()
+def _take_waiting(acceleration: str) -> _Process | None:
+    """The process that waits, unless it has ended (Ctrl-C) or was started somewhere else."""
+    process = _waiting.pop(acceleration, None)
+    if process and not (process.alive and process.environment == _environment()):
+        process.end()
         return None
-    return found
+    return process
 
 
 class _Process:
-    """Trains one model after the other, until its input ends."""
+    """Trains one model after another, until its input ends."""
 
     def __init__(self) -> None:
-        self.surroundings = _surroundings()
+        self.environment = _environment()
         self._popen = subprocess.Popen(
             [sys.executable, "-m", "symmerge.lab.training.acceleration"],
             stdin=subprocess.PIPE,
@@ -90,22 +91,22 @@ class _Process:
         return self._popen.poll() is None
 
     def train(self, job: dict[str, Any], progress: Progress | None) -> dict[str, Any] | None:
-        """The last word about a job; none, if the process died of it."""
+        """The answer to a job; None if the process died of it."""
         with suppress(BrokenPipeError):
             pickle.dump(job, self._in)
             self._in.flush()
-            for said in self._said():
-                if "step" not in said:
-                    return said
+            for message in self._messages():
+                if "step" not in message:
+                    return message
                 if progress:
-                    progress(said["step"])
+                    progress(message["step"])
         return None
 
-    def _said(self) -> Iterator[dict[str, Any]]:
+    def _messages(self) -> Iterator[dict[str, Any]]:
         for line in self._out:
             with suppress(ValueError):
-                if isinstance(said := json.loads(line), dict):  # else some library speaks
-                    yield said
+                if isinstance(message := json.loads(line), dict):  # else some library printed it
+                    yield message
 
     def end(self) -> None:
         with suppress(OSError):
@@ -119,7 +120,7 @@ class _Process:
         self._out.close()
 
 
-_waiting: dict[str, _Process] = {}  # by level
+_waiting: dict[str, _Process] = {}  # by acceleration
 
 
 @atexit.register
@@ -128,62 +129,60 @@ def _end_all() -> None:
         _waiting.popitem()[1].end()
 
 
-def _surroundings() -> Any:
-    """What a process has from where it was started: it serves those who have the same."""
+def _environment() -> tuple[Path, dict[str, str]]:
+    """Where a process was started: it serves callers in the same place."""
     return Path.cwd(), dict(os.environ)
 
 
 def _main() -> None:
-    from symmerge.lab.training.loop import train
-
     compiled_for = None
     while job := _next_job():
-        origin: Origin = job["origin"]
-        kind = origin.recipe.architecture, origin.recipe.config, origin.recipe.schedule.batch_size
-        if compiled_for not in (
-            None,
-            kind,
-        ):  # the compiler keeps a few forms of a function, and then gives up
+        recipe = job["origin"].recipe
+        kind = recipe.architecture, recipe.config, recipe.schedule.batch_size
+        if compiled_for not in (None, kind):  # the compiler gives up after a few forms
             torch.compiler.reset()
         compiled_for = kind
-        begun = {
-            "begin": origin.begin,
-            "fresh": origin.fresh,
-            "only_fresh": origin.only_fresh,
-            "head_seed": origin.head_seed,
-        }
         try:
-            train(
-                origin.recipe,
-                origin.seed,
-                job["out"],
-                lambda item: _tell(step=item),
-                resume=True,
-                level=job["level"],
-                **begun,
-                **job["options"],
-            )
-            last = {"done": True}
+            _train(**job)
+            answer = {"done": True}
         except SymmergeError as error:
-            last = {"refused": type(error).__name__, "why": str(error)}
+            answer = {"refused": type(error).__name__, "why": str(error)}
         except KeyboardInterrupt as error:  # the parent was interrupted, too, and says so
             raise SystemExit(130) from error
         gc.collect()  # graphs and what they hold
         torch.cuda.empty_cache()
-        _tell(**last)
+        _send(**answer)
+
+
+def _train(origin: Origin, out: Path, acceleration: str, options: dict[str, Any]) -> None:
+    from symmerge.lab.training.loop import train
+
+    train(
+        origin.recipe,
+        origin.seed,
+        out,
+        lambda line: _send(step=line),
+        resume=True,
+        acceleration=acceleration,
+        begin=origin.begin,
+        fresh=origin.fresh,
+        only_fresh=origin.only_fresh,
+        head_seed=origin.head_seed,
+        **options,
+    )
 
 
 def _next_job() -> dict[str, Any] | None:
     try:
         return pickle.load(sys.stdin.buffer)
-    except (EOFError, KeyboardInterrupt):  # whoever asked is gone
+    except (EOFError, KeyboardInterrupt):  # the caller is gone
         return None
 
 
-def _tell(**what: Any) -> None:
+def _send(**message: Any) -> None:
     try:
-        print(json.dumps(what), flush=True)
-    except BrokenPipeError:  # whoever asked was killed; nobody is left to tell
+        print(json.dumps(message), flush=True)
+    except BrokenPipeError:  # the caller was killed; nobody is left to tell
         os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Where a training begins, and all that its weights depend on."""
+"""Where training begins, and everything the weights depend on."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ SCHEMA = "symmerge.training/2"
 
 @dataclass(frozen=True)
 class Origin:
-    """A recipe and a seed; or a trained model to begin from, with a part of it initialised anew, which alone is trained if so wanted.
+    """A recipe and a seed, and perhaps a trained model to begin from (the folder `begin`).
 
-    `head_seed` is for what a classifier has and its pretrained model has not: the same for all seeds, or their heads would not belong together.
+    `fresh` names a part of it to initialise again; with `only_fresh` nothing else is trained.
+    `head_seed` initialises a classifier's head: the same for all seeds, or heads would not match.
     """
 
     recipe: TrainingRecipe
@@ -39,15 +40,13 @@ class Origin:
     def __post_init__(self) -> None:
         if self.fresh and self.begin is None:
             raise MismatchError(
-                f"fresh {self.fresh}: a part begins anew in a trained model; give its folder with --begin"
+                f"fresh {self.fresh}: only a trained model has fresh parts; give it with --begin"
             )
         if self.only_fresh and not self.fresh:
-            raise MismatchError(
-                "only the fresh part is to be trained, and no part is fresh: give --fresh"
-            )
+            raise MismatchError("only fresh parts are trained, but none is fresh: give --fresh")
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it. Python's version is part of it: its documentation is data."""
+        """As JSON. Python's version belongs to it: its documentation is training data."""
         known = {
             "schema": SCHEMA,
             "recipe": asdict(self.recipe),
@@ -64,7 +63,7 @@ class Origin:
         return json.loads(json.dumps(known))
 
     def model(self) -> PreTrainedModel:
-        """What training begins with."""
+        """The model that training begins with."""
         import transformers
 
         recipe = self.recipe
@@ -90,7 +89,7 @@ class Origin:
 
 
 def _check(model: PreTrainedModel, recipe: TrainingRecipe, folder: Path) -> None:
-    """A model to begin from is what the recipe trains."""
+    """Refuse a model that is not of the recipe's kind."""
     differs = [
         name
         for name, value in recipe.config.items()
@@ -99,7 +98,8 @@ def _check(model: PreTrainedModel, recipe: TrainingRecipe, folder: Path) -> None
     if type(model).__name__ != recipe.architecture or differs:
         what = f"differs in {', '.join(differs)}" if differs else f"is a {type(model).__name__}"
         raise MismatchError(
-            f"{folder} {what}, and the recipe trains another {recipe.architecture}: choose its own recipe, or change it (--change)"
+            f"{folder} {what}, and the recipe trains another {recipe.architecture}:"
+            " choose its own recipe, or change it (--change)"
         )
 
 

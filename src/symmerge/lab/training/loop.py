@@ -1,4 +1,4 @@
-"""Train stock models: initial weights and the order of the batches follow the seed, and nothing else does."""
+"""Train stock models. The seed decides the initial weights and the order of batches."""
 
 from __future__ import annotations
 
@@ -8,19 +8,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from symmerge.checkpoints.files import read_json, write_json
 from symmerge.checkpoints.folders import new_folder, refuse
 from symmerge.checkpoints.writing import write_weights
-from symmerge.errors import SymmergeError, UnsupportedModel
-from symmerge.lab.training.acceleration import LEVELS, at_some_level
+from symmerge.errors import UnsupportedModel
+from symmerge.lab.training.acceleration import ACCELERATIONS, train_accelerated
 from symmerge.lab.training.datasets import batch_order, map_tensors
 from symmerge.lab.training.initialization import Origin
 from symmerge.lab.training.pretrained import check_start
 from symmerge.lab.training.recipe import TrainingRecipe
-from symmerge.lab.training.resume import keep, kept, partial_file
+from symmerge.lab.training.resume import load_state, partial_file, save_state
 from symmerge.lab.training.splits import Splits, load_splits
-from symmerge.lab.training.step import Pupil, no_packed_sequences
+from symmerge.lab.training.step import TrainingStep, no_packed_sequences
+from symmerge.matching.optimization.loop import (
+    Evaluation,
+    History,
+    Hooks,
+    Loop,
+    LoopPlan,
+    NotFinite,
+    Saver,
+)
 from symmerge.models.model import Model, Progress, device_of, load
 from symmerge.models.pooled_logits import with_pooled_logits
 from symmerge.symmetry.groups.linalg import one_thread
@@ -29,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 METRICS = "metrics.json"
-KEEP_SECONDS = 60.0  # from one state that is kept to the next
+SAVE_SECONDS = 60.0  # between two saved states
 
 
 def train(
@@ -41,188 +51,172 @@ def train(
     overwrite: bool = False,
     data: Path | None = None,
     device: str = "cpu",
-    begin: Path | None = None,
-    fresh: str | None = None,
-    only_fresh: bool = False,
-    head_seed: int = 0,
     resume: bool = False,
-    level: str | None = None,
+    acceleration: str | None = None,
+    **begun: Any,
 ) -> Path:
-    """Train a model and write it as a stock checkpoint: `train(training_recipe("vit-digits"), 0, Path("seed-0"))`.
+    """Train a model, write a stock checkpoint: `train(training_recipe("vit-digits"), 0, out)`.
 
-    `progress` is called for every step. The folder appears whole at the end or not at all; metrics.json in it has the loss of every step, every look at
-    held-back data, and the result on held-out data. `data` is the folder of data sets that do not come with the installation. `begin`, `fresh`, `only_fresh`
-    and `head_seed`: see `Origin`. Every minute the state goes to OUT.partial, and `resume` goes on from there: on a CPU to the very same weights. On a GPU the
-    fastest way that works is found in processes of their own, unless `level` is given.
+    `progress` is called for every step. metrics.json has the loss of every step and evaluation.
+    `data` is a folder with data sets that are not installed. `begun` (begin, fresh, ...) is for
+    `Origin`. Every minute the state goes to OUT.partial, and `resume` goes on from there: on a CPU
+    to the very same weights. On a GPU the fastest acceleration that works is found.
     """
-    assert level in (None, *LEVELS), level
-    origin, inputs = (
-        Origin(recipe, seed, begin, fresh, only_fresh, head_seed),
-        (begin,) if begin else (),
-    )
-    refuse(
-        out.absolute(), overwrite, inputs
-    )  # before the work: a place that cannot be written is refused now
+    assert acceleration in (None, *ACCELERATIONS), acceleration
+    origin = Origin(recipe, seed, **begun)
+    inputs = (origin.begin,) if origin.begin else ()
+    refuse(out.absolute(), overwrite, inputs)  # before the work
+    file, place = partial_file(out), device_of(device)
     if not resume:
-        partial_file(out).unlink(missing_ok=True)
-    place = device_of(device)
-    if place.type == "cuda" and level is None:
-        at_some_level(origin, out, progress, overwrite=overwrite, data=data, device=device)
+        file.unlink(missing_ok=True)
+    if place.type == "cuda" and acceleration is None:
+        train_accelerated(origin, out, progress, overwrite=overwrite, data=data, device=device)
         return out
     if place.type == "cuda":
         torch.cuda.set_device(place.index or 0)
-    if begin and recipe.task == "text" and not fresh:
-        check_start(recipe, load(begin))
+    if origin.begin and recipe.task == "text" and not origin.fresh:
+        check_start(recipe, load(origin.begin))
     with (
         one_thread() if place.type == "cpu" else no_packed_sequences(),
         new_folder(out, overwrite=overwrite, inputs=inputs) as folder,
         torch.random.fork_rng(),
     ):
-        feed = load_splits(recipe, data, begin)
-        _Training(origin, feed, out, place, level or "eager").run(folder, progress)
-    partial_file(out).unlink(missing_ok=True)
+        splits = load_splits(recipe, data, origin.begin)
+        training = _Training(origin, splits, place, acceleration or "eager")
+        training.write(folder, _run(training, file, progress))
+    file.unlink(missing_ok=True)
     return out
 
 
 def trained(recipe: TrainingRecipe, seed: int, folder: Path, **begun: Any) -> bool:
-    """Whether a folder holds what `train` would write there: the same recipe, seed and versions, and `begun` from the same (begin, fresh, ...)."""
+    """Whether a folder holds what `train` would write there, from the same beginning."""
     if not (folder / METRICS).exists():
         return False
-    found = read_json(folder / METRICS)
-    return all(
-        found.get(name) == value for name, value in Origin(recipe, seed, **begun).record().items()
-    )
+    metrics = read_json(folder / METRICS)
+    record = Origin(recipe, seed, **begun).record()
+    return all(metrics.get(name) == value for name, value in record.items())
 
 
 class _Training:
-    """One model, from its beginning or where it was interrupted, to its end."""
+    """One model in training, as the loop drives it."""
 
     def __init__(
-        self, origin: Origin, feed: Splits, out: Path, device: torch.device, level: str
+        self, origin: Origin, splits: Splits, device: torch.device, acceleration: str
     ) -> None:
-        self.origin, self.record, self.file, self.level = (
-            origin,
-            origin.record(),
-            partial_file(out),
-            level,
-        )
-        self.schedule = origin.recipe.schedule
-        train, valid, test = (
+        self.origin, self.splits, self.acceleration = origin, splits, acceleration
+        self.record = origin.record()
+        self.schedule = schedule = origin.recipe.schedule
+        self.train, self.valid, self.test = (
             map_tensors(part, lambda tensor: tensor.to(device)) if part else None
-            for part in (feed.train, feed.valid, feed.test)
+            for part in (splits.train, splits.valid, splits.test)
         )
-        assert train and test
-        self.feed, self.valid, self.test = feed, valid, test
+        anywhere = origin.recipe.blocks == "anywhere"
         rows = batch_order(
-            feed.train,
-            self.schedule.steps,
-            self.schedule.batch_size,
-            origin.seed,
-            anywhere=origin.recipe.blocks == "anywhere",
+            splits.train, schedule.steps, schedule.batch_size, origin.seed, anywhere=anywhere
         )
-        model = origin.model()
-        if origin.recipe.task in ("image", "text"):
-            model.config.problem_type = "single_label_classification"  # what stock classes note down when they compute a loss
-        known = _known(model)
-        self.pupil = Pupil(
-            with_pooled_logits(model, known and known.spec.pooled),
-            train,
-            rows,
-            self.schedule,
-            device,
-        )
+        self.stepper = TrainingStep(_start(origin), self.train, rows, schedule, device)
         self.curve: list[dict[str, float]] = []
-        self.best: dict[str, Any] = {"loss": math.inf, "step": 0, "weights": {}}
-        self.seconds = 0.0
+        self.best: dict[str, Tensor] = {}
+        self.loss, self.seconds_before, self.began = math.nan, 0.0, time.perf_counter()
 
-    def run(self, folder: Path, progress: Progress | None) -> None:
-        state, began = self._begin(), time.perf_counter()
-        done, saved, spent = state["at"], time.perf_counter(), self.seconds
-        while done < self.schedule.steps and not self._enough(done):
-            before, done = done, self.pupil.advance()
-            loss = self.pupil.losses[before:done].mean().item()
-            if not math.isfinite(loss):
-                raise SymmergeError(
-                    f"the loss became {loss} within {done} steps: lower the rate, or lengthen the warm-up (--change lr=..., warmup=...)"
-                )
-            if self.schedule.evaluate_every and done % self.schedule.evaluate_every == 0:
-                self._look(done)
-            self.seconds = spent + time.perf_counter() - began
-            if time.perf_counter() - saved > KEEP_SECONDS:
-                keep(
-                    self.file,
-                    self.record,
-                    {
-                        **self.pupil.state(),
-                        "curve": self.curve,
-                        "best": self.best,
-                        "seconds": self.seconds,
-                    },
-                )
-                saved = time.perf_counter()
-            for _ in range(done - before) if progress else ():
-                progress(f"loss {loss:.3f}")  # pyright: ignore[reportOptionalCall]
-        self._finish(folder, done)
+    @property
+    def seconds(self) -> float:
+        """Spent on training, earlier processes included."""
+        return self.seconds_before + time.perf_counter() - self.began
 
-    def _begin(self) -> dict[str, Any]:
-        torch.manual_seed(self.origin.seed)  # dropout, augmentation and gaps
-        state = kept(self.file, self.record)
-        if state:
-            self.curve, self.best, self.seconds = state["curve"], state["best"], state["seconds"]
-        else:
-            state = self.pupil.state()
-        self.pupil.prepare(self.level, state["at"])
-        self.pupil.restore(state)
-        return state
+    def advance(self, step: int) -> int:
+        done = self.stepper.advance()
+        self.loss = self.stepper.losses.values[step:done].mean().item()
+        if not math.isfinite(self.loss):
+            raise NotFinite(
+                f"the loss became {self.loss} within {done} steps:"
+                " lower the rate, or lengthen the warm-up (--change lr=..., warmup=...)"
+            )
+        return done
 
-    def _look(self, step: int) -> None:
+    def evaluate(self, step: int) -> Evaluation:
         assert self.valid is not None
-        training = self.pupil.losses[step - self.schedule.evaluate_every : step].mean().item()
-        self.curve.append({"step": step, "training": training, **self.pupil.judge(self.valid)})
-        if self.curve[-1]["loss"] < self.best["loss"]:
-            self.best = {
-                "loss": self.curve[-1]["loss"],
-                "step": step,
-                "weights": self.pupil.state()["weights"],
-            }
+        since = step - self.schedule.evaluate_every
+        training = self.stepper.losses.values[since:step].mean().item()
+        point = {"step": step, "training": training, **self.stepper.evaluate(self.valid)}
+        self.curve.append(point)
+        return Evaluation(point["loss"])
 
-    def _enough(self, step: int) -> bool:
-        return (
-            bool(self.schedule.patience and self.curve)
-            and step - self.best["step"] >= self.schedule.patience * self.schedule.evaluate_every
-        )
+    def keep_best(self) -> None:
+        self.best = self.stepper.weights()
 
-    def _finish(self, folder: Path, done: int) -> None:
-        if self.best["weights"]:
-            self.pupil.model.load_state_dict(self.best["weights"])
-        held_out = self.pupil.judge(self.test)
-        _write(self.pupil.model.cpu().eval(), folder)
-        self.feed.save(folder)
-        how = {
-            "device": self.pupil.order.device.type,
-            "level": self.level,
-            "seconds": self.seconds,
+    def state(self, history: History) -> dict[str, Any]:
+        known = {"history": history.to_json(), "curve": self.curve, "best": self.best}
+        return {**self.stepper.state(), **known, "seconds": self.seconds}
+
+    def restore(self, state: dict[str, Any]) -> History:
+        self.curve, self.best = state["curve"], state["best"]
+        self.stepper.prepare(self.acceleration, state["step"])
+        self.stepper.restore(state)
+        self.seconds_before, self.began = state["seconds"], time.perf_counter()
+        return History(**state["history"])
+
+    def write(self, folder: Path, history: History) -> None:
+        """The best model, with how it was trained."""
+        seconds = self.seconds
+        if self.best:
+            self.stepper.model.load_state_dict(self.best)
+        held_out = self.stepper.evaluate(self.test)
+        _write_model(self.stepper.model.cpu().eval(), folder)
+        self.splits.save(folder)
+        metrics = {
+            "device": self.stepper.device.type,
+            "acceleration": self.acceleration,
+            "seconds": seconds,
             "begun_from": str(self.origin.begin or ""),
-        }
-        results = {
-            "losses": self.pupil.losses[:done].tolist(),
+            "losses": self.stepper.losses.values[: history.step].tolist(),
             "curve": self.curve,
-            "kept_step": self.best["step"] or done,
+            "best_step": history.best_step or history.step,
             "held_out": held_out,
         }
-        write_json(folder / METRICS, {**self.record, **how, **results})
+        write_json(folder / METRICS, {**self.record, **metrics})
+
+
+def _run(training: _Training, file: Path, progress: Progress | None) -> History:
+    """From the beginning, or from where `file` says that an interrupted run was."""
+    schedule, record = training.schedule, training.record
+    plan = LoopPlan(
+        steps=schedule.steps,
+        evaluate_every=schedule.evaluate_every,
+        patience=schedule.patience or None,
+    )
+
+    def tell(before: int, step: int) -> None:
+        for _ in range(step - before) if progress else ():
+            progress(f"loss {training.loss:.3f}")  # pyright: ignore[reportOptionalCall]
+
+    saver = Saver[dict[str, Any]](lambda state: save_state(file, record, state), SAVE_SECONDS)
+    loop = Loop(training, plan, Hooks(progress=tell, saver=saver))
+    torch.manual_seed(training.origin.seed)  # dropout, augmentation and masks
+    loop.resume(load_state(file, record) or training.state(loop.history))
+    return loop.run()
+
+
+def _start(origin: Origin) -> PreTrainedModel:
+    """The model that training begins with."""
+    model = origin.model()
+    if origin.recipe.task in ("image", "text"):
+        # what stock classes note down when they compute a loss
+        model.config.problem_type = "single_label_classification"
+    known = _known(model)
+    return with_pooled_logits(model, known and known.spec.pooled)
 
 
 def _known(model: PreTrainedModel) -> Model | None:
-    """With its table, if its architecture has one here."""
+    """With its table, if we have one for its architecture."""
     try:
         return load(model)
     except UnsupportedModel:
         return None
 
 
-def _write(model: PreTrainedModel, folder: Path) -> None:
-    """As transformers does, without its progress bars among ours; and as it does, where an architecture has no table here."""
+def _write_model(model: PreTrainedModel, folder: Path) -> None:
+    """As transformers writes it, but without its progress bars where we know the architecture."""
     stock = _known(model)
     if stock is None:
         model.save_pretrained(folder)

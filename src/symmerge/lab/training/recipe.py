@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from symmerge.errors import MismatchError
+from symmerge.matching.optimization.schedules import Curve, LearningRate
 
 DEFAULT_BETAS = (0.9, 0.999)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast, with AdamW: a linear warm-up, then down to nothing.
+    """How long and how fast, with AdamW: a linear warm-up, then down to zero.
 
-    `curve` is half a cosine, the same in one stair per epoch ("epochs"), or a straight line ("linear"). With `evaluate_every` the model is judged every so many
-    steps on a part held back from training, and the best is kept, else the last; `patience` ends training after so many looks without a better one.
+    `curve` is a cosine, a cosine in one stair per epoch ("epochs"), or a line ("linear"). With
+    `evaluate_every` the model is evaluated every so many steps on held-back training data, and the
+    best is kept instead of the last. `patience` evaluations without a better one end training.
     """
 
     steps: int
@@ -27,21 +28,15 @@ class Schedule:
     decay: float
     clip: float = 1.0  # of the gradient's norm; 0: none
     betas: tuple[float, float] = (0.9, 0.98)  # a shorter memory than usual: small runs are short
-    curve: Literal["cosine", "epochs", "linear"] = "cosine"
+    curve: Curve = "cosine"
     all_decay: bool = False  # gains and biases, too
     evaluate_every: int = 0
     patience: int = 0
 
-    def lr_at(self, step: int, epoch: int) -> float:
-        """The rate of a step, if so many steps are an epoch."""
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        step = step // epoch * epoch if self.curve == "epochs" else step
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return (
-            self.lr * (1 - done)
-            if self.curve == "linear"
-            else self.lr * (1 + math.cos(math.pi * done)) / 2
+    def learning_rate(self, epoch: int) -> LearningRate:
+        """The learning rate of every step, if so many steps are an epoch."""
+        return LearningRate(
+            lr=self.lr, steps=self.steps, warmup=self.warmup, curve=self.curve, epoch=epoch
         )
 
 

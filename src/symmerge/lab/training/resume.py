@@ -1,4 +1,4 @@
-"""What is kept of a training that may be interrupted: one file beside the folder to be written, replaced whole."""
+"""The state of a training run that may be interrupted: one file beside the folder it will write."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ from symmerge.errors import CheckpointError, MismatchError
 
 
 def partial_file(out: Path) -> Path:
-    """Where the state lies until `out` is there."""
+    """Where the state is until `out` exists."""
     return out.with_name(f"{out.name}.partial")
 
 
-def keep(file: Path, origin: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Replace what was kept; a run that is killed here leaves the old state."""
+def save_state(file: Path, origin: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Replace the saved state; a run that is killed here leaves the old one."""
     try:
         with replacing(file) as beside:
             torch.save({"origin": dict(origin), "state": dict(state)}, beside)
     except OSError as error:
         raise CheckpointError(
-            f"{file} cannot be written ({error.strerror}): free some space or choose another --out"
+            f"{file} cannot be written ({error.strerror}): free some space or change --out"
         ) from error
 
 
-def kept(file: Path, origin: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The state, or nothing where there is none; that of another training is refused."""
+def load_state(file: Path, origin: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The saved state, if there is one; that of another training run is refused."""
     if not file.exists():
         return None
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
-        before, state = found["origin"], found["state"]
+        content = torch.load(file, map_location="cpu", weights_only=True)
+        before, state = content["origin"], content["state"]
     except Exception as error:  # torch raises many kinds for damaged files
+        reason = " ".join(str(error).split())[:100]
         raise CheckpointError(
-            f"{file} cannot be read ({' '.join(str(error).split())[:100]}): remove it, or leave out --resume"
+            f"{file} cannot be read ({reason}): remove it, or leave out --resume"
         ) from error
     differs = sorted(name for name in origin if before.get(name) != origin[name])
     if differs:
         raise MismatchError(
-            f"{file} was begun with another {', '.join(differs)}: give the same options, or leave out --resume to begin anew"
+            f"{file} was begun with another {', '.join(differs)}:"
+            " give the same options, or leave out --resume"
         )
     return state

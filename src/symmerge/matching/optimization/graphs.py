@@ -36,7 +36,7 @@ class GraphRecorder:
 
 @runtime_checkable
 class GraphInput(Protocol):
-    """A batch that a graph can read: it is copied into the batch that the graph was captured with."""
+    """A batch for a graph: copied into the batch that the graph was captured with."""
 
     def tensors(self) -> dict[str, Tensor]: ...
 

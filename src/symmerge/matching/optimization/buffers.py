@@ -1,16 +1,24 @@
-"""The losses of all steps, on the device: a step that waits for none of them can be a CUDA graph."""
+"""Tensors that steps write in place, on the device: only then can a step be a CUDA graph."""
 
 from __future__ import annotations
 
-from typing import final
+from collections.abc import Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 
+@torch.no_grad()
+def copy_all(targets: Sequence[Any], sources: Sequence[Any]) -> None:
+    """Copy many tensors in a kernel or two, also from one type to another."""
+    if targets:
+        torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateImportUsage]
+
+
 @final
 class StepLosses:
-    """`values` has a loss per step; `step` counts the steps, in place."""
+    """`values` has a loss per step; `step` counts the steps."""
 
     def __init__(self, steps: int, device: torch.device) -> None:
         self.values = torch.zeros(steps, device=device)
