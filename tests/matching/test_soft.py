@@ -213,7 +213,7 @@ def test_a_sharp_relaxation_is_the_hardened_alignment(name):
     )
     hard = hardened(relaxed, b.spec).compose(start)
     assert any(not torch.equal(hard[space]["index"], start[space]["index"]) for space in spaces)
-    solution = Solution(hard, (), {}, (), True, 0.0, relaxed=relaxed)
+    solution = Solution(alignment=hard, relaxed=relaxed)
     soft, exact = relax(solution, b), apply(hard, b)
     for tensor in b.weights:
         assert torch.allclose(soft.weights[tensor], exact.weights[tensor], atol=1e-12), tensor
