@@ -421,12 +421,11 @@ def test_too_few_shared_rows_do_not_determine_the_stream(pair):
 
     def determined(frequencies):
         return Evidence(
-            ready[0].spec,
-            (ready[0].weights, ready[1].weights),
-            Weighting(),
-            (),
-            frequencies,
-            frequencies is not None,
+            table=ready[0].spec,
+            weights=(ready[0].weights, ready[1].weights),
+            weighting=Weighting(),
+            frequencies=frequencies,
+            ignore_unseen=frequencies is not None,
         ).determined
 
     assert determined(None) and determined(counts(both)) and not determined(few)

@@ -186,9 +186,9 @@ def test_tokens_that_never_occurred_are_left_out():
     counts = torch.ones(a.spec.sizes["vocabulary"])
     counts[:20] = 0
     evidence = Evidence(
-        a.spec,
-        (a.weights, b.weights),
-        Weighting(),
+        table=a.spec,
+        weights=(a.weights, b.weights),
+        weighting=Weighting(),
         frequencies=counts,
         ignore_unseen=True,
         dtype=torch.float64,

@@ -15,7 +15,7 @@ from symmerge.errors import CheckpointError, DataError, MismatchError, SymmergeW
 from symmerge.evaluation.tasks import make_task
 from symmerge.evaluation.tasks.base import split
 from symmerge.lab.small_models import SMALL, small_model
-from symmerge.matching.activations import ActivationMatching, doubts
+from symmerge.matching.activations import ActivationMatching, warn_of_poor_statistics
 from symmerge.observation.activations import extend_spec, record_activations, watch
 from symmerge.observation.calibration import calibrate
 from symmerge.observation.gathering import gather
@@ -353,10 +353,10 @@ def test_too_few_tokens_are_told_with_the_figure():
     with pytest.warns(
         SymmergeWarning, match=r"^64 tokens for spaces of up to 96 coordinates: .*give 192 or more$"
     ):
-        doubts(seen(a, b, inputs(a, 1, rows=2)))
+        warn_of_poor_statistics(seen(a, b, inputs(a, 1, rows=2)))
     with warnings.catch_warnings():
         warnings.simplefilter("error", SymmergeWarning)
-        doubts(seen(a, b, inputs(a, 1, rows=6)))  # the control
+        warn_of_poor_statistics(seen(a, b, inputs(a, 1, rows=6)))  # the control
 
 
 def test_constant_features_are_counted():
@@ -373,7 +373,7 @@ def test_constant_features_are_counted():
         and gather(a.spec, (modules[1], modules[1]), inputs(a)).moments[name].constant == 0
     )
     with pytest.warns(SymmergeWarning, match="^7 coordinates never change"):
-        doubts(found)
+        warn_of_poor_statistics(found)
     left, right = samples_with_moments(found.moments[name], "correlation")
     assert (
         torch.isfinite(left).all()

@@ -14,7 +14,7 @@ from symmerge.cli import console, options
 from symmerge.distributed import local_device, process_group
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.evaluation.tasks import task_of
-from symmerge.matching.activations import doubts
+from symmerge.matching.activations import warn_of_poor_statistics
 from symmerge.models.model import device_of, load
 from symmerge.observation.calibration import gather_pair, pair_header
 from symmerge.observation.statistics import Statistics
@@ -89,7 +89,7 @@ def statistics(
         total = reduce(plus, found)
         if rank:
             return
-        doubts(total)
+        warn_of_poor_statistics(total)
         total.save(out)
         size = out.stat().st_size / 1e6
         console.out.print(

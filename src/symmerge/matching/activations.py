@@ -1,7 +1,7 @@
-"""Activation matching: align B to A by what flows through both on the same inputs, alone or beside the weights.
+"""Activation matching: align B to A by activations on the same inputs, with or without the weights.
 
-Weights say what a model can do, activations what it does. The search starts with both and tries other mixtures of them, scored on inputs that
-were held out; the published method (permutations by correlation) is the same solver with other options, in `recipes`.
+The search starts with both and tries other mixtures, scored on inputs that were held out. The
+published method (permutations by correlation) is this solver with other options, in `recipes`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,19 @@ FEWEST = 2  # samples per coordinate: with fewer, correlations are mostly chance
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ActivationMatching(Matching):
-    """Options of activation matching: `ActivationMatching(data=make_task("image", "digits", [a, b]))`.
+    """Options of activation matching: `ActivationMatching(data=make_task(...))`.
 
-    `data` is a task whose inputs both models see (its labels are not used); None lets language models write their own text. `statistics` gathered
-    before (for the same pair) save the pass over the data. `places` says where the stream is looked at. `held_out` is the share of the data that
-    merges are scored on; with 0, `weighting` is taken as it is. A `weighting` that is given keeps its score: only the rest is searched over.
-    `partial` is where an interrupted pass leaves what it had.
+    | option | meaning |
+    |---|---|
+    | `data` | a task whose inputs both models see, labels unused; None: self-generated text |
+    | `statistics` | gathered before for the same pair: saves the pass over the data |
+    | `places` | where the stream is observed |
+    | `held_out` | the share of the data that merges are scored on; 0: `weighting` as it is |
+    | `partial` | where an interrupted pass stores its statistics |
+
+    A given `weighting` keeps its `score`; only its other fields are searched over.
     """
 
     data: Task | None = field(default=None, repr=False)
@@ -52,68 +57,72 @@ class ActivationMatching(Matching):
 
     def probe(self, a: Model, b: Model, progress: Progress) -> Probe | None:
         if self.data is None and self.statistics is None:
-            found = make_probe([a, b], seed=self.seed, device=self.device)
-            if found is None:
-                raise MismatchError(
-                    f"{a.where} writes no text of its own (no language model, or too large): give data to see activations on"
-                )
-            return replace(
-                found, observation=restrict_stream(found.observation, a.spec.stream, self.places)
-            )
-        if self.statistics is not None:
-            self.statistics.header.check(pair_header(a, b))
-        progress("looking at what flows through both models")
-        if self.data is None:
-            assert self.statistics is not None
-            found = Probe("the objective", self.statistics)
+            probe = self._self_generated(a, b)
         else:
-            options: dict[str, Any] = {
-                "held_out": self.held_out,
-                "partial": self.partial,
-                "device": self.device,
-            }
-            found = calibrate(
-                (a, b), self.data, statistics=self.statistics, progress=progress, **options
+            progress("gathering activations of both models")
+            probe = self._observe(a, b, progress)
+        observation = restrict_stream(probe.observation, a.spec.stream, self.places)
+        return replace(probe, observation=observation)
+
+    def _self_generated(self, a: Model, b: Model) -> Probe:
+        probe = make_probe([a, b], seed=self.seed, device=self.device)
+        if probe is None:
+            raise MismatchError(
+                f"no text can be sampled from {a.where} (no language model, or too large):"
+                " give data to observe activations on"
             )
-        seen = found.observation
-        assert isinstance(seen, Statistics)
-        doubts(seen)
-        return replace(found, observation=restrict_stream(seen, a.spec.stream, self.places))
+        return probe
+
+    def _observe(self, a: Model, b: Model, progress: Progress) -> Probe:
+        statistics = self.statistics
+        if statistics is not None:
+            statistics.header.check(pair_header(a, b))
+        if self.data is None:
+            assert statistics is not None
+            probe = Probe("the objective", statistics)
+        else:
+            probe = calibrate(
+                (a, b),
+                self.data,
+                held_out=self.held_out,
+                statistics=statistics,
+                partial=self.partial,
+                device=self.device,
+                progress=progress,
+            )
+        assert isinstance(probe.observation, Statistics)
+        warn_of_poor_statistics(probe.observation)
+        return probe
 
     @property
     def grid(self) -> WeightingGrid:
-        return {
-            name: values
-            for name, values in GRID.items()
-            if name != "score" or self.weighting is None
-        }
+        if self.weighting is None:
+            return GRID
+        return {name: values for name, values in GRID.items() if name != "score"}
 
     def _options(self) -> dict[str, Any]:
         plain = replace(self, data=None, statistics=None, partial=None, token_counts=None)
-        about = (
-            self.data.record()
-            if self.data
-            else {
-                "data": (list(self.statistics.header.inputs) or None) if self.statistics else "self"
-            }
+        data = self._data_record()
+        options = super(ActivationMatching, plain)._options()
+        return {**options, "data": data, "statistics": None, "partial": None}
+
+    def _data_record(self) -> dict[str, Any]:
+        if self.data:
+            return self.data.record()
+        if self.statistics:
+            return {"data": list(self.statistics.header.inputs) or None}
+        return {"data": "self"}
+
+
+def warn_of_poor_statistics(statistics: Statistics) -> None:
+    """Warn of too few samples and of constant coordinates: both may mislead the solver."""
+    widest = max(len(moments.sum_a) for moments in statistics.moments.values())
+    if statistics.samples < FEWEST * widest:
+        few = (
+            f"{statistics.samples} tokens for spaces of up to {widest} coordinates:"
+            f" correlations are mostly chance; give {FEWEST * widest} or more"
         )
-        return {
-            **super(ActivationMatching, plain)._options(),
-            "data": about,
-            "statistics": None,
-            "partial": None,
-        }
-
-
-def doubts(found: Statistics) -> None:
-    """Warn of too few samples and of constant coordinates: neither stops the solver, both may mislead it."""
-    widest = max(len(moments.sum_a) for moments in found.moments.values())
-    if found.samples < FEWEST * widest:
-        few = f"{found.samples} tokens for spaces of up to {widest} coordinates: correlations are mostly chance; give {FEWEST * widest} or more"
         warnings.warn(few, SymmergeWarning, stacklevel=2)
-    if constant := sum(moments.constant for moments in found.moments.values()):
-        warnings.warn(
-            f"{constant} coordinates never change on this data: nothing is known of them",
-            SymmergeWarning,
-            stacklevel=2,
-        )
+    if constant := sum(moments.constant for moments in statistics.moments.values()):
+        unknown = f"{constant} coordinates never change on this data: nothing is known of them"
+        warnings.warn(unknown, SymmergeWarning, stacklevel=2)

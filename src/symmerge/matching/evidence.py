@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from symmerge.checkpoints.weights import Weights
@@ -14,17 +15,22 @@ from symmerge.matching.heads import attention_layers
 from symmerge.observation.activations import Activations, Score, extend_spec
 from symmerge.symmetry.spec import Spec
 
-FAINT = 1e-6  # of the largest squared entries: entries a thousand times smaller
+FAINT = 1e-6  # of the largest mean square of a matrix: entries a thousand times smaller
 
 
 @dataclass(frozen=True)
 class Weighting:
     """How much each piece of evidence counts.
 
-    A tensor's squared error is divided by its squared norm to the power `norm`; rows of the vocabulary count by their expected frequency to the
-    power `frequency`. Activations count `stream`, `heads` and `units` times as much as the weights that meet the same space; the weights
-    themselves count `weights` times (0: activations alone). `score` says how activations are compared. With `all_layers` every layer speaks for
-    the stream; without, the tensors that meet nothing else alone do; None leaves it to whether these determine the stream.
+    | field | meaning |
+    |---|---|
+    | `norm` | a tensor's squared error is divided by its squared norm to this power |
+    | `frequency` | rows of the vocabulary count by their expected frequency to this power |
+    | `stream`, `heads`, `units` | activations of a space count this much times its weights |
+    | `weights` | how much the weights count; 0: activations alone |
+    | `score` | how activations are compared |
+    | `all_layers` | all layers count for the stream, not only tensors that meet nothing else |
+    | | None: only where these tensors do not determine it |
     """
 
     norm: float = 1.0
@@ -42,12 +48,17 @@ class Weighting:
             for name, value in asdict(self).items()
         )
 
+    @property
+    def uses_activations(self) -> bool:
+        return bool(self.stream or self.heads or self.units)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Both models' tensors under one weighting; activations are more tensors of the table.
+    """Both models' tensors under one weighting. Activations are further tensors of the table.
 
-    `frequencies` are the expected frequencies of tokens; those never seen may be left out altogether (`ignore_unseen`).
+    `frequencies` are the expected frequencies of tokens; with `ignore_unseen`, tokens that never
+    occur do not count at all.
     """
 
     table: Spec
@@ -64,54 +75,34 @@ class Evidence:
     @cached_property
     def spec(self) -> Spec:
         """The table, with the activations if they count."""
-        counts = self.weighting.stream or self.weighting.heads or self.weighting.units
-        return (
-            extend_spec(self.table, self.activations[0])
-            if self.activations and counts
-            else self.table
-        )
+        if self.activations and self.weighting.uses_activations:
+            return extend_spec(self.table, self.activations[0])
+        return self.table
 
     @cached_property
     def certain(self) -> set[str]:
-        """Tensors that meet no hidden space but the stream: nothing else has to be matched first."""
-        return {name for name in self.spec.tensors if self._spaces(name) == {self.spec.stream}}
+        """Tensors that meet no hidden space but the stream: nothing must be matched before them."""
+        return {name for name in self.spec.tensors if self._hidden(name) == {self.spec.stream}}
 
     @cached_property
     def determined(self) -> bool:
-        """Whether the certain weights have at least as many rows that count as the stream has coordinates."""
-        tensors = [
-            name
-            for name in self.certain
-            if name in self.table.tensors and len(self.table.shapes[name]) > 1
-        ]
-        return sum(self._counting(name) for name in tensors) >= self.spec.sizes[self.spec.stream]
-
-    def _counting(self, name: str) -> int:
-        rows = self.rows(name)
-        return (
-            torch.Size(self.table.shapes[name]).numel() // self.spec.sizes[self.spec.stream]
-            if rows is None
-            else int((rows > 0).sum())
-        )
+        """Whether the certain weights have at least as many rows as the stream has coordinates."""
+        matrices = [name for name in self.certain & self.table.tensors.keys() if self._matrix(name)]
+        return sum(map(self._row_count, matrices)) >= self.spec.sizes[self.spec.stream]
 
     def plain(self, name: str) -> tuple[Tensor, Tensor]:
         """A tensor of A and of B as they are."""
-        held = (
-            (found.values for found in self.activations)
-            if name not in self.table.tensors
-            else self.weights
-        )
-        a, b = (side[name].to(self.device, self.dtype) for side in held)
+        sides = self.weights
+        if name not in self.table.tensors:
+            sides = tuple(activations.values for activations in self.activations)
+        a, b = (side[name].to(self.device, self.dtype) for side in sides)
         return a, b
 
     def rows(self, name: str) -> Tensor | None:
-        """The square roots of the weights of a tensor's rows, where they count differently: one row per token."""
+        """Square roots of the weights of a tensor's rows, if it has one row per token."""
         axes = self.table.tensors.get(name, ())
-        return (
-            self._rows
-            if len(axes) > 1 and getattr(axes[0].factors[0], "space", None) == "vocabulary"
-            else None
-        )
+        by_token = len(axes) > 1 and getattr(axes[0].factors[0], "space", None) == "vocabulary"
+        return self._token_rows if by_token else None
 
     def sides(self, name: str) -> tuple[Tensor, Tensor]:
         """A tensor of A and of B, rows weighted."""
@@ -120,7 +111,7 @@ class Evidence:
         return (a, b) if rows is None else (a * rows.to(a)[:, None], b * rows.to(b)[:, None])
 
     def scale(self, name: str) -> float:
-        """By how much a tensor's squared error is multiplied. A bias counts as its matrix does; a gain by its length."""
+        """The factor of a tensor's squared error."""
         if name not in self._scales:
             is_weight = name in self.table.tensors
             self._scales[name] = (
@@ -130,86 +121,91 @@ class Evidence:
             )
         return self._scales[name]
 
+    def _row_count(self, name: str) -> int:
+        rows = self.rows(name)
+        if rows is not None:
+            return int((rows > 0).sum())
+        return math.prod(self.table.shapes[name]) // self.spec.sizes[self.spec.stream]
+
     def _weight_scale(self, name: str) -> float:
+        """A bias counts as its matrix does, a gain by its length."""
         matrix = name.removesuffix("bias") + "weight"
-        reference = (
-            matrix if name.endswith("bias") and len(self.table.shapes.get(matrix, ())) > 1 else name
-        )
-        return (
-            max(self._size(reference), self._faint * math.prod(self.table.shapes[reference]))
-            ** -self.weighting.norm
-        )
+        if name.endswith("bias") and self._matrix(matrix):
+            name = matrix
+        least = self._faint * math.prod(self.table.shapes[name])
+        return max(self._size(name), least) ** -self.weighting.norm
 
     def _activation_scale(self, name: str) -> float:
         space = self._owner(name)
         share = getattr(self.weighting, self._kind(space))
         if not share:
             return 0.0
-        peers = [
-            other
-            for other in self.spec.tensors
-            if other not in self.table.tensors and self._owner(other) == space
-        ]
-        return share * self._total(space) / (len(peers) * self._size(name))
+        activations = self.spec.tensors.keys() - self.table.tensors.keys()
+        peers = [other for other in activations if self._owner(other) == space]
+        return share * self._weight_total(space) / (len(peers) * self._size(name))
 
-    def _total(self, space: str) -> float:
-        """What the weights that meet a space count together."""
-        met = [
+    def _weight_total(self, space: str) -> float:
+        """What the weights of a space count together."""
+        matrices = [
             name
             for name in self.table.tensors
-            if space in self._met(name) and len(self.table.shapes[name]) > 1
+            if space in self._spaces(name) and self._matrix(name)
         ]
-        if space == self.spec.stream:
-            met = [
-                name for name in met if name in self.certain
-            ] or met  # none is certain where an embedding is projected
-        return sum(self._weight_scale(name) * self._size(name) for name in met)
+        if space == self.spec.stream:  # no matrix is certain where an embedding is projected
+            matrices = [name for name in matrices if name in self.certain] or matrices
+        return sum(self._weight_scale(name) * self._size(name) for name in matrices)
 
     @cached_property
     def _faint(self) -> float:
-        """Below this much of an entry a matrix is dead: weight decay may leave layers that are zero but for noise, which must not count as much as others."""
+        """The mean square below which a matrix is dead.
+
+        Weight decay may leave layers that are zero but for noise; these must not count fully.
+        """
         if not self.weighting.norm:
             return 0.0
-        counts = {
-            name: math.prod(shape) for name, shape in self.table.shapes.items() if len(shape) > 1
-        }
-        sizes = [self._size(name) / count for name, count in counts.items() if count]
-        return FAINT * max(sizes, default=0.0)
+        counts = {name: math.prod(self.table.shapes[name]) for name in self.table.shapes}
+        squares = [
+            self._size(name) / count
+            for name, count in counts.items()
+            if count and self._matrix(name)
+        ]
+        return FAINT * max(squares, default=0.0)
 
     def _size(self, name: str) -> float:
+        """The squared norm of a matrix, geometric mean over both models; the length of a vector."""
         if name not in self._sizes:
             a, b = self.sides(name)
-            self._sizes[name] = max(
-                (a.norm() * b.norm()).item() if a.ndim > 1 else float(a.numel()), 1e-12
-            )
+            size = (a.norm() * b.norm()).item() if a.ndim > 1 else float(a.numel())
+            self._sizes[name] = max(size, 1e-12)
         return self._sizes[name]
 
-    def _spaces(self, name: str) -> set[str]:
-        return self._met(name) & self.spec.hidden.keys()
+    def _matrix(self, name: str) -> bool:
+        return len(self.table.shapes.get(name, ())) > 1
 
-    def _met(self, name: str) -> set[str]:
-        """Also the spaces that may not move: heads that stay where they are still hold bases that do."""
+    def _hidden(self, name: str) -> set[str]:
+        return self._spaces(name) & self.spec.hidden.keys()
+
+    def _spaces(self, name: str) -> set[str]:
+        """Also those that may not move: heads that stay in place hold bases that move."""
         return {atom.space for piece in self.spec.pieces[name] for atom in piece.atoms}
 
     def _owner(self, name: str) -> str:
-        """The space an activation speaks for: the heads rather than the bases inside them."""
-        outer = {self.spec.spaces[space].per or space for space in self._spaces(name)} - {
-            self.spec.stream
-        }
-        return min(outer, default=self.spec.stream)
+        """The space whose weight an activation takes: heads rather than the bases inside them."""
+        spaces = {self.spec.spaces[space].per or space for space in self._hidden(name)}
+        return min(spaces - {self.spec.stream}, default=self.spec.stream)
 
     def _kind(self, space: str) -> str:
         if space == self.spec.stream:
             return "stream"
-        return "heads" if space in self._attention else "units"
+        return "heads" if space in self._heads else "units"
 
     @cached_property
-    def _attention(self) -> set[str]:
+    def _heads(self) -> set[str]:
         return {layer.heads for layer in attention_layers(self.spec)}
 
     @cached_property
-    def _rows(self) -> Tensor | None:
-        """The square roots of the tokens' weights; a token never seen counts as half an occurrence, or not at all."""
+    def _token_rows(self) -> Float[Tensor, " vocabulary"] | None:
+        """Square roots of the tokens' weights; a token never seen counts as half an occurrence."""
         if self.frequencies is None or not (self.weighting.frequency or self.ignore_unseen):
             return None
         weights = (self.frequencies + 0.5) ** self.weighting.frequency

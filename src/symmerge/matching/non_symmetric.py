@@ -1,6 +1,7 @@
-"""Tables that allow more than the function does: two published ways to match that are no symmetries, for comparison only.
+"""Two published ways to match that are no symmetries, for comparison only.
 
-What is aligned by such a table is another function; the gate refuses to write it as an aligned checkpoint.
+Their tables allow more than the function does. What is aligned by such a table is another
+function, and the gate refuses to write it as an aligned checkpoint.
 """
 
 from __future__ import annotations
@@ -16,111 +17,117 @@ from symmerge.symmetry.spec import Space, Spec, layer_of
 
 
 def ignore_heads(model: Model) -> Model:
-    """Every coordinate of an attention layer may go anywhere, whatever head it is in: tears heads apart."""
+    """Let every coordinate of an attention layer go anywhere, out of its head too."""
     spec = model.spec
-    layers = {
-        space.per: space
-        for space in spec.spaces.values()
-        if space.per and space.translation == "passes"
-    }
-    if any(isinstance(space.group, RotaryPairs) for space in spec.spaces.values()) or any(
-        spec.sizes.get(f"query{per[4:]}", 1) > 1 for per in layers
-    ):
-        raise MismatchError(
-            f"{model.where}: heads can only be ignored where queries, keys and values are alike (no rotary positions, no grouped heads)"
-        )
-    flat = {
-        per: Space(
-            f"attention{per.removeprefix('head')}", Permutation(spec.sizes[per] * space.group.size)
-        )
-        for per, space in layers.items()
-    }
-
-    def rename(product: Product) -> Product:
-        first = product.factors[0]
-        if isinstance(first, Atom) and first.space in flat:
-            inner = product.factors[-1]
-            if isinstance(inner, Sum):
-                raise MismatchError(
-                    f"{model.where}: heads can only be ignored where queries, keys and values are not interleaved inside each head"
-                )
-            return Product((Atom(flat[first.space].name, inner.role),))
-        return Product(
-            tuple(
-                Sum(tuple(map(rename, factor.terms))) if isinstance(factor, Sum) else factor
-                for factor in product.factors
-            )
-        )
-
-    kept = {
+    flat = _flat_spaces(model)
+    spaces = {
         name: space
         for name, space in spec.spaces.items()
         if space.per not in flat and name not in flat
     }
-    tensors = {name: tuple(map(rename, axes)) for name, axes in spec.tensors.items()}
-    return replace(
-        model,
-        spec=replace(
-            spec, spaces={**kept, **{space.name: space for space in flat.values()}}, tensors=tensors
-        ),
+    spaces |= {space.name: space for space in flat.values()}
+    tensors = {
+        name: tuple(_flatten(axis, flat, model.where) for axis in axes)
+        for name, axes in spec.tensors.items()
+    }
+    return replace(model, spec=replace(spec, spaces=spaces, tensors=tensors))
+
+
+def _flat_spaces(model: Model) -> dict[str, Space]:
+    """One space of permutations for each attention layer, by the name of its heads."""
+    spec = model.spec
+    values = {
+        space.per: space
+        for space in spec.spaces.values()
+        if space.per and space.translation == "passes"
+    }
+    rotary = any(isinstance(space.group, RotaryPairs) for space in spec.spaces.values())
+    grouped = any(spec.sizes.get(f"query{heads[4:]}", 1) > 1 for heads in values)
+    if rotary or grouped:
+        raise MismatchError(
+            f"{model.where}: heads can only be ignored where queries, keys and values are alike"
+            " (no rotary positions, no grouped heads)"
+        )
+    return {
+        heads: Space(
+            f"attention{heads.removeprefix('head')}",
+            Permutation(spec.sizes[heads] * space.group.size),
+        )
+        for heads, space in values.items()
+    }
+
+
+def _flatten(axis: Product, flat: Mapping[str, Space], where: str) -> Product:
+    """The axis with heads and the bases inside them as one space."""
+    first, inner = axis.factors[0], axis.factors[-1]
+    if not (isinstance(first, Atom) and first.space in flat):
+        return _map_terms(axis, lambda term: _flatten(term, flat, where))
+    if isinstance(inner, Sum):
+        raise MismatchError(
+            f"{where}: heads can only be ignored where queries, keys and values are not"
+            " interleaved inside each head"
+        )
+    return Product((Atom(flat[first.space].name, inner.role),))
+
+
+def _map_terms(axis: Product, change: Callable[[Product], Product]) -> Product:
+    """The axis with the terms of its sums changed."""
+    factors = (
+        Sum(tuple(map(change, factor.terms))) if isinstance(factor, Sum) else factor
+        for factor in axis.factors
     )
+    return Product(tuple(factors))
 
 
 def separate_streams(model: Model) -> Model:
-    """The stream may move anew after every block: the skip connections then add what lies in different coordinates."""
-    spec, place = model.spec, 0
+    """Let the stream move anew after every block: skip connections then add unlike coordinates."""
+    spec, blocks = model.spec, 0
     tensors: dict[str, Axes] = {}
-    for name in _forward(spec):
+    for name in _forward_order(spec):
         axes = spec.tensors[name]
         if len(axes) == 2 and _writes_back(spec, axes):
-            place += 1  # everything after a block's last matrix sees the stream after it
+            blocks += 1  # everything after a block's last matrix sees the stream after it
         tensors[name] = tuple(
-            Product(tuple(_at(factor, spec.stream, place) for factor in axis.factors))
-            for axis in axes
+            _rename(axis, spec.stream, f"{spec.stream}.{blocks}") for axis in axes
         )
     stream = spec.spaces[spec.stream]
-    streams = {
-        f"{spec.stream}.{at}": replace(stream, name=f"{spec.stream}.{at}")
-        for at in range(place + 1)
-    }
-    kept = {name: space for name, space in spec.spaces.items() if name != spec.stream}
-    return replace(
-        model, spec=replace(spec, spaces={**kept, **streams}, tensors=tensors, norms=(), scales=())
-    )
+    spaces = {name: space for name, space in spec.spaces.items() if name != spec.stream}
+    names = [f"{spec.stream}.{block}" for block in range(blocks + 1)]
+    spaces |= {name: replace(stream, name=name) for name in names}
+    return replace(model, spec=replace(spec, spaces=spaces, tensors=tensors, norms=(), scales=()))
 
 
-def _forward(spec: Spec) -> list[str]:
-    """The tensors in the order in which they are used: what comes before the layers, the layers, and the rest."""
+def _forward_order(spec: Spec) -> list[str]:
+    """The tensors as they are used: what comes before the layers, the layers, and the rest."""
     names = list(spec.tensors)
-    layer = {name: number for name in names if (number := layer_of(name)) is not None}
-    first = min(map(names.index, layer), default=len(names))
-    return sorted(
-        names,
-        key=lambda name: (
-            layer.get(name, -1 if names.index(name) < first else len(names)),
-            names.index(name),
-        ),
-    )
+    layers = {name: number for name in names if (number := layer_of(name)) is not None}
+    first = min(map(names.index, layers), default=len(names))
+
+    def order(name: str) -> tuple[int, int]:
+        place = names.index(name)
+        return layers.get(name, -1 if place < first else len(names)), place
+
+    return sorted(names, key=order)
 
 
 def _writes_back(spec: Spec, axes: Axes) -> bool:
     """Whether a matrix reads a hidden space inside a block and writes to the stream."""
-    spaces = [{atom.space for atom in atoms((axis,))} for axis in axes]
+    first, second = ({atom.space for atom in atoms((axis,))} for axis in axes)
     inner = spec.hidden.keys() - {spec.stream}
-    return any(
-        spec.stream in one and other & inner for one, other in (spaces, spaces[::-1])
-    ) and any(atom.space == spec.stream and not atom.role.value for atom in atoms(axes))
+    joins = (spec.stream in first and second & inner) or (spec.stream in second and first & inner)
+    return bool(joins) and any(
+        atom.space == spec.stream and not atom.role.value for atom in atoms(axes)
+    )
 
 
-def _at(factor: Atom | Sum, stream: str, place: int) -> Atom | Sum:
-    if isinstance(factor, Sum):
-        return Sum(
-            tuple(
-                Product(tuple(_at(inner, stream, place) for inner in term.factors))
-                for term in factor.terms
-            )
-        )
-    return Atom(f"{stream}.{place}", factor.role) if factor.space == stream else factor
+def _rename(axis: Product, old: str, new: str) -> Product:
+    """The axis with one space renamed, also inside sums."""
+    axis = _map_terms(axis, lambda term: _rename(term, old, new))
+    factors = (
+        Atom(new, factor.role) if isinstance(factor, Atom) and factor.space == old else factor
+        for factor in axis.factors
+    )
+    return Product(tuple(factors))
 
 
 NON_SYMMETRIC: Mapping[str, Callable[[Model], Model]] = {

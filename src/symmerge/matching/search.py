@@ -1,4 +1,4 @@
-"""The search that weight and activation matching share: try weightings and starts, keep the best."""
+"""Search shared by weight and activation matching: try weightings and starts, keep the best."""
 
 from __future__ import annotations
 

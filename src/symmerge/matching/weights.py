@@ -2,10 +2,10 @@
 
 Two findings shape it (docs/log.md has the figures):
 
-- Tensors that meet only the stream (embeddings, unembedding, class head) are certain evidence: nothing else has to be matched first.
-  Where they determine the stream, they alone do; matched heads and units, which may be wrong, only complete it where they do not.
-- No one weighting of the evidence is best everywhere. Language models write text, which says how frequent tokens are and what flows through both
-  models; several weightings are tried, each from where the best so far was, and scored on that text. Still no data.
+- Tensors that meet only the stream (embeddings, unembedding, class head) are certain evidence.
+  Where they determine the stream, they alone do. Heads and units may be matched wrongly.
+- No weighting of the evidence is best everywhere. Text sampled from language models tells token
+  frequencies and activations; several weightings are tried and scored on it. Still no data.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ GRID: WeightingGrid = {
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WeightMatching(Matching):
-    """Options of weight matching. The defaults are the method we recommend; `recipes` has the published ones.
+    """Options of weight matching. The defaults are what we recommend.
 
-    With `generate_text`, language models write text that tells how much each weight counts.
+    With `generate_text`, text sampled from language models says how much each weight counts.
     """
 
     generate_text: bool = True
@@ -43,22 +43,19 @@ class WeightMatching(Matching):
     def probe(self, a: Model, b: Model, progress: Progress) -> Probe | None:
         if not self.generate_text:
             return None
-        found = make_probe(
-            [a, b], scored=self.most_tries(a) > 1, seed=self.seed, device=self.device
-        )
+        scored = self.most_tries(a) > 1
+        probe = make_probe([a, b], scored=scored, seed=self.seed, device=self.device)
         progress(
-            "the parents wrote text of their own"
-            if found
-            else "no text of their own (not language models, or too large): weights alone"
+            "sampled text from both models"
+            if probe
+            else "no self-generated text (not language models, or too large): weights alone"
         )
-        return found
+        return probe
 
     def probe_of_many(self, models: Sequence[Model], text: Tensor | None = None) -> Probe | None:
-        return (
-            make_probe(models, text=text, seed=self.seed, device=self.device)
-            if self.generate_text and self.most_tries(models[0]) > 1
-            else None
-        )
+        if not self.generate_text or self.most_tries(models[0]) == 1:
+            return None
+        return make_probe(models, text=text, seed=self.seed, device=self.device)
 
     @property
     def grid(self) -> WeightingGrid:
