@@ -13,7 +13,7 @@ import symmerge as sm
 from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.tasks import make_task
 from symmerge.lab.small_models import small_model
-from symmerge.lab.training import acceleration as levels
+from symmerge.lab.training import acceleration
 from symmerge.lab.training import planes
 from symmerge.lab.training import splits as feed
 from symmerge.lab.training.augmentation import RANDOM_NUMBERS, augment
@@ -326,13 +326,17 @@ def test_classifiers_learn_and_are_measured(reviews, pretrained, tmp_path):
 # other processes
 
 
-def test_a_level_that_fails_is_followed_by_the_next(tmp_path, capfd):
+def test_an_acceleration_that_fails_is_followed_by_the_next(tmp_path, capfd):
     recipe = with_changes(
         TRAINING["vit-digits"], config=SMALL_VIT, schedule={"steps": 3, "batch_size": 4}
     )
     steps: list[str] = []
-    levels.at_some_level(
-        Origin(recipe, 1), tmp_path / "out", steps.append, levels=("magic", "eager"), device="cpu"
+    acceleration.train_accelerated(
+        Origin(recipe, 1),
+        tmp_path / "out",
+        steps.append,
+        accelerations=("magic", "eager"),
+        device="cpu",
     )
     expected = open_model(train(recipe, 1, tmp_path / "here")).state_dict()
     found = open_model(tmp_path / "out").state_dict()
@@ -352,10 +356,14 @@ def test_a_process_that_has_trained_waits_for_the_next_model(tmp_path, capfd):
     )
     wider = with_changes(recipe, config={"intermediate_size": 24})
     for number, (some, seed) in enumerate([(recipe, 1), (wider, 2), (recipe, 3)]):
-        levels.at_some_level(
-            Origin(some, seed), tmp_path / f"out-{number}", None, levels=("eager",), device="cpu"
+        acceleration.train_accelerated(
+            Origin(some, seed),
+            tmp_path / f"out-{number}",
+            None,
+            accelerations=("eager",),
+            device="cpu",
         )
-        (process,) = levels._waiting.values()
+        (process,) = acceleration._waiting.values()
         used.append(process)
         if number == 1:
             process._popen.kill()  # while it waits
@@ -370,25 +378,25 @@ def test_a_process_that_has_trained_waits_for_the_next_model(tmp_path, capfd):
         assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert used[0] is used[1] is not used[2] and "failed" not in capfd.readouterr().err
     with pytest.raises(DataError, match=r"cifar10\.npz is missing"):
-        levels.at_some_level(
+        acceleration.train_accelerated(
             Origin(TRAINING["cifar10-vit"], 1),
             tmp_path / "none",
             None,
-            levels=("eager",),
+            accelerations=("eager",),
             device="cpu",
             data=tmp_path,
         )
-    levels._end_all()
+    acceleration._end_all()
     assert not used[2].alive
 
 
 def test_what_another_process_refuses_is_refused_here(tmp_path, root):
     with pytest.raises(DataError, match=r"cifar10\.npz is missing"):
-        levels.at_some_level(
+        acceleration.train_accelerated(
             Origin(TRAINING["cifar10-vit"], 1),
             tmp_path / "out",
             None,
-            levels=("eager", "eager"),
+            accelerations=("eager", "eager"),
             device="cpu",
             data=root,
         )
