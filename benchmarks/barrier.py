@@ -92,7 +92,7 @@ def make_task(name: str, model: Any, samples: int, length: int) -> Any:
     import torch
 
     from symmerge.evaluation.tasks import Task
-    from symmerge.evaluation.tasks.labelled import IMAGE_ROWS
+    from symmerge.evaluation.tasks.image_classification import BATCH_ROWS
     from symmerge.evaluation.tasks.language import rows_per_batch
     from symmerge.evaluation.tasks.readouts import ImageReadout, TokenReadout
 
@@ -101,7 +101,7 @@ def make_task(name: str, model: Any, samples: int, length: int) -> Any:
         images, labels = torch.randn(samples, 3, 32, 32), torch.randint(10, (samples,))
         batches = [
             {"pixel_values": x, "labels": y}
-            for x, y in zip(images.split(IMAGE_ROWS), labels.split(IMAGE_ROWS), strict=True)
+            for x, y in zip(images.split(BATCH_ROWS), labels.split(BATCH_ROWS), strict=True)
         ]
         return Task(name, "random", samples, 0, ImageReadout(), batches, {})
     tokens = torch.randint(model.spec.sizes["vocabulary"], (samples, length))

@@ -69,7 +69,7 @@ REFUSED = {
     "classifiers of texts write nothing": (
         "bert-classifier",
         ("--method", "activations", "--data", "self"),
-        "nobody makes inputs for the task text",
+        "no inputs without data for the task text",
     ),
     "recipe against method": (
         "gpt2",

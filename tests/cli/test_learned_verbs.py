@@ -160,7 +160,7 @@ REFUSED = {
     "own text of a classifier": (
         "bert-classifier",
         ("--method", "learned", "--data", "self"),
-        "nobody makes inputs for the task text",
+        "no inputs without data for the task text",
     ),
     "steps without learning": (
         "gpt2",

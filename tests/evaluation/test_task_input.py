@@ -219,19 +219,19 @@ BAD = {
         "image",
         "vit",
         content("t.txt", "words"),
-        ["holds no pictures", "digits"],
+        ["holds no images", "digits"],
     ),
     "no pictures": (
         "image",
         "vit",
         lambda folder: folder,
-        ["has no pictures in subfolders", "one subfolder per class"],
+        ["has no images in subfolders", "one subfolder per class"],
     ),
     "empty arrays": (
         "image",
         "vit",
         arrays(x=IMAGES[:0], y=np.arange(0)),
-        ["pictures: 0 there", "give more data"],
+        ["images: 0 there", "give more data"],
     ),
     "other arrays": (
         "image",
@@ -243,7 +243,7 @@ BAD = {
         "image",
         "vit",
         arrays(x=IMAGES, y=np.arange(3)),
-        ["[4, 16, 16, 3]", "[3]", "one label per picture"],
+        ["[4, 16, 16, 3]", "[3]", "one label per image"],
     ),
     "whole numbers": (
         "image",
@@ -281,13 +281,13 @@ BAD = {
         "image",
         "vit",
         picture("0/bad.png", b"no picture"),
-        ["0/bad.png cannot be read as a picture", "replace or remove"],
+        ["0/bad.png cannot be read as an image", "replace or remove"],
     ),
     "an empty picture": (
         "image",
         "vit",
         picture("0/bad.jpg", b""),
-        ["0/bad.jpg cannot be read as a picture"],
+        ["0/bad.jpg cannot be read as an image"],
     ),
     "a class too many": (
         "image",
@@ -299,7 +299,11 @@ BAD = {
         "text",
         "bert-classifier",
         lambda folder: "self",
-        ["nobody makes inputs for the task text", "only for mlm, clm, image", "data with labels"],
+        [
+            "no inputs without data for the task text",
+            "only for mlm, clm, image",
+            "data with labels",
+        ],
     ),
     "masked for a causal model": (
         "mlm",
@@ -361,7 +365,7 @@ def test_a_damaged_picture_is_found_when_it_is_read(model, tmp_path):
     good = (picture("0/good.txt", b"")(tmp_path) / "0" / "good.png").read_bytes()
     (tmp_path / "pictures" / "0" / "cut.png").write_bytes(good[:45])
     task = make_task("image", str(tmp_path / "pictures"), [model("vit")])
-    with pytest.raises(SymmergeError, match=r"cut\.png cannot be read as a picture.*replace"):
+    with pytest.raises(SymmergeError, match=r"cut\.png cannot be read as an image.*replace"):
         list(task.batches)
 
 
@@ -474,7 +478,7 @@ def test_an_image_processor_for_another_size(model):
     shutil.copy(model("vit").path / "preprocessor_config.json", a.path)
     with pytest.raises(
         SymmergeError,
-        match=r"image processor of .* gives pictures of \[3, 16, 16\].* takes \[3, 8, 8\]",
+        match=r"image processor of .* gives images of \[3, 16, 16\].* takes \[3, 8, 8\]",
     ):
         list(make_task("image", "digits", [a], samples=3).batches)
 

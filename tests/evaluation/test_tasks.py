@@ -15,7 +15,13 @@ from fixtures import MEAN, STD, checkpoint
 from scipy.stats import spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
-from symmerge.evaluation.data.embedded import PIECE, TOPICS, digits, python_docs, python_topics
+from symmerge.evaluation.data.embedded import (
+    MAX_CHARACTERS,
+    TOPICS,
+    digits,
+    python_docs,
+    python_topics,
+)
 from symmerge.evaluation.data.self_generated import sample_text
 from symmerge.evaluation.data.text import read_rows, read_text
 from symmerge.evaluation.tasks import make_task
@@ -432,7 +438,7 @@ def test_topics_of_the_documentation_are_rows_with_labels():
     assert 3 < len(train) / len(test) < 5 and {label for label, _ in train} == {
         label for label, _ in test
     } == set(range(TOPICS))
-    assert max(len(text.encode()) for _, text in train + test) <= PIECE
+    assert max(len(text.encode()) for _, text in train + test) <= MAX_CHARACTERS
     rows = read_rows("python-topics:train")
     assert (
         rows.labels == tuple(label for label, _ in train)

@@ -636,7 +636,7 @@ def test_parents_write_where_there_is_no_data(monkeypatch):
     said = []
     solution = learn(data=None, steps=3, progress=said.append)
     assert (
-        "no data to learn from: the models write text" in said
+        "no data to learn from: the models sample text" in said
         and solution.settings["data"] == "self"
     )
     assert solution.objective == learn(steps=3).objective  # the same text as from the task

@@ -392,7 +392,7 @@ REFUSED = {
         {"train": "nothing.txt"},
         "nothing.txt is not there",
     ),
-    "wrong data": (("t-methods", "vit-0", "vit-1"), {}, "valid.txt holds no pictures"),
+    "wrong data": (("t-methods", "vit-0", "vit-1"), {}, "valid.txt holds no images"),
     "no such folder": (
         ("v-heads", "bert-0", "bert-9"),
         {},

@@ -469,7 +469,7 @@ WRONG = {
     "no picture": (
         "tiny-imagenet",
         tree_with(lambda folder: first_of(folder).write_text("x")),
-        "cannot be read as a picture",
+        "cannot be read as an image",
     ),
     "another size": (
         "tiny-imagenet",

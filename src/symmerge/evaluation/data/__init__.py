@@ -1,1 +1,5 @@
-"""Where inputs come from: embedded data, files, the hub, self-generated text and dead leaves."""
+"""Where inputs come from.
+
+`text` and `images` read files and folders, `hub` Hugging Face data sets, `embedded` data that comes
+with the installation. `self_generated` text and `dead_leaves` images need no data at all.
+"""

@@ -1,4 +1,4 @@
-"""Data that comes with the installation: handwritten digits from scikit-learn, and Python's own documentation."""
+"""Data that comes with the installation: scikit-learn's digits and Python's documentation."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 
 SPLITS = ("train", "test")
-TOPICS, PIECE = (
-    4,
-    46,
-)  # the longest ones, and letters of a piece of text: a model with 48 positions takes it, whatever its tokens
+TOPICS = 4  # the longest ones
+MAX_CHARACTERS = 46  # of a piece of text: fits 48 positions, whatever the tokenizer
 
 
 def digits(split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images [n, 8, 8] from 0 to 1 in float32, and which digit each is; four fifths to train, one fifth to test.
+    """Images [n, 8, 8] from 0 to 1 in float32, and their digits; one fifth is the test split.
 
     >>> images, labels = digits("test")
     >>> images.shape, labels.shape
@@ -23,17 +21,20 @@ def digits(split: str) -> tuple[np.ndarray, np.ndarray]:
     assert split in SPLITS, split
     from sklearn.datasets import load_digits  # slow to import, and only needed here
 
-    found: Any = load_digits()
-    # The file goes by writer and counts from 0 to 9, so neither its end nor every fifth image is a fair test. The stream of
-    # RandomState is frozen: this order is the same everywhere and for ever.
-    order = np.random.RandomState(0).permutation(len(found.target))
+    data: Any = load_digits()
+    # The file is sorted by writer and counts from 0 to 9, so neither its end nor every fifth image
+    # is a fair test. RandomState is frozen: its order never changes between versions.
+    order = np.random.RandomState(0).permutation(len(data.target))
     tests = len(order) // 5 + 1
-    chosen = order[:tests] if split == "test" else order[tests:]
-    return (found.images[chosen] / 16).astype(np.float32), found.target[chosen].astype(np.int64)
+    rows = order[:tests] if split == "test" else order[tests:]
+    return (data.images[rows] / 16).astype(np.float32), data.target[rows].astype(np.int64)
 
 
 def python_docs(split: str) -> str:
-    """The topics of Python's `help()`, one after the other: the first nine tenths to train, the rest to test. Depends on Python's version."""
+    """All topics of Python's `help()`; the last tenth is the test split.
+
+    Depends on Python's version.
+    """
     assert split in SPLITS, split
     from pydoc_data.topics import topics
 
@@ -43,31 +44,33 @@ def python_docs(split: str) -> str:
 
 
 def python_topics(split: str) -> list[tuple[int, str]]:
-    """Pieces of the longest topics of Python's `help()`, and which topic each is from; every fifth is to test. Depends on Python's version.
+    """Pieces of the longest topics of Python's `help()`, with their topic; every fifth is a test.
+
+    Depends on Python's version.
 
     >>> rows = python_topics("test")
-    >>> sorted({topic for topic, _ in rows}), max(len(text) for _, text in rows) <= PIECE
+    >>> sorted({topic for topic, _ in rows}), max(len(text) for _, text in rows) <= MAX_CHARACTERS
     ([0, 1, 2, 3], True)
     """
     assert split in SPLITS, split
     from pydoc_data.topics import topics
 
     longest = sorted(topics, key=lambda name: (-len(topics[name]), name))[:TOPICS]
-    pieces = [
-        (number, piece)
-        for number, name in enumerate(sorted(longest))
+    rows = [
+        (topic, piece)
+        for topic, name in enumerate(sorted(longest))
         for piece in _pieces(topics[name])
     ]
-    return [piece for at, piece in enumerate(pieces) if (at % 5 == 0) == (split == "test")]
+    return [row for number, row in enumerate(rows) if (number % 5 == 0) == (split == "test")]
 
 
 def _pieces(text: str) -> list[str]:
-    """A text cut between words, each piece as long as it may be; longer words are left out, and so is what has no bytes of its own."""
+    """Cut a text between words, in pieces as long as allowed; only ASCII, no longer words."""
     pieces = [""]
     for word in text.encode("ascii", "ignore").decode().split():
         longer = f"{pieces[-1]} {word}".strip()
-        if len(longer) <= PIECE:
+        if len(longer) <= MAX_CHARACTERS:
             pieces[-1] = longer
-        elif len(word) <= PIECE:
+        elif len(word) <= MAX_CHARACTERS:
             pieces.append(word)
     return pieces

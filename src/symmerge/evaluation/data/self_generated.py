@@ -10,46 +10,39 @@ from torch import Tensor, nn
 
 from symmerge.models.model import Model
 
-FILLING_PASSES = 32  # in which a masked model fills a blank page
-MAX_ROWS = 128  # rows that are written at once: what is kept of them is gigabytes for a model of GPT-2's size
-MAX_LOGITS = 1 << 28  # numbers a masked model answers at once: 1 GB
+FILLING_PASSES = 32  # in which a masked model fills a row of mask tokens
+MASKING = 0.15  # share of tokens that are masked again
+MAX_ROWS = 128  # sampled at once: their caches take gigabytes for a model of GPT-2's size
+MAX_LOGITS = 1 << 28  # of a masked model at once: 1 GB
 
 
 @torch.no_grad()
 def sample_text(
     model: Model, module: nn.Module, *, rows: int, length: int, seed: int
 ) -> Int[Tensor, "rows length"]:
-    """Text a language model samples from itself; a masked one fills a blank page a few places at a time."""
+    """Text that a language model samples; a masked one fills masks, a few positions at a time."""
     length = min(length, model.spec.sizes.get("position", length + 2) - 2)
-    device = next(module.parameters()).device
+    masked = model.spec.task == "masked-lm"
+    size, sample = MAX_ROWS, _continue
+    if masked:
+        size = max(1, MAX_LOGITS // (length * model.spec.sizes["vocabulary"]))
+        sample = _fill_in
+    device = _device(module)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        masked = model.spec.task == "masked-lm"
-        most = (
-            max(1, MAX_LOGITS // (length * model.spec.sizes["vocabulary"])) if masked else MAX_ROWS
-        )
-        write = _fill_in if masked else _continue
-        return torch.cat(
-            [
-                write(model, module, min(most, rows - start), length)
-                for start in range(0, rows, most)
-            ]
-        )
+        starts = range(0, rows, size)
+        return torch.cat([sample(model, module, min(size, rows - at), length) for at in starts])
 
 
 def _continue(model: Model, module: nn.Module, rows: int, length: int) -> Tensor:
+    """Sample token by token from the first one, which is random where the config names none."""
+    vocabulary, device = model.spec.sizes["vocabulary"], _device(module)
     first = model.config.get("bos_token_id")
-    vocabulary = model.spec.sizes["vocabulary"]
-    device = next(module.parameters()).device
-    if (
-        first is not None and first >= vocabulary
-    ):  # GPT-2's own id stays in the config of one with fewer tokens
-        first = None
-    tokens = (
-        torch.full((rows, 1), first, device=device)
-        if first is not None
-        else torch.randint(0, vocabulary, (rows, 1), device=device)
-    )
+    # A model with a smaller vocabulary may have kept GPT-2's id in its config.
+    if first is None or first >= vocabulary:
+        tokens = torch.randint(0, vocabulary, (rows, 1), device=device)
+    else:
+        tokens = torch.full((rows, 1), first, device=device)
     cache, last = None, tokens
     for _ in range(length - 1):
         output = module(input_ids=last, past_key_values=cache, use_cache=True)
@@ -60,34 +53,34 @@ def _continue(model: Model, module: nn.Module, rows: int, length: int) -> Tensor
 
 
 def _fill_in(model: Model, module: nn.Module, rows: int, length: int) -> Tensor:
-    mask = mask_token(model)
-    device = next(module.parameters()).device
+    """Fill rows of masks in random order, then mask a share of the tokens again."""
+    mask, device = mask_token(model), _device(module)
     tokens = torch.full((rows, length), mask, device=device)
-    places = torch.rand(rows, length, device=device).argsort(1)
-    at_once = max(1, length // FILLING_PASSES)
-    for step in range(0, length, at_once):
-        here = places[:, step : step + at_once]
-        logits = first_logits(module(input_ids=tokens)).gather(
-            1, here[..., None].expand(-1, -1, model.spec.sizes["vocabulary"])
-        )
-        tokens = tokens.scatter(
-            1, here, torch.multinomial(logits.float().softmax(-1).flatten(0, 1), 1).view_as(here)
-        )
-    blank = torch.rand(rows, length, device=device) < 0.15
-    return torch.where(blank, mask, tokens)
+    order = torch.rand(rows, length, device=device).argsort(1)
+    for positions in order.split(max(1, length // FILLING_PASSES), 1):
+        index = positions[..., None].expand(-1, -1, model.spec.sizes["vocabulary"])
+        logits = first_logits(module(input_ids=tokens)).gather(1, index)
+        sampled = torch.multinomial(logits.float().softmax(-1).flatten(0, 1), 1)
+        tokens = tokens.scatter(1, positions, sampled.view_as(positions))
+    masked = torch.rand(rows, length, device=device) < MASKING
+    return torch.where(masked, mask, tokens)
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
 
 
 def mask_token(model: Model) -> int:
-    """The id a masked language model fills in; by BERT's habit 103 where no tokenizer says otherwise."""
+    """The id of the mask token; 103, as in BERT, where no tokenizer names one."""
     from transformers import AutoTokenizer
 
     if model.path is not None and any(file.name.startswith("tokenizer") for file in model.files):
-        found = AutoTokenizer.from_pretrained(model.path, local_files_only=True).mask_token_id
-        if found is not None:
-            return int(found)
+        token = AutoTokenizer.from_pretrained(model.path, local_files_only=True).mask_token_id
+        if token is not None:
+            return int(token)
     return min(103, model.spec.sizes["vocabulary"] - 1)
 
 
 def first_logits(output: Any) -> Tensor:
-    """Of what a stock model answers; some have several heads, the first is the one that counts."""
+    """Logits of a stock model; of several heads, the first is the one that counts."""
     return next(value for key, value in output.items() if "logits" in key)

@@ -1,4 +1,7 @@
-"""Texts: running text, and rows with labels. From plain files (also .xz), TSV, CSV, JSONL, the embedded text, or the hub."""
+"""Texts: running text, or rows with labels.
+
+From plain files (also .xz), TSV, CSV and JSONL files, embedded text, or the hub.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,11 @@ from symmerge.evaluation.data.embedded import python_docs, python_topics
 from symmerge.evaluation.data.hub import is_hub, read_hub
 
 TABLES = (".tsv", ".csv", ".jsonl")
+# The split to measure on, and the one models were trained on, to calibrate with
+PYTHON_DOCS = {"python-docs": "test", "python-docs:train": "train"}
 PYTHON_TOPICS = {"python-topics": "test", "python-topics:train": "train"}
-PYTHON_DOCS = {
-    "python-docs": "test",
-    "python-docs:train": "train",
-}  # the part to measure on, and what models were trained on: to calibrate with
 LABELS = ("label", "labels")
-# The columns of one sample's text: the first that are all there.
+# Columns with the text of a sample: the first that are all there
 TEXTS = (
     ("text", "text2"),
     ("sentence1", "sentence2"),
@@ -37,134 +38,129 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class TextRows:
-    """Texts, one or two to a row, and a label for each row where there are labels."""
+    """One or two texts per row, and the labels of the rows, if there are any."""
 
     texts: tuple[tuple[str, ...], ...]
     labels: tuple[Any, ...] | None
 
 
 def read_text(data: str) -> str:
-    """Running text: a file, the rows of a table one after the other, or the embedded text."""
+    """Running text: a file, the rows of a table one after the other, or embedded text."""
     if data in PYTHON_DOCS:
         return python_docs(PYTHON_DOCS[data])
     if is_hub(data) or data in PYTHON_TOPICS or _suffix(data) in TABLES:
         return "\n".join(" ".join(texts) for texts in read_rows(data, labelled=False).texts)
-    return _content(data)
+    return _read_file(data)
 
 
 def read_rows(data: str, *, labelled: bool = True) -> TextRows:
-    """Rows of a TSV, CSV or JSONL file, of a Hugging Face data set, or the embedded ones."""
+    """Rows of a TSV, CSV or JSONL file, of a Hugging Face data set, or embedded ones."""
     if data in PYTHON_TOPICS:
         labels, texts = zip(*python_topics(PYTHON_TOPICS[data]), strict=True)
         return TextRows(tuple((text,) for text in texts), labels if labelled else None)
     if is_hub(data):
-        found = read_hub(data)
-        return _rows(data, list(found.column_names), found, labelled)
+        rows = read_hub(data)
+        return _select(data, list(rows.column_names), rows, labelled)
     suffix = _suffix(data)
     if suffix not in TABLES:
         raise DataError(
-            f"{data} has no rows with labels: give a TSV, CSV or JSONL file with the columns label and text, or a Hugging Face data set"
+            f"{data} has no rows with labels: give a TSV, CSV or JSONL file"
+            " with the columns label and text, or a Hugging Face data set"
         )
     if suffix == ".jsonl":
-        return _jsonl(data, labelled)
-    return _separated(data, "\t" if suffix == ".tsv" else ",", labelled)
+        return _read_jsonl(data, labelled)
+    return _read_separated(data, "\t" if suffix == ".tsv" else ",", labelled)
 
 
 def _suffix(data: str) -> str:
     return Path(data.removesuffix(".xz")).suffix.lower()
 
 
-def _content(data: str) -> str:
+def _read_file(data: str) -> str:
+    opener = lzma.open if data.endswith(".xz") else open
     try:
-        # utf-8-sig: some programs begin a file with a mark, which is no text
-        with (
-            lzma.open(data, "rt", encoding="utf-8-sig")
-            if data.endswith(".xz")
-            else open(data, encoding="utf-8-sig") as file
-        ):
+        with opener(data, "rt", encoding="utf-8-sig") as file:  # drops a byte order mark
             return file.read()
     except FileNotFoundError as error:
         raise DataError(
-            f"{data} is not there: give self, digits, python-docs, python-topics, hf:NAME, or a file or folder that exists"
+            f"{data} is not there: give self, digits, python-docs, python-topics, hf:NAME,"
+            " or a file or folder that exists"
         ) from error
     except UnicodeDecodeError as error:
         raise DataError(
             f"{data} is not text in UTF-8 ({error.reason} at byte {error.start}): convert it first"
         ) from error
     except (OSError, EOFError, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise DataError(
-            f"{data} cannot be read ({getattr(error, 'strerror', None) or error}): is it complete, and a text file?"
+            f"{data} cannot be read ({reason}): is it complete, and a text file?"
         ) from error
 
 
-def _jsonl(data: str, labelled: bool) -> TextRows:
+def _read_jsonl(data: str, labelled: bool) -> TextRows:
     rows = []
-    for number, line in enumerate(_content(data).split("\n"), 1):
+    for number, line in enumerate(_read_file(data).split("\n"), 1):
         try:
             if line.strip():
                 rows.append(dict(json.loads(line)))
         except (ValueError, TypeError) as error:
             raise DataError(
-                f"{data}, line {number} is not a JSON object: write one per line, with the keys label and text"
+                f"{data}, line {number} is not a JSON object:"
+                " write one per line, with the keys label and text"
             ) from error
-    return _rows(data, sorted({name for row in rows for name in row}), rows, labelled)
+    return _select(data, sorted({name for row in rows for name in row}), rows, labelled)
 
 
-def _separated(data: str, separator: str, labelled: bool) -> TextRows:
+def _read_separated(data: str, separator: str, labelled: bool) -> TextRows:
     # Quotes are ordinary characters in tab-separated text.
     quoting = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
+    file = io.StringIO(_read_file(data))
     try:
-        lines = [
-            line
-            for line in csv.reader(
-                io.StringIO(_content(data)), delimiter=separator, quoting=quoting
-            )
-            if line
-        ]
+        lines = [line for line in csv.reader(file, delimiter=separator, quoting=quoting) if line]
     except csv.Error as error:
         raise DataError(
-            f"{data} is not a table ({error}): mend it, or write the rows as JSONL"
+            f"{data} is not a table ({error}): fix it, or write the rows as JSONL"
         ) from error
-    names, body = (
-        (["label", "text", "text2"][: len(lines[0])], lines)
-        if lines and _is_number(lines[0][0])
-        else (lines[0] if lines else [], lines[1:])
-    )
+    names, body = _column_names(lines)
     for number, line in enumerate(body, 1 + len(lines) - len(body)):
         if len(line) != len(names):
             raise DataError(
-                f"{data}, line {number} has {len(line)} columns, not {len(names)} ({', '.join(names)}): mend it, or name the columns in the first line"
+                f"{data}, line {number} has {len(line)} columns, not {len(names)}"
+                f" ({', '.join(names)}): fix it, or name the columns in the first line"
             )
-    return _rows(data, names, [dict(zip(names, line, strict=True)) for line in body], labelled)
+    return _select(data, names, [dict(zip(names, line, strict=True)) for line in body], labelled)
 
 
-def _is_number(cell: str) -> bool:
-    """Whether a first line that starts like this is a row, label first, and not the names of the columns."""
+def _column_names(lines: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """The names in the first line, and the other lines; a first line with a label is no header."""
+    if not lines:
+        return [], []
     try:
-        float(cell)
+        float(lines[0][0])
     except ValueError:
-        return False
-    return True
+        return lines[0], lines[1:]
+    return ["label", "text", "text2"][: len(lines[0])], lines
 
 
-def _rows(data: str, names: Sequence[str], rows: Any, labelled: bool) -> TextRows:
+def _select(data: str, names: Sequence[str], rows: Any, labelled: bool) -> TextRows:
+    """The columns that hold texts and labels."""
     if not len(rows):
         raise DataError(f"{data} is empty: give a file with rows")
     texts = next((columns for columns in TEXTS if set(columns) <= set(names)), ())
     label = next((name for name in LABELS if name in names), None) if labelled else None
-    missing = [
-        what for what, there in (("text", texts), ("label", label or not labelled)) if not there
-    ]
+    missing = ["text"] * (not texts) + ["label"] * (labelled and not label)
     if missing:
         raise DataError(
-            f"{data} has no column {' and no column '.join(missing)}; it has: {', '.join(names)}. Rename those you mean"
+            f"{data} has no column {' and no column '.join(missing)};"
+            f" it has: {', '.join(names)}. Rename those you mean"
         )
-    needed = [*([label] if label else []), *texts]
-    found = [tuple(row.get(name) for name in needed) for row in rows]
-    incomplete = next((number for number, cells in enumerate(found, 1) if None in cells), None)
-    if incomplete is not None:
-        raise DataError(
-            f"{data}, row {incomplete} lacks one of {', '.join(needed)}: complete or remove that row"
-        )
-    chosen = tuple(tuple(str(cell) for cell in cells[-len(texts) :]) for cells in found)
-    return TextRows(chosen, tuple(cells[0] for cells in found) if label else None)
+    columns = [*([label] if label else []), *texts]
+    table = [tuple(row.get(name) for name in columns) for row in rows]
+    for number, cells in enumerate(table, 1):
+        if None in cells:
+            raise DataError(
+                f"{data}, row {number} lacks one of {', '.join(columns)}:"
+                " complete or remove that row"
+            )
+    strings = tuple(tuple(str(cell) for cell in cells[-len(texts) :]) for cells in table)
+    return TextRows(strings, tuple(cells[0] for cells in table) if label else None)

@@ -1,4 +1,4 @@
-"""What a task is: batches of model inputs with labels, and a readout that turns a model's answers into numbers."""
+"""A task: batches of model inputs with labels, and a readout that turns outputs into metrics."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from torch import Tensor, nn
 
 from symmerge.errors import DataError
 
-Batch = Mapping[
-    str, Tensor
-]  # what a stock model takes, `labels` included: module(**batch).loss is a loss to train on
-Columns = Mapping[str, np.ndarray]  # one number per sample and column, in float64
+# What a stock model takes, `labels` included: module(**batch).loss is a training loss.
+Batch = Mapping[str, Tensor]
+Columns = Mapping[str, np.ndarray]  # one float64 number per sample and column
 
 IGNORED = -100  # the label transformers gives tokens that do not count
-UNLABELLED = "pictures that were drawn (data self) have no labels, so there is no loss to measure or to learn: give data with labels, or --target parents to learn"
+UNLABELLED = (
+    "synthetic images (data self) have no labels, so there is no loss to measure or to learn:"
+    " give data with labels, or --target parents to learn"
+)
 
 
 class Readout(ABC):
-    """How a model's answers become numbers. The first metric is the loss."""
+    """How a model's outputs become metrics. The first metric is the loss."""
 
     @property
     @abstractmethod
     def metrics(self) -> tuple[str, ...]:
-        """The names of the numbers, in the order they are shown."""
+        """The names of the metrics, in display order."""
 
     @abstractmethod
     def predict(self, module: nn.Module, batch: Batch) -> Tensor:
-        """What counts of the model's answer: logarithms of probabilities, or values."""
+        """The part of the output that counts: log-probabilities, or values."""
 
     @abstractmethod
     def ensemble(self, predictions: Sequence[Tensor]) -> Tensor:
-        """The prediction several models make together: the mean of their probabilities, or of their values."""
+        """The joint prediction of several models: mean probabilities, or mean values."""
 
     @abstractmethod
     def score(self, prediction: Tensor, batch: Batch) -> Columns:
@@ -44,12 +46,12 @@ class Readout(ABC):
 
     @abstractmethod
     def summary(self, columns: Columns) -> dict[str, float]:
-        """Every metric over all samples, whatever order they came in."""
+        """Every metric over all samples; their order does not matter."""
 
 
 @runtime_checkable
 class Batches(Protocol):
-    """What can be counted and gone through as often as one likes: a list of batches, or something lazy."""
+    """Batches that can be counted and iterated over repeatedly: a list, or something lazy."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Batch]: ...
@@ -58,7 +60,7 @@ class Batches(Protocol):
 @final
 @dataclass(frozen=True)
 class LazyBatches:
-    """Groups of samples that become batches one at a time: images are not held in memory."""
+    """Chunks of samples that become batches one at a time: images are not held in memory."""
 
     chunks: tuple[tuple[Any, ...], ...]
     collate: Callable[[Sequence[Any]], Batch]
@@ -69,6 +71,20 @@ class LazyBatches:
     def __iter__(self) -> Iterator[Batch]:
         return map(self.collate, self.chunks)
 
+    @property
+    def samples(self) -> list[Any]:
+        """All samples, in the order of the batches."""
+        return [sample for chunk in self.chunks for sample in chunk]
+
+    def of(self, samples: Sequence[Any]) -> LazyBatches:
+        """Other samples in batches of the same size."""
+        size = max(len(chunk) for chunk in self.chunks)
+        return replace(self, chunks=_chunks(samples, size))
+
+
+def _chunks(samples: Sequence[Any], size: int) -> tuple[tuple[Any, ...], ...]:
+    return tuple(tuple(samples[start : start + size]) for start in range(0, len(samples), size))
+
 
 def batched(
     samples: Iterable[Any],
@@ -77,17 +93,17 @@ def batched(
     key: Callable[[Any], Any],
     collate: Callable[[Sequence[Any]], Batch],
 ) -> LazyBatches:
-    """Samples in groups, in the order of `key`: the same batches whatever order the samples came in."""
-    ordered = sorted(samples, key=key)
-    return LazyBatches(
-        tuple(tuple(ordered[at : at + size]) for at in range(0, len(ordered), size)), collate
-    )
+    """Batches of samples sorted by `key`: the same whatever order the samples came in."""
+    return LazyBatches(_chunks(sorted(samples, key=key), size), collate)
 
 
 @final
 @dataclass(frozen=True)
 class Task:
-    """Samples in batches and what to make of a model's answers to them. `settings` is what else a reader needs to repeat it."""
+    """Samples in batches, and how to read a model's outputs on them.
+
+    `settings` is what else is needed to repeat it.
+    """
 
     name: str
     data: str
@@ -99,11 +115,11 @@ class Task:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The names of the numbers it gives; the first is the loss."""
+        """The names of its metrics; the first is the loss."""
         return self.readout.metrics
 
     def check_labels(self) -> None:
-        """Refuse inputs without labels, where a loss is wanted: before anything is computed."""
+        """Refuse inputs without labels before a loss is computed."""
         if not self.metrics:
             raise DataError(UNLABELLED)
 
@@ -114,9 +130,10 @@ class Task:
 
     def summary(self, columns: Iterable[Columns]) -> dict[str, float]:
         """Every metric, from the numbers of all batches."""
-        found = list(columns)
+        batches = list(columns)
+        names = batches[0]
         return self.readout.summary(
-            {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+            {name: np.concatenate([batch[name] for batch in batches]) for name in names}
         )
 
     def evaluate(self, module: nn.Module) -> dict[str, float]:
@@ -124,7 +141,7 @@ class Task:
         return self.summary(self.losses(module, batch) for batch in self.batches)
 
     def record(self) -> dict[str, Any]:
-        """For the results."""
+        """For result files."""
         return {
             "name": self.name,
             "data": self.data,
@@ -134,45 +151,31 @@ class Task:
             **self.settings,
         }
 
+    def with_samples(self, samples: Sequence[Any]) -> Task:
+        """The same task on some of its samples."""
+        assert isinstance(self.batches, LazyBatches)
+        return replace(self, samples=len(samples), batches=self.batches.of(samples))
 
-def subsample(task: Task, most: int) -> Task:
-    """A few samples of a task, evenly from the order they are batched in; all, if there are no more."""
+
+def subsample(task: Task, max_samples: int) -> Task:
+    """At most `max_samples` of a task's samples, evenly spaced in the order of its batches."""
     assert isinstance(task.batches, LazyBatches)
-    samples = [sample for group in task.batches.chunks for sample in group]
-    if len(samples) <= most:
+    samples = task.batches.samples
+    if len(samples) <= max_samples:
         return task
-    picked = [samples[at * len(samples) // most] for at in range(most)]
-    size = max(len(group) for group in task.batches.chunks)
-    return replace(
-        task,
-        samples=most,
-        batches=LazyBatches(
-            tuple(tuple(picked[at : at + size]) for at in range(0, most, size)),
-            task.batches.collate,
-        ),
+    return task.with_samples(
+        [samples[number * len(samples) // max_samples] for number in range(max_samples)]
     )
 
 
 def split(task: Task, share: float) -> tuple[Task, Task]:
-    """A task in two: most of its samples, and a share of them held out, evenly from the order they are batched in."""
+    """A task in two: the rest, and a held-out share of evenly spaced samples."""
     assert isinstance(task.batches, LazyBatches)
-    samples = [sample for group in task.batches.chunks for sample in group]
-    step = round(1 / share)
+    samples, step = task.batches.samples, round(1 / share)
     if len(samples) < step or step < 2:
         raise DataError(
-            f"{len(samples)} samples of {task.data} cannot be split with a share of {share:g} held out: give more samples or a smaller share"
+            f"{len(samples)} samples of {task.data} cannot be split with a share of {share:g}"
+            " held out: give more samples or a smaller share"
         )
-    size = max(len(group) for group in task.batches.chunks)
-    parts = [sample for at, sample in enumerate(samples) if at % step], samples[::step]
-    first, second = (
-        replace(
-            task,
-            samples=len(part),
-            batches=LazyBatches(
-                tuple(tuple(part[at : at + size]) for at in range(0, len(part), size)),
-                task.batches.collate,
-            ),
-        )
-        for part in parts
-    )
-    return first, second
+    rest = [sample for number, sample in enumerate(samples) if number % step]
+    return task.with_samples(rest), task.with_samples(samples[::step])

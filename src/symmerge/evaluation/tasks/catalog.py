@@ -1,25 +1,35 @@
-"""A task by name, checked against the model that is to do it."""
+"""Tasks by name, checked against the models that are to do them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks.base import Task
-from symmerge.evaluation.tasks.labelled import image, text
-from symmerge.evaluation.tasks.language import causal, masked
+from symmerge.evaluation.tasks.image_classification import image_task
+from symmerge.evaluation.tasks.language import causal_task, masked_task
+from symmerge.evaluation.tasks.sampling import Sampling
+from symmerge.evaluation.tasks.text_classification import text_task
 from symmerge.models.model import Model
 
-# The name on the command line -> what a model must be for, and who makes the task.
+
+class TaskKind(NamedTuple):
+    """What models of this task are for, and how it is made."""
+
+    purpose: str
+    make: Callable[[Sequence[Model], str, Sampling], Task]
+
+
 TASKS = {
-    "mlm": ("masked-lm", masked),
-    "clm": ("causal-lm", causal),
-    "image": ("image-classification", image),
-    "text": ("text-classification", text),
+    "mlm": TaskKind("masked-lm", masked_task),
+    "clm": TaskKind("causal-lm", causal_task),
+    "image": TaskKind("image-classification", image_task),
+    "text": TaskKind("text-classification", text_task),
 }
 SELF_SOURCES = {
-    "mlm": "the models write text",
-    "clm": "the models write text",
+    "mlm": "the models sample text",
+    "clm": "the models sample text",
     "image": "dead leaves are drawn",
 }
 """Tasks that have inputs without data (`self`), and where those come from."""
@@ -36,42 +46,43 @@ def make_task(
     seed: int = 0,
     device: str = "cpu",
 ) -> Task:
-    """A task with its data, for models of one architecture: `make_task("clm", "python-docs", [a, b], samples=64)`.
+    """A task with its data: `make_task("clm", "python-docs", [a, b], samples=64)`.
 
-    Tokenizer or image processor come from the first model's folder. `data` is `self` (text the models write, or pictures without labels that are drawn for them), `digits` or `python-docs` (the part
-    held out from training; `digits:train` is the other), a file (text, .xz, TSV, CSV, JSONL, .npz), a folder of pictures, or a Hugging Face data
-    set (`hf:NAME`, or a folder). `samples` must be there; `max_samples` takes as many as there are, up to that. `device` is where models write.
+    Models are of one architecture; the first has the tokenizer or image processor. `data` is
+
+    - `self`: text that the models sample, or synthetic images without labels
+    - `digits`, `python-docs` or `python-topics` (the test split; `digits:train` is the other)
+    - a file (text, .xz, TSV, CSV, JSONL, .npz), or a folder of images with a subfolder per class
+    - a Hugging Face data set (`hf:NAME`, or a folder)
+
+    Exactly `samples` are taken, or at most `max_samples`. `device` is where models sample text.
     """
     if name not in TASKS:
         raise MismatchError(f"task {name}: there are {', '.join(TASKS)}")
     if samples is not None and samples < 1:
         raise MismatchError(f"samples {samples}: ask for at least one")
-    wanted, make = TASKS[name]
     for model in models:
-        if model.spec.task != wanted:
+        if model.spec.task != TASKS[name].purpose:
             raise MismatchError(
-                f"{model.where} is a {model.spec.architecture}, for {model.spec.task}: the task {name} is for {wanted}; use {task_of(model)}"
+                f"{model.where} is a {model.spec.architecture}, for {model.spec.task}:"
+                f" the task {name} is for {TASKS[name].purpose}; use {task_of(model)}"
             )
     if data == "self" and name not in SELF_SOURCES:
         raise MismatchError(
-            f"data self: nobody makes inputs for the task {name}, only for {', '.join(SELF_SOURCES)}; give it data with labels"
+            f"data self: there are no inputs without data for the task {name},"
+            f" only for {', '.join(SELF_SOURCES)}; give it data with labels"
         )
-    return make(
-        models,
-        data,
-        samples=samples,
-        max_samples=max_samples,
-        seed=seed,
-        **({"device": device} if data == "self" else {}),
-    )
+    sampling = Sampling(samples=samples, max_samples=max_samples, seed=seed, device=device)
+    return TASKS[name].make(models, data, sampling)
 
 
 def task_of(model: Model) -> str:
     """The name of the task that a model is for."""
-    found = next((name for name, (purpose, _) in TASKS.items() if purpose == model.spec.task), None)
-    if found is None:
-        raise MismatchError(
-            f"{model.where} is a {model.spec.architecture}, for {model.spec.task}, which no task measures; if what it pools begins with class scores,"
-            ' say so in its config.json ("problem_type": "single_label_classification", and their number as "num_labels")'
-        )
-    return found
+    for name, kind in TASKS.items():
+        if kind.purpose == model.spec.task:
+            return name
+    raise MismatchError(
+        f"{model.where} is a {model.spec.architecture}, for {model.spec.task}, which no task"
+        " measures; if its pooled output starts with class scores, say so in its config.json"
+        ' ("problem_type": "single_label_classification", and their number as "num_labels")'
+    )

@@ -1,4 +1,4 @@
-"""The numbers of the GLUE benchmark, from predictions and labels. Where one is undefined it is 0: nothing was told apart."""
+"""The metrics of the GLUE benchmark. Undefined ones are 0, as for a constant prediction."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 
 def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """The share that is right."""
+    """The share of correct predictions."""
     return float(np.mean(predicted == labels))
 
 
 def f1(predicted: np.ndarray, labels: np.ndarray, classes: int) -> float:
-    """The harmonic mean of precision and recall: of class 1 where there are two classes, else the mean over all."""
-    chosen = [1] if classes == 2 else range(classes)
-    return float(np.mean([_f1(predicted == one, labels == one) for one in chosen]))
+    """F1 of class 1 where there are two classes, else the mean over all classes."""
+    averaged = [1] if classes == 2 else range(classes)
+    return float(np.mean([_f1(predicted == number, labels == number) for number in averaged]))
 
 
 def _f1(predicted: np.ndarray, labels: np.ndarray) -> float:
@@ -24,17 +24,17 @@ def _f1(predicted: np.ndarray, labels: np.ndarray) -> float:
 
 
 def matthews(predicted: np.ndarray, labels: np.ndarray, classes: int) -> float:
-    """The correlation of predicted and true classes, for any number of them (Gorodkin's)."""
+    """Matthews' correlation, for any number of classes (Gorodkin's)."""
     x, y = (np.bincount(side.astype(int), minlength=classes) for side in (predicted, labels))
     right, n = int((predicted == labels).sum()), len(labels)
     return _ratio(right * n - int(x @ y), (n * n - int(x @ x)) * (n * n - int(y @ y)))
 
 
 def spearman(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """The correlation of ranks."""
+    """Spearman's rank correlation."""
     from scipy.stats import rankdata  # slow to import, and only needed here
 
-    # Twice the ranks are whole numbers, so that sums are exact in any order.
+    # Twice the ranks are integers, so sums are exact in any order.
     x, y = ((2 * rankdata(side)).astype(np.int64) for side in (predicted, labels))
     n, total = len(x), int(x.sum())  # both sums of ranks are the same
     return _ratio(

@@ -1,4 +1,7 @@
-"""The readouts: tokens of language models, classes, and values. Sums are exactly rounded, so that no order of samples changes them."""
+"""Readouts of language models, classifiers and regressions.
+
+Sums are exactly rounded, so that the order of samples does not change them.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,21 @@ def _column(tensor: Tensor) -> np.ndarray:
     return tensor.double().cpu().numpy()
 
 
-def _mean_of_probabilities(predictions: Sequence[Tensor]) -> Tensor:
+def _mean(column: np.ndarray) -> float:
+    return math.fsum(column) / len(column)
+
+
+def _mean_probability(predictions: Sequence[Tensor]) -> Tensor:
+    """Log of the mean of probabilities that are given as logs."""
     return torch.logsumexp(torch.stack(list(predictions)), 0) - math.log(len(predictions))
 
 
 @final
 @dataclass(frozen=True)
 class TokenReadout(Readout):
-    """The loss per token of a language model, causal ones predicting the next token.
+    """Loss per token of a language model; causal ones predict the next token.
 
-    `characters_per_token` is how much text a token that counts stands for, where that is known.
+    `characters_per_token` is the mean over tokens that count, if known.
     """
 
     causal: bool
@@ -44,32 +52,26 @@ class TokenReadout(Readout):
     def metrics(self) -> tuple[str, ...]:
         if not self.causal:
             return ("loss", "pseudo_perplexity")
-        return (
-            ("loss", "perplexity", "bits_per_character")
-            if self.characters_per_token
-            else ("loss", "perplexity")
-        )
+        bits = ("bits_per_character",) if self.characters_per_token else ()
+        return ("loss", "perplexity", *bits)
 
     def predict(self, module: nn.Module, batch: Batch) -> Tensor:
-        """The logarithm of the probability of each label; 0 where there is none."""
-        logits = next(
-            value
-            for key, value in module(**_inputs(batch)).items()
-            if "logits" in key and value.ndim == 3
-        )
+        """Log-probability of each label; 0 where there is none."""
+        outputs = module(**_inputs(batch)).items()
+        logits = next(value for key, value in outputs if "logits" in key and value.ndim == 3)
         labels = self._labels(batch)
-        return -F.cross_entropy(
+        loss = F.cross_entropy(
             logits.float().flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED
-        ).view_as(labels)
+        )
+        return -loss.view_as(labels)
 
     def _labels(self, batch: Batch) -> Tensor:
-        # Labels lie where their token is, as transformers has it; the prediction of a causal model lies one place before.
-        return (
-            F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED) if self.causal else batch["labels"]
-        )
+        """Labels where they are predicted: for causal models, one place before their token."""
+        labels = batch["labels"]
+        return F.pad(labels[:, 1:], (0, 1), value=IGNORED) if self.causal else labels
 
     def ensemble(self, predictions: Sequence[Tensor]) -> Tensor:
-        return _mean_of_probabilities(predictions)
+        return _mean_probability(predictions)
 
     def score(self, prediction: Tensor, batch: Batch) -> Columns:
         return {
@@ -80,14 +82,22 @@ class TokenReadout(Readout):
     def summary(self, columns: Columns) -> dict[str, float]:
         loss = math.fsum(columns["loss"]) / int(columns["tokens"].sum())
         # 2 to the mean of -log2 p is e to the mean of -log p.
-        found = {"loss": loss, self.metrics[1]: math.exp(loss) if loss < 700 else math.inf}
+        metrics = {"loss": loss, self.metrics[1]: math.exp(loss) if loss < 700 else math.inf}
         if self.characters_per_token:
-            found["bits_per_character"] = loss / math.log(2) / self.characters_per_token
-        return found
+            metrics["bits_per_character"] = loss / math.log(2) / self.characters_per_token
+        return metrics
 
 
-def _class_log_probabilities(module: nn.Module, batch: Batch) -> Tensor:
-    return module(**_inputs(batch))["logits"].float().log_softmax(-1)
+class _ClassProbabilities(Readout):
+    """Predicts the log-probabilities of classes."""
+
+    @final
+    def predict(self, module: nn.Module, batch: Batch) -> Tensor:
+        return module(**_inputs(batch))["logits"].float().log_softmax(-1)
+
+    @final
+    def ensemble(self, predictions: Sequence[Tensor]) -> Tensor:
+        return _mean_probability(predictions)
 
 
 def _class_loss(prediction: Tensor, batch: Batch) -> np.ndarray:
@@ -96,18 +106,12 @@ def _class_loss(prediction: Tensor, batch: Batch) -> np.ndarray:
 
 @final
 @dataclass(frozen=True)
-class ImageReadout(Readout):
-    """Loss, accuracy, and how often the true class is among the five likeliest."""
+class ImageReadout(_ClassProbabilities):
+    """Images in classes: loss, accuracy and top-5 accuracy."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
         return ("loss", "accuracy", "top5")
-
-    def predict(self, module: nn.Module, batch: Batch) -> Tensor:
-        return _class_log_probabilities(module, batch)
-
-    def ensemble(self, predictions: Sequence[Tensor]) -> Tensor:
-        return _mean_of_probabilities(predictions)
 
     def score(self, prediction: Tensor, batch: Batch) -> Columns:
         likeliest = prediction.topk(min(5, prediction.shape[1])).indices == batch["labels"][:, None]
@@ -118,23 +122,17 @@ class ImageReadout(Readout):
         }
 
     def summary(self, columns: Columns) -> dict[str, float]:
-        return {name: math.fsum(columns[name]) / len(columns[name]) for name in self.metrics}
+        return {name: _mean(columns[name]) for name in self.metrics}
 
 
 @final
 @dataclass(frozen=True)
-class UnlabelledReadout(Readout):
-    """Inputs in no class: models can answer and be compared by their answers, but there is no loss."""
+class UnlabelledReadout(_ClassProbabilities):
+    """Inputs without labels: predictions can be compared, but there is no loss."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
         return ()
-
-    def predict(self, module: nn.Module, batch: Batch) -> Tensor:
-        return _class_log_probabilities(module, batch)
-
-    def ensemble(self, predictions: Sequence[Tensor]) -> Tensor:
-        return _mean_of_probabilities(predictions)
 
     def score(self, prediction: Tensor, batch: Batch) -> Columns:
         raise DataError(UNLABELLED)
@@ -145,7 +143,7 @@ class UnlabelledReadout(Readout):
 
 @final
 @dataclass(frozen=True)
-class ClassReadout(Readout):
+class ClassReadout(_ClassProbabilities):
     """Text in classes: loss, accuracy, F1 and Matthews' correlation."""
 
     classes: int
@@ -153,12 +151,6 @@ class ClassReadout(Readout):
     @property
     def metrics(self) -> tuple[str, ...]:
         return ("loss", "accuracy", "f1", "matthews")
-
-    def predict(self, module: nn.Module, batch: Batch) -> Tensor:
-        return _class_log_probabilities(module, batch)
-
-    def ensemble(self, predictions: Sequence[Tensor]) -> Tensor:
-        return _mean_of_probabilities(predictions)
 
     def score(self, prediction: Tensor, batch: Batch) -> Columns:
         return {
@@ -168,20 +160,19 @@ class ClassReadout(Readout):
         }
 
     def summary(self, columns: Columns) -> dict[str, float]:
-        sides = columns["predicted"], columns["label"]
-        loss = math.fsum(columns["loss"]) / len(columns["loss"])
+        predicted, labels = columns["predicted"], columns["label"]
         return {
-            "loss": loss,
-            "accuracy": accuracy(*sides),
-            "f1": f1(*sides, self.classes),
-            "matthews": matthews(*sides, self.classes),
+            "loss": _mean(columns["loss"]),
+            "accuracy": accuracy(predicted, labels),
+            "f1": f1(predicted, labels, self.classes),
+            "matthews": matthews(predicted, labels, self.classes),
         }
 
 
 @final
 @dataclass(frozen=True)
 class ValueReadout(Readout):
-    """Text with a value: the mean square error, and Spearman's correlation."""
+    """Text with a value: mean squared error and Spearman's correlation."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -202,6 +193,6 @@ class ValueReadout(Readout):
 
     def summary(self, columns: Columns) -> dict[str, float]:
         return {
-            "loss": math.fsum(columns["loss"]) / len(columns["loss"]),
+            "loss": _mean(columns["loss"]),
             "spearman": spearman(columns["predicted"], columns["label"]),
         }

@@ -1,0 +1,62 @@
+"""Labels of data as a model counts them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from symmerge.errors import DataError, MismatchError
+from symmerge.models.model import Model
+from symmerge.symmetry.spec import listing
+
+
+def class_indices(labels: Sequence[Any], model: Model, data: str) -> list[int]:
+    """Class of each label: numbers as they are; names by the model's config, else sorted."""
+    classes = model.spec.sizes["label"]
+    numbers = _numbers(labels)
+    if numbers is None:
+        numbers = _by_name([str(label) for label in labels], model, data)
+    outside = sorted({number for number in numbers if number not in range(classes)})
+    if outside:
+        shown = ", ".join(f"{number:g}" for number in outside[:5])
+        raise MismatchError(
+            f"{data} has the label {shown}; {model.where} has {classes} classes,"
+            f" 0 to {classes - 1}: remove those rows or map their labels"
+        )
+    return [int(number) for number in numbers]
+
+
+def regression_targets(labels: Sequence[Any], data: str) -> list[float]:
+    """Labels as finite numbers."""
+    numbers = _numbers(labels)
+    if numbers is None or not all(map(math.isfinite, numbers)):
+        raise DataError(
+            f"{data} has labels that are no numbers, and the model predicts a number: give numbers"
+        )
+    return numbers
+
+
+def _numbers(labels: Sequence[Any]) -> list[float] | None:
+    try:
+        return [float(label) for label in labels]
+    except (TypeError, ValueError):
+        return None
+
+
+def _by_name(labels: Sequence[str], model: Model, data: str) -> list[float]:
+    names, classes = sorted(set(labels)), model.spec.sizes["label"]
+    label2id = model.config.get("label2id") or {}
+    known = {str(name): float(number) for name, number in label2id.items()}
+    # LABEL_0, LABEL_1, ...: transformers' names for classes without names
+    if not known or all(name.startswith("LABEL_") for name in known):
+        known = {name: float(number) for number, name in enumerate(names)}
+        known = known if len(names) == classes else {}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        available = ", ".join(known) or f"{classes} classes without names"
+        raise MismatchError(
+            f"{data} has the label {listing(unknown)}; {model.where} has {available}:"
+            " rename them, or use numbers"
+        )
+    return [known[label] for label in labels]
