@@ -1,8 +1,9 @@
-"""What a data-free alignment costs: seconds, peak memory and the dominant costs, beside plain forward passes in the same process.
+"""Cost of a data-free alignment: seconds, peak memory and where the time goes.
 
-Two checkpoints with independent random weights are made in a temporary folder (assignment and decompositions cost what they cost whatever the
-models learned); each case runs in a process of its own. `solve` is `sm.align` from two folders to a solution; `merge` writes the merged
-checkpoint too. The ratio is `solve` against plain forward passes of both models over 1,024 tokens, by the stock class, in the same run.
+Two checkpoints with independent random weights are written to a temporary folder; what models
+learned does not change the cost. Each case runs in its own process. `solve` is `sm.align` from two
+folders to a solution; `merge` also writes the merged checkpoint. The ratio is `solve` against plain
+forward passes of both models over 1,024 tokens, by the stock class, in the same run.
 
     python benchmarks/align.py [--case gpt2-small|llama-1b] [--folder DIR]
 """

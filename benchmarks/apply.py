@@ -1,10 +1,10 @@
-"""How fast `apply` is and how much memory it takes, against reading and rewriting the same files with safetensors.
+"""Speed and memory of `apply`, against rewriting the same files with safetensors.
 
-A synthetic sharded Llama checkpoint (stock config, random values) is made in a temporary folder, then every job runs in a
-process of its own, in turns, `--rounds` times; every run is in the JSON and in the table's spread, none is dropped. Imports are
-not counted, and neither is the making of the alignments. Throughput is bytes of the checkpoint per second of work, once until
-the files are closed (as the page cache takes them) and once until they are on disk. `products` does nothing but the
-matrix products with the stream's rotation, without reading or writing: no program that applies a rotation can be faster.
+A sharded Llama checkpoint with random values is written to a temporary folder. Every job runs in
+its own process, in turns, `--rounds` times; every run is in the JSON, none is dropped. Imports and
+the making of the alignments are not counted. Throughput is bytes of the checkpoint per second, once
+until the files are closed (page cache) and once until they are on disk. `products` does nothing but
+the matrix products with the stream's rotation: no program that applies a rotation can be faster.
 
     python benchmarks/apply.py [--gb 2] [--dtype float32|bfloat16] [--width 1024] [--rounds 2]
 """
@@ -28,7 +28,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-# The measuring process imports nothing large: a child's peak memory starts at what its parent had when it was started.
+# Import nothing large here: a child's peak memory starts at its parent's.
 SHARD_BYTES = 500 * 10**6
 MEMORY_FIXED, MEMORY_TENSORS = 700 * 10**6, 3  # allowed: 700 MB and three times the largest tensor
 WANTED_RATIO = 0.5
@@ -36,7 +36,7 @@ RESULTS = Path(__file__).parent / "results" / "apply.json"
 
 
 def config(width: int, layers: int, dtype: str) -> dict[str, Any]:
-    """A stock Llama config: heads of 64, four query heads to a key-value head, four times as wide inside."""
+    """A stock Llama config: heads of 64, four queries per key, FF four times as wide."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -67,7 +67,7 @@ def shapes(width: int, layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def make(folder: Path, gigabytes: float, dtype: str, width: int) -> dict[str, Any]:
-    """The checkpoint, shard by shard, with as many layers as it takes; and both alignments, from one reading of it."""
+    """The checkpoint, shard by shard, with as many layers as it takes, and both alignments."""
     import torch
     from safetensors.torch import save_file
 
@@ -303,18 +303,19 @@ def summary(runs: list[dict[str, Any]], made: dict[str, Any]) -> list[dict[str, 
     return rows
 
 
-def show(found: dict[str, Any]) -> None:
-    made = found["checkpoint"]
+def show(result: dict[str, Any]) -> None:
+    made = result["checkpoint"]
     print(
-        f"{made['bytes'] / 1e9:.2f} GB, {made['dtype']}, width {made['width']}, {made['layers']} layers, largest tensor {made['largest'] / 1e6:.0f} MB"
+        f"{made['bytes'] / 1e9:.2f} GB, {made['dtype']}, width {made['width']},"
+        f" {made['layers']} layers, largest tensor {made['largest'] / 1e6:.0f} MB"
     )
-    print(
-        f"{'job':20}{'GB/s':>7}{'median':>8}{'ratio':>7}  | to disk{'median':>8}{'ratio':>7}  | peak MB  limit"
-    )
-    for row in found["summary"]:
+    columns = f"{'median':>8}{'ratio':>7}"
+    print(f"{'job':20}{'GB/s':>7}{columns}  | to disk{columns}  | peak MB  limit")
+    for row in result["summary"]:
         print(
-            f"{row['job']:20}{row['best_gb_s']:7.2f}{row['median_gb_s']:8.2f}{row['ratio']:7.2f}  |{row['best_to_disk_gb_s']:8.2f}"
-            f"{row['median_to_disk_gb_s']:8.2f}{row['ratio_to_disk']:7.2f}  |{row['peak_mb']:8.0f}{row['limit_mb']:7.0f}"
+            f"{row['job']:20}{row['best_gb_s']:7.2f}{row['median_gb_s']:8.2f}{row['ratio']:7.2f}"
+            f"  |{row['best_to_disk_gb_s']:8.2f}{row['median_to_disk_gb_s']:8.2f}"
+            f"{row['ratio_to_disk']:7.2f}  |{row['peak_mb']:8.0f}{row['limit_mb']:7.0f}"
         )
 
 

@@ -1,10 +1,10 @@
-"""What a curve costs: 21 points on the line between two models against 21 plain evaluations of one loaded model, on the same data.
+"""Cost of a curve: 21 points on a line against 21 plain evaluations of one loaded model.
 
-Models are made with random weights in a temporary folder (speed and memory do not depend on what they learned), and every case runs in a
-process of its own: there, curve and evaluations take turns, `--rounds` times; every run is in the JSON, none is dropped. The curve's time
-counts everything from two checkpoints on disk to the finished curve; the evaluations start with a model that transformers has loaded.
-Memory is what the process gained at its peak over what it had before, in copies of the weights in float32; its case is a model so large
-that inputs and activations hardly count.
+Models have random weights; what they learned does not change the cost. Every case runs in its own
+process, where curve and evaluations take turns, `--rounds` times; every run is in the JSON, none is
+dropped. The curve's time counts everything from two checkpoints on disk to the finished curve; the
+evaluations start with a model that transformers has loaded. Memory is what the process gained at
+its peak, in float32 copies of the weights, for a model so large that activations hardly count.
 
     python benchmarks/barrier.py [--points 21] [--rounds 3]
 """
@@ -26,7 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-# The measuring process imports nothing large: a child's peak memory starts at what its parent had when it was started.
+# Import nothing large here: a child's peak memory starts at its parent's.
 WANTED_RATIO = 1.15
 MEMORY_COPIES, MEMORY_FIXED = (
     3,
@@ -117,7 +117,7 @@ def make_task(name: str, model: Any, samples: int, length: int) -> Any:
 
 
 def seconds(work: Callable[[], Any]) -> tuple[float, float]:
-    """How long it takes, by the clock and in processor time; others on the machine change the first more than the second."""
+    """Wall-clock and processor time; other load changes the first more than the second."""
     clock, processor = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - clock, time.process_time() - processor
@@ -243,16 +243,19 @@ def machine() -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> None:
     print(
-        f"{'case':26}{'best':>7}{'median':>8}{'worst':>7}{'cpu':>7}   (curve / plain evaluations; limit {WANTED_RATIO})"
+        f"{'case':26}{'best':>7}{'median':>8}{'worst':>7}{'cpu':>7}"
+        f"   (curve / plain evaluations; limit {WANTED_RATIO})"
     )
     for row in found["summary"]:
         print(
-            f"{row['case']:26}{row['best_ratio']:7.3f}{row['median_ratio']:8.3f}{row['worst_ratio']:7.3f}{row['median_cpu_ratio']:7.3f}"
+            f"{row['case']:26}{row['best_ratio']:7.3f}{row['median_ratio']:8.3f}"
+            f"{row['worst_ratio']:7.3f}{row['median_cpu_ratio']:7.3f}"
         )
     used = found["memory"]
     sizes = [used[key] / 1e6 for key in ("gained_bytes", "weights_bytes", "limit_bytes")]
     print(
-        f"peak memory of a curve: {sizes[0]:.0f} MB, {used['copies']:.2f} copies of {sizes[1]:.0f} MB of weights (limit {sizes[2]:.0f} MB)"
+        f"peak memory of a curve: {sizes[0]:.0f} MB, {used['copies']:.2f} copies"
+        f" of {sizes[1]:.0f} MB of weights (limit {sizes[2]:.0f} MB)"
     )
 
 

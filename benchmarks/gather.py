@@ -1,11 +1,11 @@
-"""What statistics cost: a pass that gathers all of them against plain forward passes of both models, on the same tokens.
+"""Cost of statistics: a pass that gathers all of them against plain forward passes.
 
-Two models of BERT-base size with independent random weights (speed and memory do not depend on what they learned), in the canonical form in
-which they are matched, and batches of the size the library makes. Plain passes and gathering take turns batch by batch in one process, so that
-whatever else the machine does falls on both alike; every round is in the JSON, none is dropped. The first batch makes room for the sums, once for
-all data, and is told apart. One process has all threads, one a single thread: where others use the machine, threads wait for each other, and
-only the second can be trusted. Memory is measured in a process of its own: its peak while gathering, less its
-peak with both models loaded and a forward pass of each done.
+Two models of BERT-base size with random weights, in canonical form. Plain passes and gathering take
+turns batch by batch in one process, so that other load falls on both alike; every round is in the
+JSON, none is dropped. The first batch allocates the sums and is reported apart. One process uses
+all threads, one a single thread: on a busy machine only the second can be trusted. Memory is
+measured in its own process: the peak while gathering, less the peak of loading both models and one
+forward pass of each.
 
     python benchmarks/gather.py [--rounds 8]
 """
@@ -60,7 +60,7 @@ def plain(modules: tuple[Any, Any], batch: dict[str, Any]) -> None:
 
 
 def seconds(work: Callable[[], Any]) -> tuple[float, float]:
-    """How long it takes, by the clock and in processor time; others on the machine change the first more than the second."""
+    """Wall-clock and processor time; other load changes the first more than the second."""
     clock, processor = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - clock, time.process_time() - processor
@@ -173,16 +173,19 @@ def machine() -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> None:
     print(
-        f"{'threads':10}{'best':>7}{'median':>8}{'worst':>7}{'cpu':>7}   (statistics / plain passes of both models; limit {WANTED_RATIO})"
+        f"{'threads':10}{'best':>7}{'median':>8}{'worst':>7}{'cpu':>7}"
+        f"   (statistics / plain passes of both models; limit {WANTED_RATIO})"
     )
     for row in found["summary"]:
         print(
-            f"{row['threads']:10}{row['best_ratio']:7.3f}{row['median_ratio']:8.3f}{row['worst_ratio']:7.3f}{row['median_cpu_ratio']:7.3f}"
+            f"{row['threads']:10}{row['best_ratio']:7.3f}{row['median_ratio']:8.3f}"
+            f"{row['worst_ratio']:7.3f}{row['median_cpu_ratio']:7.3f}"
         )
     used = found["memory"]
     sizes = [used[key] / 1e9 for key in ("gained_bytes", "kept_bytes", "limit_bytes")]
     print(
-        f"peak memory beyond both models: {sizes[0]:.2f} GB, of which statistics {sizes[1]:.2f} GB (limit {sizes[2]:.1f} GB)"
+        f"peak memory beyond both models: {sizes[0]:.2f} GB,"
+        f" of which statistics {sizes[1]:.2f} GB (limit {sizes[2]:.1f} GB)"
     )
 
 

@@ -1,12 +1,13 @@
-"""What a learned step costs: against a plain forward and backward pass of the same model on the same batch.
+"""Cost of a learned step, against a plain forward and backward pass on the same batch.
 
-Stock models of the zoo's sizes and GPT-2 small with independent random weights (speed does not depend on what they learned), in the canonical form in which they
-are matched. Plain passes and learned steps (all symmetries, permutations too; the parents' answers are asked once and kept, as in a run) take turns in one
-process, so that whatever else the machine does falls on both alike; every round is in the JSON, none is dropped. What a run does besides its steps is told
-apart: asking the parents, a look at held-out inputs, solving the assignments anew. On a GPU both are CUDA graphs, and in mixed precision.
+Stock models of the zoo's sizes and GPT-2 small with random weights, in canonical form. Plain passes
+and learned steps (all symmetries, permutations too; the parents' answers are computed once, as in a
+run) take turns in one process; every round is in the JSON, none is dropped. What a run does besides
+its steps is reported apart: the parents' answers, evaluations on held-out inputs, assignments. On
+a GPU both are CUDA graphs in mixed precision.
 
     python benchmarks/learn.py [--rounds 8] [--device cuda] [--case gpt2]
-    python benchmarks/learn.py --count     how many operations start a kernel, on the CPU: what decides on a GPU, where a small model's kernels are all short
+    python benchmarks/learn.py --count     operations that start a kernel: what counts on a GPU
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ def count(case: str) -> str:
     )
     extra = learned - bare
     most = ", ".join(f"{name} {number}" for name, number in extra.most_common(10))
-    return f"{case}: plain {bare.total()}, learned {learned.total()}, extra {learned.total() - bare.total()}: {most}"
+    more = learned.total() - bare.total()
+    return f"{case}: plain {bare.total()}, learned {learned.total()}, extra {more}: {most}"
 
 
 def learner_of(case: str, device: str, batch_shape: tuple[int, int] | None = None) -> Learner:
@@ -250,14 +252,16 @@ def run(case: str, rounds: int, device: str) -> dict[str, Any]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     print(
-        f"{'case':12}{'best':>7}{'median':>8}{'worst':>7}   (learned step / forward and backward; limit {WANTED})   besides, in plain steps"
+        f"{'case':12}{'best':>7}{'median':>8}{'worst':>7}   (learned step / forward and backward;"
+        f" limit {WANTED})   besides, in plain steps"
     )
     for row in rows:
         beside = ", ".join(
             f"{name.replace('_', ' ')} {value:.1f}" for name, value in row["in_plain_steps"].items()
         )
         print(
-            f"{row['case']:12}{row['best_ratio']:7.3f}{row['median_ratio']:8.3f}{row['worst_ratio']:7.3f}   {beside}"
+            f"{row['case']:12}{row['best_ratio']:7.3f}{row['median_ratio']:8.3f}"
+            f"{row['worst_ratio']:7.3f}   {beside}"
         )
 
 

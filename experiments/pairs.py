@@ -1,11 +1,14 @@
-"""A table of methods over every pair of some models: barriers with standard errors. Writes FILE anew after every cell; cells that are there are skipped.
+"""A table of methods over every pair of some models: barriers with standard errors.
 
-    python experiments/pairs.py --models seed-0 seed-1 seed-2 --task clm --data test.txt --train train.txt --out FILE.json \\
-        --rows vanilla weights activations learned-permutations learned:steps=1000 [--alignments DIR]
+    python experiments/pairs.py --models seed-0 seed-1 seed-2 --task clm --data test.txt \\
+        --train train.txt --out FILE.json [--alignments DIR] \\
+        --rows vanilla weights activations learned-permutations learned:steps=1000
 
-A row is `vanilla` (the plain average), `weights` or `activations` (ours), or the name of a recipe, with options of its solver behind a colon (`learned:steps=1000;rate=0.01`); `start=ROW` begins
-where an earlier row of the same pair ended, and `data=self` learns from what the parents write. Narrow models are written as wide as the widest. The barrier is the highest point of the curve over the mean of
-its ends, and over the straight line between them; both are kept, with the curve.
+FILE is written anew after every cell; cells that are there are skipped. A row is `vanilla` (the
+plain average), `weights` or `activations` (ours), or a recipe's name with options of its solver
+behind a colon (`learned:steps=1000;lr=0.01`). `start=ROW` begins where an earlier row of the same
+pair ended; `data=self` learns from self-generated text. Narrow models are widened. The barrier is
+the highest point of the curve over the mean of its ends, and over the line between them.
 """
 
 from __future__ import annotations
@@ -174,7 +177,8 @@ def main() -> None:
             print(
                 " ".join(key["pair"]),
                 row,
-                f"over the mean {cell['barrier_mean']:.4f}, over the line {cell['barrier_linear']:.4f}, {cell['seconds']:.0f} s",
+                f"over the mean {cell['barrier_mean']:.4f},",
+                f"over the line {cell['barrier_linear']:.4f}, {cell['seconds']:.0f} s",
                 flush=True,
             )
     print(table(found))
