@@ -1,4 +1,4 @@
-"""The architectures symmerge knows: add a family by writing its table and listing it here."""
+"""The supported architectures: add a family by writing its table and listing it here."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ BY_MODEL_TYPE: dict[str, Family] = {
 
 
 def family_of(model_type: object, where: object) -> Family:
-    """The family of a config's `model_type`, or an error that lists what there is."""
+    """The family of a config's `model_type`, or an error that lists all."""
     supported = ", ".join(sorted(BY_MODEL_TYPE))
     if model_type is None:
         raise UnsupportedModel(
-            f"{where}: config.json has no 'model_type': add the one the model was trained with (supported: {supported})"
+            f"{where}: config.json has no 'model_type': add it (supported: {supported})"
         )
     if not isinstance(model_type, str) or model_type not in BY_MODEL_TYPE:
         raise UnsupportedModel(

@@ -1,11 +1,11 @@
-"""What a family is: a table in the notation, a reader of its config, and the names its checkpoints have had over the years."""
+"""What a family is: a table in the notation, a config reader, and names of past releases."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from symmerge.errors import UnsupportedModel
 from symmerge.symmetry.groups import (
@@ -20,12 +20,21 @@ from symmerge.symmetry.notation import Axes, atoms, parse
 from symmerge.symmetry.spec import Norm, Scale, Space, Spec
 
 
+class Head(NamedTuple):
+    """The task of a transformers class, and a tensor that only this class has."""
+
+    task: str
+    marker: str
+
+
 @dataclass(frozen=True)
 class Reading:
-    """What a config says: how many layers, which spaces with which groups, and which optional lines of the table hold.
+    """What a config says: layers, spaces with their groups, and which lines of the table hold.
 
-    A space whose name contains ``{i}`` exists once per layer. `same`: a space -> the one it is under this config, or several side by side (``a + b``).
-    `epsilon`: that of the norms. `pooled` and `task` are for classes without a head: how many coordinates of what they pool count, and for what.
+    A space whose name contains ``{i}`` exists once per layer. `same` maps a space to the one it is
+    under this config, or to several side by side (``a + b``). `epsilon` is that of the norms.
+    `pooled` and `task` are for classes without a head: how many coordinates of the pooled output
+    count, and for what.
     """
 
     layers: int
@@ -39,19 +48,23 @@ class Reading:
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture and its close relatives.
+    """One architecture and its close relatives. docs/new-family.md shows how to write one.
 
-    `table`: a line per tensor, ``name  axes  [if flag]``; ``{i}`` stands for every layer, ``{i+1}`` for every layer but the first.
-    `norms`: a line per normalisation, ``norm -> reader reader``; ``norm <- writer -> reader`` for one that sits on the stream itself.
-    `scales`: a line per gain that follows a map, ``gain <- map``.
-    `architectures`: transformers class -> (task, a tensor only that class has, for configs that do not name their class).
-    `ties`: stored nowhere when tied -> the tensor it shares. `tied_spaces`: a space -> the one it becomes while tied.
-    `renames`: old names to today's. `buffers`: not weights, dropped.
+    | field | contents |
+    |---|---|
+    | `architectures` | transformers class -> its head |
+    | `table` | a line per tensor: ``name  axes  [if flag]`` |
+    | `norms` | a line per norm: ``norm -> readers``, or ``norm <- writer -> readers`` |
+    | `scales` | a line per gain that follows a linear map: ``gain <- map`` |
+    | `ties` | tensor that is not stored when tied -> the tensor it shares |
+    | `tied_spaces` | space -> the one it becomes while tied |
+    | `renames` | patterns of old tensor names -> today's |
+    | `buffers` | patterns of stored tensors that are not weights |
     """
 
     name: str
     model_types: tuple[str, ...]
-    architectures: Mapping[str, tuple[str, str]]
+    architectures: Mapping[str, Head]
     table: str
     norms: str
     read: Callable[[Any, Collection[str]], Reading]
@@ -72,85 +85,85 @@ class Family:
         return any(re.search(pattern, name) for pattern in self.buffers)
 
     def architecture(self, declared: Iterable[str] | None, names: Collection[str]) -> str:
-        """The transformers class: as the config declares it, else by the tensors there are."""
+        """The transformers class: the one the config declares, else by the tensors there are."""
         declared = list(declared or [])
         known = [name for name in declared if name in self.architectures]
         if known:
             return known[0]
-        supported = ", ".join(self.architectures)
+        supported = f"supported classes: {', '.join(self.architectures)}"
         if declared:
-            raise UnsupportedModel(
-                f"{self.name}: {declared[0]} has no table here; supported classes: {supported}"
-            )
-        for architecture, (_, marker) in self.architectures.items():
-            if marker in names:
+            raise UnsupportedModel(f"{self.name}: no table for {declared[0]}; {supported}")
+        for architecture, head in self.architectures.items():
+            if head.marker in names:
                 return architecture
         raise UnsupportedModel(
-            f"{self.name}: the config names no class and no head was found among the tensors; supported: {supported}"
+            f"{self.name}: the config names no class, and no tensor tells which; {supported}"
         )
 
     def bind(self, config: Any, names: Collection[str], architecture: str) -> Spec:
         """The table for one config."""
         reading = self.read(config, names)
-        merged = {} if reading.flags.get("untied") else self.tied_spaces
+        tied_spaces = {} if reading.flags.get("untied") else self.tied_spaces
         lines = dict(expand(self.table, reading))
         tensors = {
-            name: parse(_replace(_replace(axes, merged), reading.same))
+            name: parse(_replace(_replace(axes, tied_spaces), reading.same))
             for name, axes in lines.items()
         }
-        tied = {
-            atom.space for axes in lines.values() for atom in atoms(parse(axes))
-        } & merged.keys()
-        used = {atom.space for axes in tensors.values() for atom in atoms(axes)}
-        spaces = {
-            space.name: space
-            for template in reading.spaces
-            for space in _per_layer(template, reading.layers)
-        }
-        unknown = used - spaces.keys()
-        assert not unknown, (
-            f"{self.name}: the table uses spaces that the config reader does not make: {unknown}"
-        )
+        joined = _spaces(map(parse, lines.values())) & tied_spaces.keys()
         return Spec(
             family=self.name,
             architecture=architecture,
-            task=reading.task or self.architectures[architecture][0],
-            spaces={name: space for name, space in spaces.items() if name in used},
+            task=reading.task or self.architectures[architecture].task,
+            spaces=self._used_spaces(reading, tensors),
             tensors=tensors,
             norms=tuple(self._norms(reading, tensors)),
             scales=tuple(self._scales(reading, tensors)),
-            ties={
-                alias: target
-                for alias, target in self.ties.items()
-                if alias not in tensors and target in tensors and reading.flags.get("mlm", True)
-            },
-            joined=tuple(sorted({_replace(merged[space], reading.same) for space in tied})),
+            ties=self._ties(reading, tensors),
+            joined=tuple(sorted({_replace(tied_spaces[space], reading.same) for space in joined})),
             pooled=reading.pooled,
         )
 
-    def _norms(self, reading: Reading, tensors: Mapping[str, Any]) -> Iterator[Norm]:
+    def _used_spaces(self, reading: Reading, tensors: Mapping[str, Axes]) -> dict[str, Space]:
+        used, per_layer = _spaces(tensors.values()), reading.layers
+        spaces = [space for one in reading.spaces for space in _per_layer(one, per_layer)]
+        unknown = used - {space.name for space in spaces}
+        assert not unknown, f"{self.name}: the config reader makes no space {unknown}"
+        return {space.name: space for space in spaces if space.name in used}
+
+    def _ties(self, reading: Reading, tensors: Mapping[str, Axes]) -> dict[str, str]:
+        if not reading.flags.get("mlm", True):
+            return {}
+        return {
+            alias: target
+            for alias, target in self.ties.items()
+            if alias not in tensors and target in tensors
+        }
+
+    def _norms(self, reading: Reading, tensors: Mapping[str, Axes]) -> Iterator[Norm]:
         for norm, rest in expand(self.norms, reading):
-            gain, shift = f"{norm}.weight", f"{norm}.bias"
-            stream = _stream(tensors[gain])
             writer, _, readers = rest.rpartition("->")
-            writer = writer.removeprefix("<-").strip() or None
+            gain, shift = f"{norm}.weight", f"{norm}.bias"
             yield Norm(
-                gain,
-                shift if shift in tensors else None,
-                stream,
-                tuple(readers.split()),
-                writer,
-                reading.epsilon,
+                gain=gain,
+                shift=shift if shift in tensors else None,
+                stream=_stream(tensors[gain]),
+                readers=tuple(readers.split()),
+                writer=writer.removeprefix("<-").strip() or None,
+                epsilon=reading.epsilon,
             )
 
-    def _scales(self, reading: Reading, tensors: Mapping[str, Any]) -> Iterator[Scale]:
+    def _scales(self, reading: Reading, tensors: Mapping[str, Axes]) -> Iterator[Scale]:
         for gain, writer in expand(self.scales, reading):
             yield Scale(gain, _stream(tensors[gain]), writer.removeprefix("<-").strip())
 
 
 def expand(table: str, reading: Reading) -> Iterator[tuple[str, str]]:
-    """The lines of a table that hold, once per layer where they say ``{i}``: (first word, the rest)."""
-    for line in filter(None, (line.strip() for line in table.splitlines())):
+    """The lines of a table that hold, as (first word, rest).
+
+    An indented line continues the one above. ``{i}`` stands for every layer, ``{i+1}`` for every
+    layer but the first, and ``if flag`` drops a line whose flag is not set.
+    """
+    for line in filter(None, re.sub(r"\n[ \t]+", " ", table).splitlines()):
         line, _, flag = line.partition(" if ")
         if flag and not reading.flags[flag.strip()]:
             continue
@@ -162,15 +175,22 @@ def expand(table: str, reading: Reading) -> Iterator[tuple[str, str]]:
 
 
 def _replace(axes: str, spaces: Mapping[str, str]) -> str:
-    def named(match: re.Match[str]) -> str:
-        parts = [f"{part}{match[2]}" for part in spaces.get(match[1], match[1]).split(" + ")]
-        return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
+    """Axes with other spaces; several side by side (``a + b``) all get the role of the one."""
 
-    return re.sub(r"([A-Za-z_][\w.]*)([*~]?)", named, axes)
+    def renamed(match: re.Match[str]) -> str:
+        space, role = match.groups()
+        blocks = [f"{block}{role}" for block in spaces.get(space, space).split(" + ")]
+        return blocks[0] if len(blocks) == 1 else f"({' + '.join(blocks)})"
+
+    return re.sub(r"([A-Za-z_][\w.]*)([*~]?)", renamed, axes)
+
+
+def _spaces(tensors: Iterable[Axes]) -> set[str]:
+    return {atom.space for axes in tensors for atom in atoms(axes)}
 
 
 def _stream(axes: Axes) -> str:
-    """The space of a gain; what is shown of a stream comes first."""
+    """The space of a gain; visible coordinates of a stream come first."""
     *_, last = atoms(axes)
     return last.space
 
@@ -181,7 +201,7 @@ def _per_layer(space: Space, layers: int) -> Iterator[Space]:
         return
     for i in range(layers):
         per = space.per and space.per.replace("{i}", str(i))
-        yield Space(space.name.replace("{i}", str(i)), space.group, per, space.translation)
+        yield replace(space, name=space.name.replace("{i}", str(i)), per=per)
 
 
 def pair(size: Any) -> tuple[int, int]:
@@ -190,23 +210,18 @@ def pair(size: Any) -> tuple[int, int]:
 
 
 def visible(**sizes: int) -> tuple[Space, ...]:
-    """Spaces the outside sees."""
+    """Spaces that are seen from outside."""
     return tuple(Space(name, Trivial(size)) for name, size in sizes.items())
 
 
-def attention(*, heads: int, queries: int, qk: Group, vo: int | Group) -> tuple[Space, ...]:
-    """The spaces of one attention layer: `heads` key-value heads, `queries` query heads to each, one basis per key-value head."""
-    # Rotary positions turn a bias with the position; only without them is it the same for every key, or every value.
+def attention(*, heads: int, queries: int = 1, qk: Group, vo: Group) -> tuple[Space, ...]:
+    """The spaces of an attention layer: `heads` key-value heads with `queries` query heads each."""
+    # Under rotary positions a bias turns with the position: only unrotated coordinates translate.
     return (
         Space("head.{i}", Permutation(heads)),
         Space("query.{i}", Permutation(queries), per="head.{i}"),
         Space("qk.{i}", qk, per="head.{i}", translation="drops"),
-        Space(
-            "vo.{i}",
-            GeneralLinear(vo) if isinstance(vo, int) else vo,
-            per="head.{i}",
-            translation="passes",
-        ),
+        Space("vo.{i}", vo, per="head.{i}", translation="passes"),
     )
 
 
@@ -222,5 +237,5 @@ def feed_forward(activation: str, n: int) -> Group:
 
 
 def gated(n: int) -> Group:
-    """The group of a gated hidden layer: the up branch is linear in every unit, so each may scale by anything but zero."""
+    """The group of a gated hidden layer: the up branch is linear, so units may scale."""
     return ScaledPermutation(n, positive=False)

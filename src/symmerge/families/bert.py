@@ -1,118 +1,119 @@
-"""BERT and RoBERTa: post-LayerNorm encoders with learned positions, for masked language and for classification."""
+"""BERT and RoBERTa: post-LayerNorm encoders with learned positions."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Family, Reading, attention, feed_forward, visible
+from symmerge.families.base import Family, Head, Reading, attention, feed_forward, visible
 from symmerge.symmetry.groups import GeneralLinear, Group, Permutation, SignedPermutation, Trivial
 from symmerge.symmetry.spec import Space
 
-# The gain of a post-LayerNorm sits on the stream itself and only follows a permutation, so nothing can be folded or rotated.
+# Gains of a post-LayerNorm model sit on the stream itself: nothing can be folded or rotated.
 ENCODER = """
-{base}.embeddings.word_embeddings.weight                       vocabulary   residual
-{base}.embeddings.position_embeddings.weight                   position     residual
-{base}.embeddings.token_type_embeddings.weight                 type         residual
-{base}.embeddings.LayerNorm.weight                             residual~
-{base}.embeddings.LayerNorm.bias                               residual
-{base}.encoder.layer.{i}.attention.self.query.weight           (head.{i} qk.{i})    residual*
-{base}.encoder.layer.{i}.attention.self.query.bias             (head.{i} qk.{i})
-{base}.encoder.layer.{i}.attention.self.key.weight             (head.{i} qk.{i}*)   residual*
-{base}.encoder.layer.{i}.attention.self.key.bias               (head.{i} qk.{i}*)
-{base}.encoder.layer.{i}.attention.self.value.weight           (head.{i} vo.{i})    residual*
-{base}.encoder.layer.{i}.attention.self.value.bias             (head.{i} vo.{i})
-{base}.encoder.layer.{i}.attention.output.dense.weight         residual     (head.{i} vo.{i}*)
-{base}.encoder.layer.{i}.attention.output.dense.bias           residual
-{base}.encoder.layer.{i}.attention.output.LayerNorm.weight     residual~
-{base}.encoder.layer.{i}.attention.output.LayerNorm.bias       residual
-{base}.encoder.layer.{i}.intermediate.dense.weight             ff.{i}       residual*
-{base}.encoder.layer.{i}.intermediate.dense.bias               ff.{i}
-{base}.encoder.layer.{i}.output.dense.weight                   residual     ff.{i}*
-{base}.encoder.layer.{i}.output.dense.bias                     residual
-{base}.encoder.layer.{i}.output.LayerNorm.weight               residual~
-{base}.encoder.layer.{i}.output.LayerNorm.bias                 residual
-{base}.pooler.dense.weight                                     pooled       residual*    if pooler
-{base}.pooler.dense.bias                                       pooled                    if pooler
+{base}.embeddings.word_embeddings.weight                    vocabulary   residual
+{base}.embeddings.position_embeddings.weight                position     residual
+{base}.embeddings.token_type_embeddings.weight              type         residual
+{base}.embeddings.LayerNorm.weight                          residual~
+{base}.embeddings.LayerNorm.bias                            residual
+{base}.encoder.layer.{i}.attention.self.query.weight        (head.{i} qk.{i})   residual*
+{base}.encoder.layer.{i}.attention.self.query.bias          (head.{i} qk.{i})
+{base}.encoder.layer.{i}.attention.self.key.weight          (head.{i} qk.{i}*)  residual*
+{base}.encoder.layer.{i}.attention.self.key.bias            (head.{i} qk.{i}*)
+{base}.encoder.layer.{i}.attention.self.value.weight        (head.{i} vo.{i})   residual*
+{base}.encoder.layer.{i}.attention.self.value.bias          (head.{i} vo.{i})
+{base}.encoder.layer.{i}.attention.output.dense.weight      residual     (head.{i} vo.{i}*)
+{base}.encoder.layer.{i}.attention.output.dense.bias        residual
+{base}.encoder.layer.{i}.attention.output.LayerNorm.weight  residual~
+{base}.encoder.layer.{i}.attention.output.LayerNorm.bias    residual
+{base}.encoder.layer.{i}.intermediate.dense.weight          ff.{i}       residual*
+{base}.encoder.layer.{i}.intermediate.dense.bias            ff.{i}
+{base}.encoder.layer.{i}.output.dense.weight                residual     ff.{i}*
+{base}.encoder.layer.{i}.output.dense.bias                  residual
+{base}.encoder.layer.{i}.output.LayerNorm.weight            residual~
+{base}.encoder.layer.{i}.output.LayerNorm.bias              residual
+{base}.pooler.dense.weight                                  pooled       residual*  if pooler
+{base}.pooler.dense.bias                                    pooled                  if pooler
 """
 
-# A tied decoder is the embedding: the transform's output is then the residual space itself. Untied, it is a space of its own.
+# While the decoder is tied to the embedding, the transform's output is the residual space itself.
 BERT_HEADS = """
-cls.predictions.transform.dense.weight         transform   residual*     if mlm
-cls.predictions.transform.dense.bias           transform                 if mlm
-cls.predictions.transform.LayerNorm.weight     transform~                if mlm
-cls.predictions.transform.LayerNorm.bias       transform                 if mlm
-cls.predictions.decoder.weight                 vocabulary  transform*    if untied
-cls.predictions.bias                           vocabulary                if mlm
-cls.predictions.decoder.bias                   vocabulary                if untied
-cls.seq_relationship.weight                    next        pooled*       if nsp
-cls.seq_relationship.bias                      next                      if nsp
-classifier.weight                              label       pooled*       if classifier
-classifier.bias                                label                     if classifier
+cls.predictions.transform.dense.weight      transform    residual*   if mlm
+cls.predictions.transform.dense.bias        transform                if mlm
+cls.predictions.transform.LayerNorm.weight  transform~               if mlm
+cls.predictions.transform.LayerNorm.bias    transform                if mlm
+cls.predictions.decoder.weight              vocabulary   transform*  if untied
+cls.predictions.bias                        vocabulary               if mlm
+cls.predictions.decoder.bias                vocabulary               if untied
+cls.seq_relationship.weight                 next         pooled*     if nsp
+cls.seq_relationship.bias                   next                     if nsp
+classifier.weight                           label        pooled*     if classifier
+classifier.bias                             label                    if classifier
 """
 
 ROBERTA_HEADS = """
-lm_head.dense.weight                           transform   residual*     if mlm
-lm_head.dense.bias                             transform                 if mlm
-lm_head.layer_norm.weight                      transform~                if mlm
-lm_head.layer_norm.bias                        transform                 if mlm
-lm_head.decoder.weight                         vocabulary  transform*    if untied
-lm_head.bias                                   vocabulary                if mlm
-lm_head.decoder.bias                           vocabulary                if untied
-classifier.dense.weight                        classifier  residual*     if classifier
-classifier.dense.bias                          classifier                if classifier
-classifier.out_proj.weight                     label       classifier*   if classifier
-classifier.out_proj.bias                       label                     if classifier
+lm_head.dense.weight        transform    residual*    if mlm
+lm_head.dense.bias          transform                 if mlm
+lm_head.layer_norm.weight   transform~                if mlm
+lm_head.layer_norm.bias     transform                 if mlm
+lm_head.decoder.weight      vocabulary   transform*   if untied
+lm_head.bias                vocabulary                if mlm
+lm_head.decoder.bias        vocabulary                if untied
+classifier.dense.weight     classifier   residual*    if classifier
+classifier.dense.bias       classifier                if classifier
+classifier.out_proj.weight  label        classifier*  if classifier
+classifier.out_proj.bias    label                     if classifier
 """
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
-    width = config.hidden_size
-    head_size = width // config.num_attention_heads
-    has = {
+    width, heads = config.hidden_size, config.num_attention_heads
+    flags = _heads(names)
+    basis = GeneralLinear(width // heads)
+    visible_sizes = {
+        "vocabulary": config.vocab_size,
+        "position": config.max_position_embeddings,
+        "type": config.type_vocab_size,
+        "label": config.num_labels,
+        "next": 2,
+    }
+    return Reading(
+        layers=config.num_hidden_layers,
+        spaces=(
+            *visible(**visible_sizes),
+            Space("residual", Permutation(width)),
+            *attention(heads=heads, qk=basis, vo=basis),
+            Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
+            Space("pooled", _pooled(width, names)),
+            Space("classifier", SignedPermutation(width)),
+            Space("transform", Permutation(width)),
+        ),
+        flags={**flags, "untied": flags["mlm"] and not config.tie_word_embeddings},
+    )
+
+
+def _heads(names: Collection[str]) -> dict[str, bool]:
+    return {
         "mlm": any(name in names for name in ("cls.predictions.bias", "lm_head.dense.weight")),
         "nsp": "cls.seq_relationship.weight" in names,
         "classifier": any(name.startswith("classifier.") for name in names),
         "pooler": any(name.endswith(".pooler.dense.weight") for name in names),
     }
-    # Without a head that reads it, the pooler's output is what users of the bare encoder see.
-    pooled: Group = (
-        SignedPermutation(width) if has["nsp"] or "classifier.weight" in names else Trivial(width)
-    )
-    return Reading(
-        layers=config.num_hidden_layers,
-        spaces=(
-            *visible(
-                vocabulary=config.vocab_size,
-                position=config.max_position_embeddings,
-                type=config.type_vocab_size,
-            ),
-            *visible(label=config.num_labels, next=2),
-            Space("residual", Permutation(width)),
-            *attention(
-                heads=config.num_attention_heads,
-                queries=1,
-                qk=GeneralLinear(head_size),
-                vo=head_size,
-            ),
-            Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
-            Space("pooled", pooled),
-            Space("classifier", SignedPermutation(width)),
-            Space("transform", Permutation(width)),
-        ),
-        flags={**has, "untied": has["mlm"] and not config.tie_word_embeddings},
-    )
 
 
-def _family(
-    name: str, heads: str, architectures: dict[str, tuple[str, str]], decoder: str
-) -> Family:
-    table = (ENCODER + heads).replace("{base}", name)
+def _pooled(width: int, names: Collection[str]) -> Group:
+    """Without a head that reads it, the pooler's output is what users of the encoder see."""
+    if {"cls.seq_relationship.weight", "classifier.weight"} & {*names}:
+        return SignedPermutation(width)
+    return Trivial(width)
+
+
+def _family(name: str, heads: str, architectures: dict[str, Head], decoder: str) -> Family:
     return Family(
         name=name,
         model_types=(name,),
         architectures=architectures,
-        table=table,
+        table=(ENCODER + heads).replace("{base}", name),
         norms="",
         read=read,
         ties={
@@ -132,9 +133,9 @@ BERT = _family(
     "bert",
     BERT_HEADS,
     {
-        "BertForPreTraining": ("masked-lm", "cls.seq_relationship.weight"),
-        "BertForMaskedLM": ("masked-lm", "cls.predictions.bias"),
-        "BertForSequenceClassification": ("text-classification", "classifier.weight"),
+        "BertForPreTraining": Head("masked-lm", "cls.seq_relationship.weight"),
+        "BertForMaskedLM": Head("masked-lm", "cls.predictions.bias"),
+        "BertForSequenceClassification": Head("text-classification", "classifier.weight"),
     },
     "cls.predictions.decoder",
 )
@@ -142,8 +143,8 @@ ROBERTA = _family(
     "roberta",
     ROBERTA_HEADS,
     {
-        "RobertaForMaskedLM": ("masked-lm", "lm_head.dense.weight"),
-        "RobertaForSequenceClassification": ("text-classification", "classifier.dense.weight"),
+        "RobertaForMaskedLM": Head("masked-lm", "lm_head.dense.weight"),
+        "RobertaForSequenceClassification": Head("text-classification", "classifier.dense.weight"),
     },
     "lm_head.decoder",
 )

@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Family, Reading, attention, feed_forward, visible
+from symmerge.families.base import Family, Head, Reading, attention, feed_forward, visible
 from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes
 from symmerge.symmetry.spec import Space
 
 TABLE = """
-transformer.wte.weight                    vocabulary   residual
-transformer.wpe.weight                    position     residual
-transformer.h.{i}.ln_1.weight             residual~
-transformer.h.{i}.ln_1.bias               residual
-transformer.h.{i}.attn.c_attn.weight      residual*    ((head.{i} qk.{i}) + (head.{i} qk.{i}*) + (head.{i} vo.{i}))
-transformer.h.{i}.attn.c_attn.bias        ((head.{i} qk.{i}) + (head.{i} qk.{i}*) + (head.{i} vo.{i}))
-transformer.h.{i}.attn.c_proj.weight      (head.{i} vo.{i}*)    residual
-transformer.h.{i}.attn.c_proj.bias        residual
-transformer.h.{i}.ln_2.weight             residual~
-transformer.h.{i}.ln_2.bias               residual
-transformer.h.{i}.mlp.c_fc.weight         residual*    ff.{i}
-transformer.h.{i}.mlp.c_fc.bias           ff.{i}
-transformer.h.{i}.mlp.c_proj.weight       ff.{i}*      residual
-transformer.h.{i}.mlp.c_proj.bias         residual
-transformer.ln_f.weight                   residual~
-transformer.ln_f.bias                     residual
-lm_head.weight                            vocabulary   residual*    if untied
+transformer.wte.weight                vocabulary   residual
+transformer.wpe.weight                position     residual
+transformer.h.{i}.ln_1.weight         residual~
+transformer.h.{i}.ln_1.bias           residual
+transformer.h.{i}.attn.c_attn.weight
+    residual*  ((head.{i} qk.{i}) + (head.{i} qk.{i}*) + (head.{i} vo.{i}))
+transformer.h.{i}.attn.c_attn.bias    ((head.{i} qk.{i}) + (head.{i} qk.{i}*) + (head.{i} vo.{i}))
+transformer.h.{i}.attn.c_proj.weight  (head.{i} vo.{i}*)  residual
+transformer.h.{i}.attn.c_proj.bias    residual
+transformer.h.{i}.ln_2.weight         residual~
+transformer.h.{i}.ln_2.bias           residual
+transformer.h.{i}.mlp.c_fc.weight     residual*    ff.{i}
+transformer.h.{i}.mlp.c_fc.bias       ff.{i}
+transformer.h.{i}.mlp.c_proj.weight   ff.{i}*      residual
+transformer.h.{i}.mlp.c_proj.bias     residual
+transformer.ln_f.weight               residual~
+transformer.ln_f.bias                 residual
+lm_head.weight                        vocabulary   residual*  if untied
 """
 
 NORMS = """
@@ -37,17 +38,15 @@ transformer.ln_f          -> lm_head
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
-    head_size = config.n_embd // config.n_head
+    basis = GeneralLinear(config.n_embd // config.n_head)
+    units = feed_forward(config.activation_function, config.n_inner or 4 * config.n_embd)
     return Reading(
         layers=config.n_layer,
         spaces=(
             *visible(vocabulary=config.vocab_size, position=config.n_positions),
             Space("residual", OrthogonalFixingOnes(config.n_embd)),
-            *attention(heads=config.n_head, queries=1, qk=GeneralLinear(head_size), vo=head_size),
-            Space(
-                "ff.{i}",
-                feed_forward(config.activation_function, config.n_inner or 4 * config.n_embd),
-            ),
+            *attention(heads=config.n_head, qk=basis, vo=basis),
+            Space("ff.{i}", units),
         ),
         flags={"untied": not config.tie_word_embeddings},
     )
@@ -56,13 +55,12 @@ def read(config: Any, names: Collection[str]) -> Reading:
 FAMILY = Family(
     name="gpt2",
     model_types=("gpt2",),
-    architectures={"GPT2LMHeadModel": ("causal-lm", "transformer.wte.weight")},
+    architectures={"GPT2LMHeadModel": Head("causal-lm", "transformer.wte.weight")},
     table=TABLE,
     norms=NORMS,
     read=read,
     ties={"lm_head.weight": "transformer.wte.weight"},
-    renames=(
-        (r"^(wte|wpe|h|ln_f)\.", r"transformer.\1."),
-    ),  # the hub's oldest checkpoints have no prefix
+    # the hub's oldest checkpoints have no prefix
+    renames=((r"^(wte|wpe|h|ln_f)\.", r"transformer.\1."),),
     buffers=(r"\.attn\.(bias|masked_bias)$",),
 )

@@ -1,32 +1,34 @@
-"""GPT-NeoX and Pythia: pre-LayerNorm, partial rotary positions, QKV fused head by head, parallel or sequential residual."""
+"""GPT-NeoX and Pythia: pre-LayerNorm, partial rotary positions, QKV fused head by head."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Family, Reading, attention, feed_forward, visible
-from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
+from symmerge.families.base import Family, Head, Reading, attention, feed_forward, visible
+from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes, RotaryPairs
 from symmerge.symmetry.spec import Space
 
-# Parallel and sequential blocks differ in what the second norm sees, not in who writes and reads the stream: one table serves both.
+# One table serves parallel and sequential blocks: the same maps write and read the stream.
 TABLE = """
-gpt_neox.embed_in.weight                                  vocabulary   residual
-gpt_neox.layers.{i}.input_layernorm.weight                residual~
-gpt_neox.layers.{i}.input_layernorm.bias                  residual
-gpt_neox.layers.{i}.attention.query_key_value.weight      (head.{i} (qk.{i} + qk.{i}* + vo.{i}))   residual*
-gpt_neox.layers.{i}.attention.query_key_value.bias        (head.{i} (qk.{i} + qk.{i}* + vo.{i}))                  if attention_bias
-gpt_neox.layers.{i}.attention.dense.weight                residual     (head.{i} vo.{i}*)
-gpt_neox.layers.{i}.attention.dense.bias                  residual                                                if attention_bias
-gpt_neox.layers.{i}.post_attention_layernorm.weight       residual~
-gpt_neox.layers.{i}.post_attention_layernorm.bias         residual
-gpt_neox.layers.{i}.mlp.dense_h_to_4h.weight              ff.{i}       residual*
-gpt_neox.layers.{i}.mlp.dense_h_to_4h.bias                ff.{i}
-gpt_neox.layers.{i}.mlp.dense_4h_to_h.weight              residual     ff.{i}*
-gpt_neox.layers.{i}.mlp.dense_4h_to_h.bias                residual
-gpt_neox.final_layer_norm.weight                          residual~
-gpt_neox.final_layer_norm.bias                            residual
-lm_head.weight                                            vocabulary   residual*                                  if untied
+gpt_neox.embed_in.weight                              vocabulary   residual
+gpt_neox.layers.{i}.input_layernorm.weight            residual~
+gpt_neox.layers.{i}.input_layernorm.bias              residual
+gpt_neox.layers.{i}.attention.query_key_value.weight
+    (head.{i} (qk.{i} + qk.{i}* + vo.{i}))  residual*
+gpt_neox.layers.{i}.attention.query_key_value.bias
+    (head.{i} (qk.{i} + qk.{i}* + vo.{i}))  if attention_bias
+gpt_neox.layers.{i}.attention.dense.weight            residual     (head.{i} vo.{i}*)
+gpt_neox.layers.{i}.attention.dense.bias              residual                if attention_bias
+gpt_neox.layers.{i}.post_attention_layernorm.weight   residual~
+gpt_neox.layers.{i}.post_attention_layernorm.bias     residual
+gpt_neox.layers.{i}.mlp.dense_h_to_4h.weight          ff.{i}       residual*
+gpt_neox.layers.{i}.mlp.dense_h_to_4h.bias            ff.{i}
+gpt_neox.layers.{i}.mlp.dense_4h_to_h.weight          residual     ff.{i}*
+gpt_neox.layers.{i}.mlp.dense_4h_to_h.bias            residual
+gpt_neox.final_layer_norm.weight                      residual~
+gpt_neox.final_layer_norm.bias                        residual
+lm_head.weight                                        vocabulary   residual*  if untied
 """
 
 NORMS = """
@@ -37,22 +39,17 @@ gpt_neox.final_layer_norm                       -> lm_head
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
-    head_size = config.hidden_size // config.num_attention_heads
+    heads = config.num_attention_heads
+    head_size = config.hidden_size // heads
     rotary = int(head_size * config.rope_parameters.get("partial_rotary_factor", 1.0))
-    rotary += (
-        rotary % 2
-    )  # transformers makes one frequency per started pair, so an odd number is rounded up
+    rotary += rotary % 2  # transformers rounds up: one frequency per started pair
+    qk, vo = RotaryPairs(head_size, rotary=rotary), GeneralLinear(head_size)
     return Reading(
         layers=config.num_hidden_layers,
         spaces=(
             *visible(vocabulary=config.vocab_size),
             Space("residual", OrthogonalFixingOnes(config.hidden_size)),
-            *attention(
-                heads=config.num_attention_heads,
-                queries=1,
-                qk=RotaryPairs(head_size, rotary=rotary),
-                vo=head_size,
-            ),
+            *attention(heads=heads, qk=qk, vo=vo),
             Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
         ),
         flags={"untied": not config.tie_word_embeddings, "attention_bias": config.attention_bias},
@@ -62,7 +59,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
 FAMILY = Family(
     name="neox",
     model_types=("gpt_neox",),
-    architectures={"GPTNeoXForCausalLM": ("causal-lm", "gpt_neox.embed_in.weight")},
+    architectures={"GPTNeoXForCausalLM": Head("causal-lm", "gpt_neox.embed_in.weight")},
     table=TABLE,
     norms=NORMS,
     read=read,

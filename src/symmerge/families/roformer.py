@@ -1,53 +1,57 @@
-"""RoFormer: a post-LayerNorm encoder with rotary positions in interleaved pairs, and an embedding that may have a width of its own."""
+"""RoFormer: a post-LayerNorm encoder with interleaved rotary pairs.
+
+The embedding may have another width than the stream; then it is projected.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Family, Reading, attention, feed_forward, visible
-from symmerge.symmetry.groups import OrthogonalFixingOnes, Permutation, RotaryPairs
+from symmerge.families.base import Family, Head, Reading, attention, feed_forward, visible
+from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes, Permutation, RotaryPairs
 from symmerge.symmetry.spec import Space
 
-# The sines and cosines are stored, though never trained: they are visible, and stay as they are.
+# The sines and cosines are stored, though never trained: visible spaces keep them as they are.
 TABLE = """
-roformer.embeddings.word_embeddings.weight                        vocabulary   embedding
-roformer.embeddings.token_type_embeddings.weight                  type         embedding
-roformer.embeddings.LayerNorm.weight                              embedding~
-roformer.embeddings.LayerNorm.bias                                embedding
-roformer.embeddings_project.weight                                residual     embedding*           if projected
-roformer.embeddings_project.bias                                  residual                          if projected
-roformer.encoder.embed_positions.weight                           position     angle
-roformer.encoder.layer.{i}.attention.self.query.weight            (head.{i} qk.{i})    residual*
-roformer.encoder.layer.{i}.attention.self.query.bias              (head.{i} qk.{i})
-roformer.encoder.layer.{i}.attention.self.key.weight              (head.{i} qk.{i}*)   residual*
-roformer.encoder.layer.{i}.attention.self.key.bias                (head.{i} qk.{i}*)
-roformer.encoder.layer.{i}.attention.self.value.weight            (head.{i} vo.{i})    residual*
-roformer.encoder.layer.{i}.attention.self.value.bias              (head.{i} vo.{i})
-roformer.encoder.layer.{i}.attention.output.dense.weight          residual     (head.{i} vo.{i}*)
-roformer.encoder.layer.{i}.attention.output.dense.bias            residual
-roformer.encoder.layer.{i}.attention.output.LayerNorm.weight      residual~
-roformer.encoder.layer.{i}.attention.output.LayerNorm.bias        residual
-roformer.encoder.layer.{i}.intermediate.dense.weight              ff.{i}       residual*
-roformer.encoder.layer.{i}.intermediate.dense.bias                ff.{i}
-roformer.encoder.layer.{i}.output.dense.weight                    residual     ff.{i}*
-roformer.encoder.layer.{i}.output.dense.bias                      residual
-roformer.encoder.layer.{i}.output.LayerNorm.weight                residual~
-roformer.encoder.layer.{i}.output.LayerNorm.bias                  residual
-cls.predictions.transform.dense.weight                            transform    residual*            if mlm
-cls.predictions.transform.dense.bias                              transform                         if mlm
-cls.predictions.transform.LayerNorm.weight                        transform~                        if mlm
-cls.predictions.transform.LayerNorm.bias                          transform                         if mlm
-cls.predictions.decoder.weight                                    vocabulary   transform*           if untied
-cls.predictions.bias                                              vocabulary                        if mlm
-cls.predictions.decoder.bias                                      vocabulary                        if untied
-classifier.dense.weight                                           classifier   residual*            if classifier
-classifier.dense.bias                                             classifier                        if classifier
-classifier.out_proj.weight                                        label        classifier*          if classifier
-classifier.out_proj.bias                                          label                             if classifier
+roformer.embeddings.word_embeddings.weight                    vocabulary   embedding
+roformer.embeddings.token_type_embeddings.weight              type         embedding
+roformer.embeddings.LayerNorm.weight                          embedding~
+roformer.embeddings.LayerNorm.bias                            embedding
+roformer.embeddings_project.weight                            residual     embedding*  if projected
+roformer.embeddings_project.bias                              residual                 if projected
+roformer.encoder.embed_positions.weight                       position     angle
+roformer.encoder.layer.{i}.attention.self.query.weight        (head.{i} qk.{i})   residual*
+roformer.encoder.layer.{i}.attention.self.query.bias          (head.{i} qk.{i})
+roformer.encoder.layer.{i}.attention.self.key.weight          (head.{i} qk.{i}*)  residual*
+roformer.encoder.layer.{i}.attention.self.key.bias            (head.{i} qk.{i}*)
+roformer.encoder.layer.{i}.attention.self.value.weight        (head.{i} vo.{i})   residual*
+roformer.encoder.layer.{i}.attention.self.value.bias          (head.{i} vo.{i})
+roformer.encoder.layer.{i}.attention.output.dense.weight      residual     (head.{i} vo.{i}*)
+roformer.encoder.layer.{i}.attention.output.dense.bias        residual
+roformer.encoder.layer.{i}.attention.output.LayerNorm.weight  residual~
+roformer.encoder.layer.{i}.attention.output.LayerNorm.bias    residual
+roformer.encoder.layer.{i}.intermediate.dense.weight          ff.{i}       residual*
+roformer.encoder.layer.{i}.intermediate.dense.bias            ff.{i}
+roformer.encoder.layer.{i}.output.dense.weight                residual     ff.{i}*
+roformer.encoder.layer.{i}.output.dense.bias                  residual
+roformer.encoder.layer.{i}.output.LayerNorm.weight            residual~
+roformer.encoder.layer.{i}.output.LayerNorm.bias              residual
+cls.predictions.transform.dense.weight                        transform    residual*   if mlm
+cls.predictions.transform.dense.bias                          transform                if mlm
+cls.predictions.transform.LayerNorm.weight                    transform~               if mlm
+cls.predictions.transform.LayerNorm.bias                      transform                if mlm
+cls.predictions.decoder.weight                                vocabulary   transform*  if untied
+cls.predictions.bias                                          vocabulary               if mlm
+cls.predictions.decoder.bias                                  vocabulary               if untied
+classifier.dense.weight                                       classifier   residual*   if classifier
+classifier.dense.bias                                         classifier               if classifier
+classifier.out_proj.weight
+    label  classifier*  if classifier
+classifier.out_proj.bias                                      label                    if classifier
 """
 
-# With a projection the first norm is read by a linear map alone, and its gain folds into it; without, it sits on the stream as all others do.
+# The gain of a projected embedding folds into the projection. All others sit on the stream.
 NORMS = """
 roformer.embeddings.LayerNorm    -> roformer.embeddings_project    if projected
 """
@@ -58,17 +62,23 @@ def read(config: Any, names: Collection[str]) -> Reading:
     head_size = width // heads
     rotary = RotaryPairs(head_size, rotary=head_size, layout="interleaved")
     projected, mlm = config.embedding_size != width, "cls.predictions.bias" in names
+    visible_sizes = {
+        "vocabulary": config.vocab_size,
+        "type": config.type_vocab_size,
+        "label": config.num_labels,
+        "position": config.max_position_embeddings,
+        "angle": head_size,
+    }
     return Reading(
         layers=config.num_hidden_layers,
         spaces=(
-            *visible(
-                vocabulary=config.vocab_size, type=config.type_vocab_size, label=config.num_labels
-            ),
-            *visible(position=config.max_position_embeddings, angle=head_size),
+            *visible(**visible_sizes),
             Space("embedding", OrthogonalFixingOnes(config.embedding_size)),
             Space("residual", Permutation(width)),
             *attention(
-                heads=heads, queries=1, qk=rotary, vo=rotary if config.rotary_value else head_size
+                heads=heads,
+                qk=rotary,
+                vo=rotary if config.rotary_value else GeneralLinear(head_size),
             ),
             Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
             Space("classifier", feed_forward(config.hidden_act, width)),
@@ -88,8 +98,8 @@ FAMILY = Family(
     name="roformer",
     model_types=("roformer",),
     architectures={
-        "RoFormerForMaskedLM": ("masked-lm", "cls.predictions.bias"),
-        "RoFormerForSequenceClassification": ("text-classification", "classifier.dense.weight"),
+        "RoFormerForMaskedLM": Head("masked-lm", "cls.predictions.bias"),
+        "RoFormerForSequenceClassification": Head("text-classification", "classifier.dense.weight"),
     },
     table=TABLE,
     norms=NORMS,

@@ -5,66 +5,62 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Family, Reading, attention, feed_forward, pair, visible
+from symmerge.families.base import Family, Head, Reading, attention, feed_forward, pair, visible
 from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes
 from symmerge.symmetry.spec import Space
 
 TABLE = """
-vit.embeddings.cls_token                               one one      residual
-vit.embeddings.position_embeddings                     one position residual
-vit.embeddings.patch_embeddings.projection.weight      residual     channel patch_height patch_width
-vit.embeddings.patch_embeddings.projection.bias        residual
-vit.layers.{i}.layernorm_before.weight                 residual~
-vit.layers.{i}.layernorm_before.bias                   residual
-vit.layers.{i}.attention.q_proj.weight                 (head.{i} qk.{i})    residual*
-vit.layers.{i}.attention.q_proj.bias                   (head.{i} qk.{i})                     if qkv_bias
-vit.layers.{i}.attention.k_proj.weight                 (head.{i} qk.{i}*)   residual*
-vit.layers.{i}.attention.k_proj.bias                   (head.{i} qk.{i}*)                    if qkv_bias
-vit.layers.{i}.attention.v_proj.weight                 (head.{i} vo.{i})    residual*
-vit.layers.{i}.attention.v_proj.bias                   (head.{i} vo.{i})                     if qkv_bias
-vit.layers.{i}.attention.o_proj.weight                 residual     (head.{i} vo.{i}*)
-vit.layers.{i}.attention.o_proj.bias                   residual
-vit.layers.{i}.layernorm_after.weight                  residual~
-vit.layers.{i}.layernorm_after.bias                    residual
-vit.layers.{i}.mlp.fc1.weight                          ff.{i}       residual*
-vit.layers.{i}.mlp.fc1.bias                            ff.{i}
-vit.layers.{i}.mlp.fc2.weight                          residual     ff.{i}*
-vit.layers.{i}.mlp.fc2.bias                            residual
-vit.layernorm.weight                                   residual~
-vit.layernorm.bias                                     residual
-classifier.weight                                      label        residual*
-classifier.bias                                        label
+vit.embeddings.cls_token                           one one      residual
+vit.embeddings.position_embeddings                 one position residual
+vit.embeddings.patch_embeddings.projection.weight  residual     channel patch_height patch_width
+vit.embeddings.patch_embeddings.projection.bias    residual
+vit.layers.{i}.layernorm_before.weight             residual~
+vit.layers.{i}.layernorm_before.bias               residual
+vit.layers.{i}.attention.q_proj.weight             (head.{i} qk.{i})   residual*
+vit.layers.{i}.attention.q_proj.bias               (head.{i} qk.{i})   if qkv_bias
+vit.layers.{i}.attention.k_proj.weight             (head.{i} qk.{i}*)  residual*
+vit.layers.{i}.attention.k_proj.bias               (head.{i} qk.{i}*)  if qkv_bias
+vit.layers.{i}.attention.v_proj.weight             (head.{i} vo.{i})   residual*
+vit.layers.{i}.attention.v_proj.bias               (head.{i} vo.{i})   if qkv_bias
+vit.layers.{i}.attention.o_proj.weight             residual     (head.{i} vo.{i}*)
+vit.layers.{i}.attention.o_proj.bias               residual
+vit.layers.{i}.layernorm_after.weight              residual~
+vit.layers.{i}.layernorm_after.bias                residual
+vit.layers.{i}.mlp.fc1.weight                      ff.{i}       residual*
+vit.layers.{i}.mlp.fc1.bias                        ff.{i}
+vit.layers.{i}.mlp.fc2.weight                      residual     ff.{i}*
+vit.layers.{i}.mlp.fc2.bias                        residual
+vit.layernorm.weight                               residual~
+vit.layernorm.bias                                 residual
+classifier.weight                                  label        residual*
+classifier.bias                                    label
 """
 
 NORMS = """
-vit.layers.{i}.layernorm_before    -> vit.layers.{i}.attention.q_proj vit.layers.{i}.attention.k_proj vit.layers.{i}.attention.v_proj
-vit.layers.{i}.layernorm_after     -> vit.layers.{i}.mlp.fc1
-vit.layernorm                      -> classifier
+vit.layers.{i}.layernorm_before  -> vit.layers.{i}.attention.q_proj
+    vit.layers.{i}.attention.k_proj vit.layers.{i}.attention.v_proj
+vit.layers.{i}.layernorm_after   -> vit.layers.{i}.mlp.fc1
+vit.layernorm                    -> classifier
 """
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
-    head_size = config.hidden_size // config.num_attention_heads
     (height, width), (patch_height, patch_width) = pair(config.image_size), pair(config.patch_size)
-    patches = (height // patch_height) * (width // patch_width)
+    basis = GeneralLinear(config.hidden_size // config.num_attention_heads)
+    visible_sizes = {
+        "one": 1,
+        "position": (height // patch_height) * (width // patch_width) + 1,
+        "channel": config.num_channels,
+        "patch_height": patch_height,
+        "patch_width": patch_width,
+        "label": config.num_labels,
+    }
     return Reading(
         layers=config.num_hidden_layers,
         spaces=(
-            *visible(
-                one=1,
-                position=patches + 1,
-                channel=config.num_channels,
-                patch_height=patch_height,
-                patch_width=patch_width,
-            ),
-            *visible(label=config.num_labels),
+            *visible(**visible_sizes),
             Space("residual", OrthogonalFixingOnes(config.hidden_size)),
-            *attention(
-                heads=config.num_attention_heads,
-                queries=1,
-                qk=GeneralLinear(head_size),
-                vo=head_size,
-            ),
+            *attention(heads=config.num_attention_heads, qk=basis, vo=basis),
             Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
         ),
         flags={"qkv_bias": config.qkv_bias},
@@ -74,7 +70,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
 FAMILY = Family(
     name="vit",
     model_types=("vit",),
-    architectures={"ViTForImageClassification": ("image-classification", "classifier.weight")},
+    architectures={"ViTForImageClassification": Head("image-classification", "classifier.weight")},
     table=TABLE,
     norms=NORMS,
     read=read,
