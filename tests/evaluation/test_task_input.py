@@ -215,12 +215,7 @@ BAD = {
         arrays(x=IMAGES, y=np.arange(4)),
         ["no rows with labels"],
     ),
-    "text as pictures": (
-        "image",
-        "vit",
-        content("t.txt", "words"),
-        ["holds no images", "digits"],
-    ),
+    "text as pictures": ("image", "vit", content("t.txt", "words"), ["holds no images", "digits"]),
     "no pictures": (
         "image",
         "vit",

@@ -95,8 +95,8 @@ class Statistics:
 
     def without(self, names: Collection[str]) -> Statistics:
         """Leave activations out."""
-        kept = {name: one for name, one in self.moments.items() if name not in names}
-        return replace(self, moments=kept)
+        remaining = {name: one for name, one in self.moments.items() if name not in names}
+        return replace(self, moments=remaining)
 
     def save(self, path: Path) -> None:
         """Write all sums to a file."""

@@ -34,18 +34,18 @@ def image_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
         return _synthetic_task(model, sampling.limit(SAMPLES), sampling.seed)
     images = read_images(data)
     labels = class_indices(images.labels, model, data)
-    chosen = sampling.choose(len(labels), SAMPLES, what=f"{data}, images")
+    indices = sampling.choose(len(labels), SAMPLES, what=f"{data}, images")
     if isinstance(images.items, list):  # of files
-        for number in chosen:
+        for number in indices:
             check_file(images.items[number])
     if images.normalized:
         _check_shape(model, np.shape(images.items)[1:], data)
         collate = partial(_collate_normalized, images)
     else:
         collate = partial(_collate, images, image_processor_of(model), model)
-    samples = [(number, labels[number]) for number in chosen]
+    samples = [(number, labels[number]) for number in indices]
     batches = batched(samples, BATCH_ROWS, key=partial(_identity, images), collate=collate)
-    return Task("image", data, len(chosen), sampling.seed, ImageReadout(), batches, {})
+    return Task("image", data, len(indices), sampling.seed, ImageReadout(), batches, {})
 
 
 def _synthetic_task(model: Model, count: int, seed: int) -> Task:

@@ -77,13 +77,13 @@ def _read_blocks(
     check_tokens(model, int(tokens.max(initial=0)))
     count = len(tokens) // length
     what = f"{data}, {len(tokens)} tokens in blocks of {length}"
-    chosen = sampling.choose(count, default, what=what)
-    blocks = torch.from_numpy(tokens[: count * length].reshape(count, length)[chosen])
+    indices = sampling.choose(count, default, what=what)
+    blocks = torch.from_numpy(tokens[: count * length].reshape(count, length)[indices])
     if not fast:
         return _Blocks(blocks, None)
     ends = np.asarray(encoded["offset_mapping"])[: count * length, 1]
-    ends = ends.reshape(count, length)[chosen]
-    characters = (ends[:, -1] - ends[:, 0]).sum() / (len(chosen) * (length - 1))
+    ends = ends.reshape(count, length)[indices]
+    characters = (ends[:, -1] - ends[:, 0]).sum() / (len(indices) * (length - 1))
     return _Blocks(blocks, float(characters))
 
 

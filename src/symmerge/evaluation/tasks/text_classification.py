@@ -28,10 +28,10 @@ def text_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
     model, rows = models[0], read_rows(data)
     assert rows.labels is not None
     readout, labels = _readout_and_labels(model, rows.labels, data)
-    chosen = sampling.choose(len(labels), SAMPLES, what=f"{data}, rows")
+    indices = sampling.choose(len(labels), SAMPLES, what=f"{data}, rows")
     tokenizer = tokenizer_of(model)
-    encodings = _encode(model, tokenizer, rows, chosen, data)
-    samples = list(zip(encodings, (labels[number] for number in chosen), strict=True))
+    encodings = _encode(model, tokenizer, rows, indices, data)
+    samples = list(zip(encodings, (labels[number] for number in indices), strict=True))
     collate = partial(_pad, tokenizer.pad_token_id or 0)
     batches = batched(samples, BATCH_ROWS, key=_length_first, collate=collate)
     return Task("text", data, len(samples), sampling.seed, readout, batches, {})
@@ -52,12 +52,12 @@ def _readout_and_labels(
 
 
 def _encode(
-    model: Model, tokenizer: Any, rows: TextRows, chosen: Sequence[int], data: str
+    model: Model, tokenizer: Any, rows: TextRows, indices: Sequence[int], data: str
 ) -> list[Encoding]:
     """Token ids of the chosen rows; those that are too long for the model are refused."""
     limit = max_length(model)
-    encodings = [tokenizer(*rows.texts[number], verbose=False) for number in chosen]
-    for number, encoding in zip(chosen, encodings, strict=True):
+    encodings = [tokenizer(*rows.texts[number], verbose=False) for number in indices]
+    for number, encoding in zip(indices, encodings, strict=True):
         tokens = encoding["input_ids"]
         check_tokens(model, max(tokens, default=0))
         if len(tokens) > limit:
