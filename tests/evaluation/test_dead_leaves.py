@@ -102,14 +102,14 @@ def drawn(models, **options):
 
 
 def test_pictures_are_drawn_for_the_models(pair):
-    seen = drawn(pair, samples=50)
+    images = drawn(pair, samples=50)
     assert (
-        seen.shape == (50, 3, 16, 16)
-        and torch.equal(seen, drawn(pair[:1], samples=50))
-        and not torch.equal(seen, drawn(pair, samples=50, seed=1))
+        images.shape == (50, 3, 16, 16)
+        and torch.equal(images, drawn(pair[:1], samples=50))
+        and not torch.equal(images, drawn(pair, samples=50, seed=1))
     )
-    found = sm.make_task("image", "self", pair, max_samples=70, seed=4)
-    assert found.record() == {
+    task = sm.make_task("image", "self", pair, max_samples=70, seed=4)
+    assert task.record() == {
         "name": "image",
         "data": "self",
         "samples": 70,
@@ -121,11 +121,11 @@ def test_pictures_are_drawn_for_the_models(pair):
     # As their image processor normalises, which is not what is drawn for models without one.
     pixels = torch.from_numpy(as_pixels(draw_dead_leaves(range(50), (3, 16, 16), seed=0))) / 255
     mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (MEAN, STD))
-    torch.testing.assert_close(seen, (pixels - mean) / std)
+    torch.testing.assert_close(images, (pixels - mean) / std)
     plain = drawn([replace(pair[0], files=())], samples=50)
     assert torch.equal(
         plain, torch.from_numpy(draw_dead_leaves(range(50), (3, 16, 16), seed=0))
-    ) and not torch.allclose(plain, seen, atol=0.1)
+    ) and not torch.allclose(plain, images, atol=0.1)
 
 
 # learning
@@ -147,13 +147,13 @@ def test_what_is_learned_from_discs_holds_for_digits(digits):
     Digits of 8 x 8 pixels are no photographs: noise teaches as much there, and from a good start neither is sure to gain. What discs buy over noise on
     CIFAR-10 is in docs/log.md, "Images without data".
     """
-    held = sm.make_task("image", "digits", digits)
+    task = sm.make_task("image", "digits", digits)
     a, b = (sm.canonicalize(model) for model in digits)
-    made = sm.make_task("image", "self", digits, samples=600)
-    learned = LearnedMatching(data=made, start="identity", steps=30).solve(a, b).alignment
+    synthetic = sm.make_task("image", "self", digits, samples=600)
+    learned = LearnedMatching(data=synthetic, start="identity", steps=30).solve(a, b).alignment
     anywhere = Alignment.random(b.spec, torch.Generator().manual_seed(0))
     before, after, control = (
-        sm.barrier(a, moved, held, 3).points[1]["loss"]
+        sm.barrier(a, moved, task, 3).points[1]["loss"]
         for moved in (b, sm.apply(learned, b), sm.apply(anywhere, b))
     )
     assert after < min(before, control) - 0.1
@@ -181,8 +181,8 @@ def test_no_data_is_the_task_that_is_called_self(pair, monkeypatch):
 
 def test_align_merge_and_barrier_need_no_data(saved, tmp_path):
     run("align", *saved, "--out", tmp_path / "aligned", *LEARN)
-    found = json.loads((tmp_path / "aligned" / "solution.json").read_text())
-    assert found["settings"]["data"] == {
+    solution = json.loads((tmp_path / "aligned" / "solution.json").read_text())
+    assert solution["settings"]["data"] == {
         "name": "image",
         "data": "self",
         "samples": 40,
@@ -194,7 +194,7 @@ def test_align_merge_and_barrier_need_no_data(saved, tmp_path):
     run("merge", *saved, "--out", tmp_path / "merged", *LEARN)
     assert "all steps done" in (tmp_path / "merged" / "symmerge.json").read_text()
     np.savez(tmp_path / "real.npz", x=np.zeros((8, 3, 16, 16), np.float32), y=np.arange(8) % 5)
-    words = (
+    options = (
         "--task",
         "image",
         "--data",
@@ -206,21 +206,21 @@ def test_align_merge_and_barrier_need_no_data(saved, tmp_path):
         "--calibration-samples",
         40,
     )
-    run("barrier", *saved, "--out", tmp_path / "curve", "--method", "none,learned", *words)
+    run("barrier", *saved, "--out", tmp_path / "curve", "--method", "none,learned", *options)
     record = json.loads((tmp_path / "curve" / "curve.json").read_text())
     assert [method["name"] for method in record["methods"]] == ["none", "learned"]
 
 
 def test_activations_are_seen_on_them_when_asked(saved, tmp_path):
-    words = ("align", *saved, "--out", tmp_path / "out", "--method", "activations")
-    run(*words, "--data", "self", "--samples", 40, "--tries", 1)
+    command = ("align", *saved, "--out", tmp_path / "out", "--method", "activations")
+    run(*command, "--data", "self", "--samples", 40, "--tries", 1)
     assert (
         json.loads((tmp_path / "out" / "solution.json").read_text())["settings"]["data"]["pictures"]
         == "dead leaves"
     )
     assert (
         "or self, which needs no data: pictures are drawn"
-        in run(*words, "--overwrite", expect=2).stderr
+        in run(*command, "--overwrite", expect=2).stderr
     )  # the control: not unless asked
 
 
@@ -228,22 +228,22 @@ def test_activations_are_seen_on_them_when_asked(saved, tmp_path):
 
 
 def test_without_labels_there_is_no_loss(pair):
-    made, real = (
+    synthetic, real = (
         sm.make_task("image", "self", pair, samples=40),
         "have no labels, .* give data with labels",
     )
     wrong = {
-        "barrier": lambda: sm.barrier(*pair, made, 3),
-        "repair": lambda: repair(sm.merge(*pair), pair, made),
-        "evaluate": lambda: made.evaluate(full_module(pair[0], torch.float32)),
-        "labels": lambda: LearnedMatching(data=made, target="labels"),
+        "barrier": lambda: sm.barrier(*pair, synthetic, 3),
+        "repair": lambda: repair(sm.merge(*pair), pair, synthetic),
+        "evaluate": lambda: synthetic.evaluate(full_module(pair[0], torch.float32)),
+        "labels": lambda: LearnedMatching(data=synthetic, target="labels"),
         "labels, no data": lambda: sm.align(*pair, LearnedMatching(target="labels")),
     }
     for name, use in wrong.items():
         with pytest.raises(DataError, match=real):
             use()
             pytest.fail(name)
-    LearnedMatching(data=made)  # the control
+    LearnedMatching(data=synthetic)  # the control
 
 
 REFUSED = {
@@ -260,8 +260,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_labels_are_refused_in_one_line(saved, tmp_path, case):
-    verb, words, said = REFUSED[case]
-    result = run(verb, *saved, "--out", tmp_path / "out", *words, expect=2)
+    verb, options, said = REFUSED[case]
+    result = run(verb, *saved, "--out", tmp_path / "out", *options, expect=2)
     assert said in result.stderr and not (tmp_path / "out").exists()
 
 

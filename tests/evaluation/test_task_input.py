@@ -24,12 +24,12 @@ def model(tmp_path_factory):
     )
 
 
-def refused(words, *arguments, **options):
+def refused(phrases, *arguments, **options):
     with pytest.raises(SymmergeError) as caught:
         make_task(*arguments, **options)
     line = str(caught.value)
     assert "\n" not in line and len(line) < 500
-    missing = [word for word in words if word not in line]
+    missing = [phrase for phrase in phrases if phrase not in line]
     assert not missing, f"{missing} not in: {line}"
 
 
@@ -43,9 +43,9 @@ def content(name, text):
     return make
 
 
-def arrays(**found):
+def arrays(**contents):
     def make(folder):
-        np.savez(folder / "data.npz", **found)
+        np.savez(folder / "data.npz", **contents)
         return folder / "data.npz"
 
     return make
@@ -335,8 +335,8 @@ BAD = {
 
 @pytest.mark.parametrize("label", BAD)
 def test_bad_data(model, tmp_path, label):
-    task, name, make, words = BAD[label]
-    refused(words, task, str(make(tmp_path)), [model(name)])
+    task, name, make, phrases = BAD[label]
+    refused(phrases, task, str(make(tmp_path)), [model(name)])
 
 
 def test_the_same_data_unspoilt(model, tmp_path):
@@ -401,12 +401,12 @@ def test_values_for_a_regression(model, tmp_path):
         str(content("t.tsv", CLASSES + "good\ta\n")(tmp_path)),
         [model("bert-classifier", num_labels=1)],
     )
-    several = model("bert-classifier", problem_type="multi_label_classification")
+    multi_label = model("bert-classifier", problem_type="multi_label_classification")
     refused(
         ["multi_label_classification", "one class or one value"],
         "text",
         str(content("t.tsv", "0\ta\n")(tmp_path)),
-        [several],
+        [multi_label],
     )
 
 

@@ -91,7 +91,7 @@ def evaluate(task, model):
     return task.evaluate(full_module(model, torch.float32))
 
 
-def only(task):
+def only_batch(task):
     """Its one batch."""
     (batch,) = task.batches
     return batch
@@ -161,16 +161,16 @@ def test_masked_loss_is_that_of_transformers(model, text, name):
         if "logits" in key and value.ndim == 3
     )
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()).item()
-    found = task.evaluate(module)
-    assert found["loss"] == pytest.approx(loss, abs=1e-5)
+    metrics = task.evaluate(module)
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
     bits = loss / math.log(2)
-    assert found["pseudo_perplexity"] == pytest.approx(2**bits, rel=1e-5)
+    assert metrics["pseudo_perplexity"] == pytest.approx(2**bits, rel=1e-5)
 
 
 def test_masks_hide_what_is_asked(model, text):
     a = model("bert")
     task = make_task("mlm", str(text), [a], samples=20)
-    batch = only(task)
+    batch = only_batch(task)
     asked = batch["labels"] != -100
     assert 0.1 < asked.float().mean() < 0.2
     assert (
@@ -178,7 +178,7 @@ def test_masks_hide_what_is_asked(model, text):
         and not (batch["input_ids"][~asked] == 4).any()
         and not (batch["labels"] == 4).any()
     )
-    again = only(make_task("mlm", str(text), [a], samples=20))
+    again = only_batch(make_task("mlm", str(text), [a], samples=20))
     assert all(torch.equal(batch[name], again[name]) for name in batch)
 
 
@@ -189,10 +189,10 @@ def test_causal_loss_is_that_of_transformers(model, text, name):
     module = full_module(a, torch.float32)
     (batch,) = task.batches
     loss = module(**batch).loss.item()
-    found = task.evaluate(module)
-    assert found["loss"] == pytest.approx(loss, abs=1e-5)
-    assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
-    assert found["bits_per_character"] == pytest.approx(
+    metrics = task.evaluate(module)
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
+    assert metrics["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
+    assert metrics["bits_per_character"] == pytest.approx(
         loss / math.log(2), abs=1e-5
     )  # its tokenizer has a token per character
 
@@ -219,10 +219,10 @@ def test_text_is_read_without_its_padding(model, table):
         *(batch[key] for key in ("input_ids", "token_type_ids", "attention_mask", "labels")),
         strict=True,
     ):
-        kept = mask.bool()
+        real = mask.bool()
         alone.append(
             module(
-                input_ids=tokens[kept][None], token_type_ids=types[kept][None], labels=label[None]
+                input_ids=tokens[real][None], token_type_ids=types[real][None], labels=label[None]
             ).loss.item()
         )
     assert task.evaluate(module)["loss"] == pytest.approx(np.mean(alone), abs=1e-5)
@@ -233,9 +233,11 @@ def test_text_is_read_without_its_padding(model, table):
 def test_pairs_of_texts(model, tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"premise": "ab", "hypothesis": "cde", "label": 1}\n')
-    batch = only(make_task("text", str(file), [model("bert-classifier")]))
+    batch = only_batch(make_task("text", str(file), [model("bert-classifier")]))
     assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
-    batch = only(make_task("text", str(file), [model("roberta-classifier", type_vocab_size=1)]))
+    batch = only_batch(
+        make_task("text", str(file), [model("roberta-classifier", type_vocab_size=1)])
+    )
     assert "token_type_ids" not in batch
 
 
@@ -244,17 +246,17 @@ def test_regression(model, table):
     task = make_task("text", str(table), [a])
     module = full_module(a, torch.float32)
     (batch,) = task.batches
-    found = task.evaluate(module)
+    metrics = task.evaluate(module)
     outputs = (
         module(**{key: value for key, value in batch.items() if key != "labels"})
         .logits[:, 0]
         .detach()
     )
     assert task.metrics == ("loss", "spearman")
-    assert found["loss"] == pytest.approx(
+    assert metrics["loss"] == pytest.approx(
         (outputs - batch["labels"]).square().mean().item(), abs=1e-5
     )
-    assert found["spearman"] == pytest.approx(
+    assert metrics["spearman"] == pytest.approx(
         spearmanr(outputs, batch["labels"]).statistic, abs=1e-12
     )
 
@@ -263,18 +265,18 @@ def test_images_are_normalised_as_the_processor_says(model, pictures):
     a = model("vit")
     task = make_task("image", str(pictures / "pictures.npz"), [a])
     (batch,) = task.batches
-    found = task.evaluate(full_module(a, torch.float32))
-    assert found["loss"] == pytest.approx(
+    metrics = task.evaluate(full_module(a, torch.float32))
+    assert metrics["loss"] == pytest.approx(
         full_module(a, torch.float32)(**batch).loss.item(), abs=1e-5
     )
-    assert 0 <= found["accuracy"] < found["top5"] == 1  # there are five classes
+    assert 0 <= metrics["accuracy"] < metrics["top5"] == 1  # there are five classes
     with np.load(pictures / "pictures.npz") as file:
         raw = (file["x"].transpose(0, 3, 1, 2) / 255 - np.reshape(MEAN, (3, 1, 1))) / np.reshape(
             STD, (3, 1, 1)
         )
         np.savez(pictures / "ready.npz", pixel_values=raw.astype(np.float32), labels=file["y"])
-    ready = make_task("image", str(pictures / "ready.npz"), [a])
-    assert evaluate(ready, a)["loss"] == pytest.approx(found["loss"], abs=1e-5)
+    normalized = make_task("image", str(pictures / "ready.npz"), [a])
+    assert evaluate(normalized, a)["loss"] == pytest.approx(metrics["loss"], abs=1e-5)
 
 
 def test_digits_in_colour_and_grey(model):
@@ -290,7 +292,7 @@ def test_digits_in_colour_and_grey(model):
                 }
             )
         )
-        batch = only(make_task("image", "digits", [a], samples=50))
+        batch = only_batch(make_task("image", "digits", [a], samples=50))
         assert (
             batch["pixel_values"].shape == (50, channels, 8, 8)
             and (batch["pixel_values"] >= -1).all()
@@ -332,14 +334,14 @@ def test_no_order_of_pictures_changes_a_number(model, pictures):
 
 def test_seeds_choose_samples(model, text):
     a = model("gpt2")
-    chosen = [
-        only(make_task("clm", str(text), [a], samples=5, seed=seed))["input_ids"]
+    tokens = [
+        only_batch(make_task("clm", str(text), [a], samples=5, seed=seed))["input_ids"]
         for seed in (0, 0, 1)
     ]
     assert (
-        torch.equal(chosen[0], chosen[1])
-        and not torch.equal(chosen[0], chosen[2])
-        and chosen[0].shape == (5, 64)
+        torch.equal(tokens[0], tokens[1])
+        and not torch.equal(tokens[0], tokens[2])
+        and tokens[0].shape == (5, 64)
     )
 
 
@@ -357,7 +359,7 @@ def test_a_compressed_text_is_the_same_text(model, text):
     packed = text.with_suffix(".txt.xz")
     packed.write_bytes(lzma.compress(text.read_bytes()))
     tasks = [make_task("clm", str(file), [model("gpt2")], samples=5) for file in (text, packed)]
-    assert torch.equal(*(only(task)["input_ids"] for task in tasks))
+    assert torch.equal(*(only_batch(task)["input_ids"] for task in tasks))
 
 
 def test_tables_in_every_form_are_the_same_rows(model, table, tmp_path):
@@ -366,17 +368,17 @@ def test_tables_in_every_form_are_the_same_rows(model, table, tmp_path):
     forms["rows.jsonl"] = "".join(
         json.dumps({"sentence": text, "label": label, "id": 7}) + "\n" for label, text in ROWS
     )
-    wanted = only(make_task("text", str(table), [model("bert-classifier")]))
+    wanted = only_batch(make_task("text", str(table), [model("bert-classifier")]))
     for name, content in forms.items():
         (tmp_path / name).write_text(content)
-        found = only(make_task("text", str(tmp_path / name), [model("bert-classifier")]))
-        assert all(torch.equal(wanted[key], found[key]) for key in wanted), name
+        batch = only_batch(make_task("text", str(tmp_path / name), [model("bert-classifier")]))
+        assert all(torch.equal(wanted[key], batch[key]) for key in wanted), name
 
 
 def test_labels_by_name(model, tmp_path):
     file = tmp_path / "rows.tsv"
     file.write_text("label\ttext\nneutral\tab\nbad\tabc\ngood\tabcd\n")
-    batch = only(make_task("text", str(file), [model("bert-classifier")]))
+    batch = only_batch(make_task("text", str(file), [model("bert-classifier")]))
     assert batch["labels"].tolist() == [2, 0, 1]  # by the alphabet, where the model has no names
     names = {"good": 0, "neutral": 1, "bad": 2}
     named = checkpoint(
@@ -385,7 +387,7 @@ def test_labels_by_name(model, tmp_path):
         label2id=names,
         id2label={number: name for name, number in names.items()},
     )
-    batch = only(make_task("text", str(file), [load(named)]))
+    batch = only_batch(make_task("text", str(file), [load(named)]))
     assert batch["labels"].tolist() == [1, 2, 0]
 
 
@@ -401,13 +403,13 @@ def test_rows_of_a_table_are_a_text_for_language_models(model, tmp_path):
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"text": TEXT[:50]}) + "\n" for _ in range(9))
     )
-    batch = only(make_task("clm", str(tmp_path / "rows.jsonl"), [model("gpt2")]))
+    batch = only_batch(make_task("clm", str(tmp_path / "rows.jsonl"), [model("gpt2")]))
     assert batch["input_ids"].shape == ((51 * 9 - 1) // 64, 64)
 
 
 def test_embedded_text(model):
-    found = make_task("clm", "python-docs", [model("gpt2")], samples=3)
-    assert found.record() == {
+    task = make_task("clm", "python-docs", [model("gpt2")], samples=3)
+    assert task.record() == {
         "name": "clm",
         "data": "python-docs",
         "samples": 3,
@@ -421,8 +423,8 @@ def test_embedded_text(model):
 def test_text_of_their_own(model, name, task):
     """Both parents write; what a parent wrote it expects better than what is random."""
     a, b = model(name), model(name, seed=1)
-    made = make_task(task, "self", [a, b], samples=12, seed=3)
-    assert made.samples == 12 and evaluate(made, a) == evaluate(
+    both = make_task(task, "self", [a, b], samples=12, seed=3)
+    assert both.samples == 12 and evaluate(both, a) == evaluate(
         make_task(task, "self", [a, b], samples=12, seed=3), a
     )
     mine = make_task(task, "self", [a], samples=12)
@@ -452,12 +454,12 @@ def test_topics_of_the_documentation_are_rows_with_labels():
 def test_much_text_is_written_in_parts(model, monkeypatch):
     written = model("gpt2")
     module = full_module(written, torch.float32)
-    whole = sample_text(written, module, rows=3, length=8, seed=0)
+    once = sample_text(written, module, rows=3, length=8, seed=0)
     monkeypatch.setattr("symmerge.evaluation.data.self_generated.MAX_ROWS", 3)
-    parts = sample_text(written, module, rows=7, length=8, seed=0)
-    assert parts.shape == (7, whole.shape[1])
-    assert torch.equal(parts[:3], whole) and not torch.equal(
-        parts[3:6], whole
+    chunked = sample_text(written, module, rows=7, length=8, seed=0)
+    assert chunked.shape == (7, once.shape[1])
+    assert torch.equal(chunked[:3], once) and not torch.equal(
+        chunked[3:6], once
     )  # the second part is other text, not the first once more
 
 
@@ -470,10 +472,10 @@ def test_a_folder_of_the_hub(model, tmp_path, table):
     datasets.DatasetDict({"train": rows.select([0]), "validation": rows}).save_to_disk(
         tmp_path / "several"
     )
-    wanted = only(make_task("text", str(table), [model("bert-classifier")]))
+    wanted = only_batch(make_task("text", str(table), [model("bert-classifier")]))
     for folder in ("one", "several"):
-        found = only(make_task("text", str(tmp_path / folder), [model("bert-classifier")]))
-        assert all(torch.equal(wanted[key], found[key]) for key in wanted)
+        batch = only_batch(make_task("text", str(tmp_path / folder), [model("bert-classifier")]))
+        assert all(torch.equal(wanted[key], batch[key]) for key in wanted)
 
 
 def test_pictures_of_the_hub(model, tmp_path, pictures):

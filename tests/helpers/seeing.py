@@ -1,4 +1,4 @@
-"""What tests of activations share: inputs for a model of any family, and statistics of a pair on them."""
+"""Random inputs for a model of any family, and statistics of a pair on them."""
 
 from dataclasses import replace
 
@@ -9,45 +9,37 @@ from symmerge.observation.gathering import gather
 from symmerge.verification.modules import full_module
 
 
-def inputs(model, batches=2, rows=32, length=32, seed=0):
-    """Random tokens or random pictures."""
+def inputs(model, count=2, rows=32, length=32, seed=0):
+    """Random tokens or random images."""
     generator = torch.Generator().manual_seed(seed)
+
+    def tokens():
+        vocabulary = model.spec.sizes["vocabulary"]
+        return torch.randint(0, vocabulary, (rows, length), generator=generator)
+
     if "vocabulary" in model.spec.sizes:
-        return [
-            {
-                "input_ids": torch.randint(
-                    0, model.spec.sizes["vocabulary"], (rows, length), generator=generator
-                )
-            }
-            for _ in range(batches)
-        ]
-    return [
-        {"pixel_values": torch.randn(rows, 3, 16, 16, generator=generator)} for _ in range(batches)
-    ]
+        return [{"input_ids": tokens()} for _ in range(count)]
+    images = (torch.randn(rows, 3, 16, 16, generator=generator) for _ in range(count))
+    return [{"pixel_values": one} for one in images]
 
 
-def seen(a, b, given, dtype=torch.float64, on=(), theirs=None):
-    """Statistics of two models that are ready; B may see `theirs` instead."""
+def pair_statistics(a, b, batches, dtype=torch.float64, inputs=(), theirs=None):
+    """Statistics of two models in canonical form; B may get the batches of `theirs` instead."""
     modules = [full_module(model, dtype) for model in (a, b)]
     if theirs is not None:
         others = iter(_typed(theirs, dtype))
         modules[1].register_forward_pre_hook(
             lambda _, args, kwargs: (args, next(others)), with_kwargs=True
         )
-    return gather(
-        a.spec,
-        tuple(modules),
-        _typed(given, dtype),
-        header=replace(pair_header(a, b), inputs=on),
-        dtype=dtype,
-    )
+    header = replace(pair_header(a, b), inputs=inputs)
+    return gather(a.spec, tuple(modules), _typed(batches, dtype), header=header, dtype=dtype)
 
 
-def _typed(given, dtype):
+def _typed(batches, dtype):
     return [
         {
             name: tensor.to(dtype) if tensor.is_floating_point() else tensor
             for name, tensor in batch.items()
         }
-        for batch in given
+        for batch in batches
     ]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
-from seeing import inputs, seen
+from seeing import inputs, pair_statistics
 
 import symmerge as sm
 from symmerge.aligning.pair import write
@@ -39,7 +39,7 @@ def load(name, seed=0, **changes):
 def solved(a, b, recipe, *, batches=2, rows=32, **options):
     """B aligned to A by a recipe, from statistics on random inputs."""
     ready = recipe.prepare(a), recipe.prepare(b)
-    found = seen(*ready, inputs(a, batches, rows))
+    found = pair_statistics(*ready, inputs(a, batches, rows))
     return sm.align(a, b, with_options(recipe, statistics=found, dtype=torch.float64, **options))
 
 
@@ -51,7 +51,7 @@ def planted(name, batches=1, other=None):
     a = load(name)
     alignment, b = random_member(a, seed=1)
     ready = sm.canonicalize(a), sm.canonicalize(b)
-    found = seen(*ready, inputs(a, batches), theirs=other)
+    found = pair_statistics(*ready, inputs(a, batches), theirs=other)
     return (
         a,
         b,
@@ -94,7 +94,7 @@ def test_permutations_come_back_by_every_score(score):
     recipe = replace(RECIPES["activations"], steps=())
     alignment = sm.Alignment.random(a.spec, torch.Generator().manual_seed(1))
     b = sm.apply(alignment, a)
-    found = seen(a, b, inputs(a))
+    found = pair_statistics(a, b, inputs(a))
     solution = sm.align(
         a,
         b,
@@ -121,7 +121,7 @@ def test_permutations_come_back_by_every_score(score):
 def test_units_that_sleep_are_all_that_is_missed():
     with pytest.warns(SymmergeWarning, match="28 coordinates never change"):  # 14 of each model
         found = planted(SLEEPING, batches=2)[3]
-    after = seen(found.reference, found.aligned, inputs(load(SLEEPING)))
+    after = pair_statistics(found.reference, found.aligned, inputs(load(SLEEPING)))
     for layer, sleeping in ((0, 0), (1, 14)):
         awake = after.moments[f"bert.encoder.layer.{layer}.output.dense.weight:in"].square_a > 0
         bias = f"bert.encoder.layer.{layer}.intermediate.dense.bias"
@@ -260,7 +260,7 @@ def stream_places(seen_, stream="residual"):
 
 def test_places_of_the_stream():
     a, b = load("bert"), load("bert", 1)
-    found = seen(a, b, inputs(a, 1, rows=4))
+    found = pair_statistics(a, b, inputs(a, 1, rows=4))
     everywhere = stream_places(found)
     assert (
         len(everywhere) == 5
@@ -322,7 +322,9 @@ def test_another_place_is_another_order():
 def test_the_order_of_the_stream_is_the_best_by_correlation():
     """At its first place: the oracle is one assignment of the correlation of what layer 0 reads."""
     a, b = load("bert"), load("bert", 1)
-    found = seen(a, b, inputs(a)).moments["bert.encoder.layer.0.attention.self.query.weight:in"]
+    found = pair_statistics(a, b, inputs(a)).moments[
+        "bert.encoder.layer.0.attention.self.query.weight:in"
+    ]
     mean_a, mean_b = found.sum_a / found.count, found.sum_b / found.count
     cross = found.cross / found.count - mean_a[:, None] * mean_b
     scale = [

@@ -23,7 +23,7 @@ from symmerge.verification.modules import full_module
 FAMILIES = ["bert", "gpt2", "vit", "llama", "neox"]
 
 
-def ready(name, seed=0, **changes):
+def canonical(name, seed=0, **changes):
     return sm.canonicalize(sm.load(small_model(name, seed=seed, dtype=torch.float64, **changes)))
 
 
@@ -49,7 +49,7 @@ def values(record, when):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_planted_symmetry_is_seen_in_every_layer_and_kind(name):
-    model = ready(name)
+    model = canonical(name)
     planted = Alignment.random(model.spec, torch.Generator().manual_seed(1))
     record = measure_correlations(statistics(model, apply(planted, model)), planted.inverse())
     assert {kind for _, kind in values(record, "after")} >= {"ff", "qk", "vo", "residual"}
@@ -66,30 +66,30 @@ def test_a_planted_symmetry_is_seen_in_every_layer_and_kind(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_after_is_what_the_moved_model_has_before(name):
     """The moved model's own statistics are the oracle; that it differs from the model as it was is the control."""
-    a, b = ready(name), ready(name, seed=1)
+    a, b = canonical(name), canonical(name, seed=1)
     moving = Alignment.random(a.spec, torch.Generator().manual_seed(1))
-    found = measure_correlations(statistics(a, b), moving)
+    aligned = measure_correlations(statistics(a, b), moving)
     moved = measure_correlations(statistics(a, apply(moving, b)), Alignment.identity(a.spec))
-    assert values(found, "after") == pytest.approx(values(moved, "before"), abs=1e-5)
-    assert values(found, "before") != pytest.approx(values(moved, "before"), abs=1e-3)
+    assert values(aligned, "after") == pytest.approx(values(moved, "before"), abs=1e-5)
+    assert values(aligned, "before") != pytest.approx(values(moved, "before"), abs=1e-3)
     assert torch.allclose(
-        torch.tensor(found.matrix.values), torch.tensor(moved.matrix.values), atol=1e-3
+        torch.tensor(aligned.matrix.values), torch.tensor(moved.matrix.values), atol=1e-3
     )
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_what_align_finds_is_kept_and_shown(name, tmp_path):
     """From a planted pair to the page; unrelated models, aligned the same way, stay low."""
-    model = ready(name)
-    planted, other = random_member(model, seed=1)[1], ready(name, seed=1)
+    model = canonical(name)
+    planted, other = random_member(model, seed=1)[1], canonical(name, seed=1)
     after = []
     for number, b in enumerate((planted, other)):
-        found = sm.align(model, b, _with_statistics(model, b))
+        aligned = sm.align(model, b, _with_statistics(model, b))
         folder = tmp_path / str(number)
         folder.mkdir()
-        write_evidence(found, folder)
+        write_evidence(aligned, folder)
         record = Correlations.from_json(json.loads((folder / "correlations.json").read_text()))
-        assert record == found.solution.correlations
+        assert record == aligned.solution.correlations
         after.append(min(values(record, "after").values()))
         assert "correlations" not in json.loads((folder / "solution.json").read_text())
         text = report(folder, folder / "page.html").read_text("utf-8")
@@ -107,14 +107,14 @@ def test_what_align_finds_is_kept_and_shown(name, tmp_path):
 
 
 def _with_statistics(a, b):
-    chosen = RECIPES["activations"]
-    forms = [chosen.prepare(model) for model in (a, b)]
-    assert isinstance(chosen.matching, ActivationMatching)
+    recipe = RECIPES["activations"]
+    forms = [recipe.prepare(model) for model in (a, b)]
+    assert isinstance(recipe.matching, ActivationMatching)
     header = pair_header(*forms)
     return replace(
-        chosen,
+        recipe,
         matching=replace(
-            chosen.matching,
+            recipe.matching,
             statistics=replace(statistics(*forms), header=header),
             dtype=torch.float64,
         ),
@@ -122,29 +122,32 @@ def _with_statistics(a, b):
 
 
 def test_large_heads_are_thinned_and_features_that_never_change_left_out():
-    model = ready("bert", hidden_size=192, num_attention_heads=12)
-    found = statistics(model, model)
-    record = measure_correlations(found, Alignment.identity(model.spec))
+    model = canonical("bert", hidden_size=192, num_attention_heads=12)
+    observed = statistics(model, model)
+    record = measure_correlations(observed, Alignment.identity(model.spec))
     assert len(record.matrix.values) == len(record.matrix.values[0]) == 120 <= MAX_FEATURES
     assert record.matrix.borders == tuple(range(10, 120, 10))
     assert record.matrix.features.startswith("10 of the 16 ")
     assert all(record.matrix.values[at][at] == pytest.approx(1.0, abs=1e-3) for at in range(120))
-    name = next(name for name, moments in found.moments.items() if "ff.0" in str(moments.axis))
-    dead = found.moments[name]
+    name = next(name for name, moments in observed.moments.items() if "ff.0" in str(moments.axis))
+    dead = observed.moments[name]
     still = {
         "sum_a": dead.count.expand(1),
         "square_a": dead.count.expand(1),
         "cross": dead.sum_b[None],
     }  # a feature that is always one
-    parts = {part: torch.cat([value, getattr(dead, part)[1:]]) for part, value in still.items()}
-    kept = measure_correlations(
-        Statistics({**found.moments, name: replace(dead, **parts)}), Alignment.identity(model.spec)
+    sums = {part: torch.cat([value, getattr(dead, part)[1:]]) for part, value in still.items()}
+    thinned = measure_correlations(
+        Statistics({**observed.moments, name: replace(dead, **sums)}),
+        Alignment.identity(model.spec),
     )
-    assert values(kept, "after")[0, "ff"] == pytest.approx(1.0, abs=1e-6)
+    assert values(thinned, "after")[0, "ff"] == pytest.approx(1.0, abs=1e-6)
 
 
 def test_without_heads_that_move_there_is_no_matrix():
-    model = sm.canonicalize(ready("bert").restrict(head="identity", qk="identity", vo="identity"))
+    model = sm.canonicalize(
+        canonical("bert").restrict(head="identity", qk="identity", vo="identity")
+    )
     record = measure_correlations(statistics(model, model), Alignment.identity(model.spec))
     assert record.matrix is None and "matrix" not in record.to_json()
     assert {kind for _, kind in values(record, "after")} == {"ff", "residual"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from seeing import inputs, seen
+from seeing import inputs, pair_statistics
 
 import symmerge as sm
 from symmerge.errors import CheckpointError, DataError, MismatchError, SymmergeWarning
@@ -26,12 +26,12 @@ from symmerge.verification.modules import full_module
 
 
 @cache
-def ready(name="bert", seed=0):
+def canonical(name="bert", seed=0):
     return sm.canonicalize(sm.load(small_model(name, seed=seed, dtype=torch.float64)))
 
 
 def pair(name="bert"):
-    return ready(name), ready(name, 1)
+    return canonical(name), canonical(name, 1)
 
 
 def padded(rows=12, length=16):
@@ -45,22 +45,28 @@ def padded(rows=12, length=16):
     return {"input_ids": torch.where(mask.bool(), tokens, 0), "attention_mask": mask}
 
 
-def held(model, given):
+def all_activations(model, batch):
     """Every activation on every token that is no pad, in memory: [tokens, coordinates] by name."""
-    module, found, where = full_module(model, torch.float64), {}, given["attention_mask"].bool()
+    module, activations, where = (
+        full_module(model, torch.float64),
+        {},
+        batch["attention_mask"].bool(),
+    )
 
     def keep(name, axis, values):
-        found[name] = values[where] if values.shape[:2] == where.shape else values.flatten(0, -2)
+        activations[name] = (
+            values[where] if values.shape[:2] == where.shape else values.flatten(0, -2)
+        )
 
     with watch(model.spec, module, keep), torch.no_grad():
-        module(**given)
-    return found
+        module(**batch)
+    return activations
 
 
-def cut(given, size):
+def cut(batch, size):
     return [
-        dict(zip(given, parts, strict=True))
-        for parts in zip(*(tensor.split(size) for tensor in given.values()), strict=True)
+        dict(zip(batch, rows, strict=True))
+        for rows in zip(*(tensor.split(size) for tensor in batch.values()), strict=True)
     ]
 
 
@@ -91,14 +97,14 @@ def directly(a, b, heads):
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_streamed_sums_are_those_of_everything_in_memory(name, size):
     a, b = pair(name)
-    given = padded()
-    found = seen(a, b, cut(given, size))
-    whole = [held(model, given) for model in (a, b)]
-    assert found.moments.keys() == whole[0].keys() and found.samples == int(
-        given["attention_mask"].sum()
+    batch = padded()
+    statistics = pair_statistics(a, b, cut(batch, size))
+    in_memory = [all_activations(model, batch) for model in (a, b)]
+    assert statistics.moments.keys() == in_memory[0].keys() and statistics.samples == int(
+        batch["attention_mask"].sum()
     )
-    for activation, moments in found.moments.items():
-        expected = directly(whole[0][activation], whole[1][activation], len(moments.inside))
+    for activation, moments in statistics.moments.items():
+        expected = directly(in_memory[0][activation], in_memory[1][activation], len(moments.inside))
         for part, value in expected.items():
             got = getattr(moments, part)
             assert got.dtype is torch.float64 and (
@@ -108,22 +114,23 @@ def test_streamed_sums_are_those_of_everything_in_memory(name, size):
 
 def test_pads_are_left_out_and_special_tokens_are_not():
     a, b = pair()
-    given = padded()
-    found = seen(a, b, [given])
-    shown = seen(
-        a, b, [{**given, "attention_mask": torch.ones_like(given["attention_mask"])}]
+    batch = padded()
+    statistics = pair_statistics(a, b, [batch])
+    unmasked = pair_statistics(
+        a, b, [{**batch, "attention_mask": torch.ones_like(batch["attention_mask"])}]
     )  # the control: pads are tokens
-    name = next(iter(found.moments))
-    assert shown.samples == given["input_ids"].numel() > found.samples
+    name = next(iter(statistics.moments))
+    assert unmasked.samples == batch["input_ids"].numel() > statistics.samples
     assert (
-        shown.moments[name].sum_a / shown.samples - found.moments[name].sum_a / found.samples
+        unmasked.moments[name].sum_a / unmasked.samples
+        - statistics.moments[name].sum_a / statistics.samples
     ).norm() > 1e-2
-    without = given["attention_mask"].clone()
+    without = batch["attention_mask"].clone()
     without[:, 0] = 0
-    fewer = seen(
-        a, b, [{**given, "attention_mask": without}]
+    fewer = pair_statistics(
+        a, b, [{**batch, "attention_mask": without}]
     )  # the other control: [CLS] hidden is not the same
-    assert fewer.samples == found.samples - len(without)
+    assert fewer.samples == statistics.samples - len(without)
 
 
 def test_products_in_float64_on_request():
@@ -148,8 +155,8 @@ def test_products_in_float64_on_request():
         )
     truth = rows[0].T @ rows[1]
     errors = [
-        ((found.moments[name].cross - truth).norm() / truth.norm()).item()
-        for found in (exact, coarse)
+        ((statistics.moments[name].cross - truth).norm() / truth.norm()).item()
+        for statistics in (exact, coarse)
     ]
     assert errors[0] <= 1e-13 < 1e-9 < errors[1] < 1e-5 and (
         exact.header.products,
@@ -162,20 +169,21 @@ def test_memory_does_not_grow_with_data():
     sizes = [
         sum(
             getattr(m, part).numel()
-            for m in seen(a, b, inputs(a, n, rows=2)).moments.values()
+            for m in pair_statistics(a, b, inputs(a, n, rows=2)).moments.values()
             for part in SUMS
         )
         for n in (1, 5)
     ]
     assert sizes[0] == sizes[1] > 0
     assert (
-        seen(a, b, inputs(a, 5, rows=2)).samples == 5 * seen(a, b, inputs(a, 1, rows=2)).samples
+        pair_statistics(a, b, inputs(a, 5, rows=2)).samples
+        == 5 * pair_statistics(a, b, inputs(a, 1, rows=2)).samples
     )  # the control: it saw more
 
 
 def test_no_batches():
     with pytest.raises(DataError, match="no batches"):
-        seen(*pair(), [])
+        pair_statistics(*pair(), [])
 
 
 # files
@@ -184,7 +192,7 @@ def test_no_batches():
 def apart(first, second):
     """The largest relative difference of any sum."""
     sums = [
-        [getattr(found, part) for found in one.moments.values() for part in SUMS]
+        [getattr(moments, part) for moments in one.moments.values() for part in SUMS]
         for one in (first, second)
     ]
     return max(
@@ -194,7 +202,9 @@ def apart(first, second):
 
 def test_saved_loaded_and_added(tmp_path):
     a, b = pair()
-    one, other = (seen(a, b, inputs(a, 1, seed=seed), on=({"seed": seed},)) for seed in (0, 1))
+    one, other = (
+        pair_statistics(a, b, inputs(a, 1, seed=seed), inputs=({"seed": seed},)) for seed in (0, 1)
+    )
     one.save(tmp_path / "one")
     loaded = Statistics.load(tmp_path / "one")
     assert (
@@ -203,7 +213,7 @@ def test_saved_loaded_and_added(tmp_path):
         and list(loaded.moments) == list(one.moments)
     )
     assert all(loaded.moments[name].axis == one.moments[name].axis for name in one.moments)
-    both, streamed = one + other, seen(a, b, inputs(a, 1, seed=0) + inputs(a, 1, seed=1))
+    both, streamed = one + other, pair_statistics(a, b, inputs(a, 1, seed=0) + inputs(a, 1, seed=1))
     assert (
         apart(both, streamed) <= 1e-12
         and both.header.inputs == ({"seed": 0}, {"seed": 1})
@@ -214,15 +224,15 @@ def test_saved_loaded_and_added(tmp_path):
 
 def test_of_another_pair_or_form_is_refused():
     a, b = pair()
-    found, swapped = seen(a, b, inputs(a, 1)), seen(b, a, inputs(a, 1))
+    statistics, swapped = pair_statistics(a, b, inputs(a, 1)), pair_statistics(b, a, inputs(a, 1))
     with pytest.raises(MismatchError, match="another pair"):
-        found + swapped
+        statistics + swapped
     still = [
         sm.load(small_model("bert", seed=seed, dtype=torch.float64)).restrict(ff="identity")
         for seed in (0, 1)
     ]
     with pytest.raises(MismatchError, match="another form"):
-        ActivationMatching(statistics=found).solve(*still)
+        ActivationMatching(statistics=statistics).solve(*still)
 
 
 DAMAGES = {
@@ -235,7 +245,7 @@ DAMAGES = {
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_file_is_refused_in_one_line(tmp_path, how):
     a, b = pair()
-    seen(a, b, inputs(a, 1)).save(tmp_path / "s")
+    pair_statistics(a, b, inputs(a, 1)).save(tmp_path / "s")
     (tmp_path / "s").write_bytes(DAMAGES[how]((tmp_path / "s").read_bytes()))
     with pytest.raises(CheckpointError, match="make it again with symmerge statistics"):
         Statistics.load(tmp_path / "s")
@@ -243,7 +253,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, how):
 
 def test_a_file_that_lacks_sums_is_refused(tmp_path):
     a, b = pair()
-    seen(a, b, inputs(a, 1)).save(tmp_path / "s")
+    pair_statistics(a, b, inputs(a, 1)).save(tmp_path / "s")
     with safe_open(tmp_path / "s", "pt") as file:
         header = file.metadata()
     tensors = load_file(tmp_path / "s")
@@ -315,9 +325,9 @@ def test_fewer_samples_than_coordinates(score):
 @pytest.mark.parametrize("name", SMALL)
 def test_every_hidden_space_is_seen_and_moves_as_its_axis_says(name):
     """Run the model before and after a symmetry: what flows has moved exactly as the table says."""
-    model = ready(name)
+    model = canonical(name)
     alignment = sm.Alignment.random(model.spec, torch.Generator().manual_seed(3))
-    found = []
+    activations = []
     for which in (model, sm.apply(alignment, model)):
         module = full_module(which, torch.float64)
         with record_activations(model.spec, module) as recorder, torch.no_grad():
@@ -328,19 +338,19 @@ def test_every_hidden_space_is_seen_and_moves_as_its_axis_says(name):
                         for key, value in batch.items()
                     }
                 )
-        found.append(recorder.activations())
+        activations.append(recorder.activations())
     assert {
-        atom.space for axis in found[0].axes.values() for atom in atoms((axis,))
+        atom.space for axis in activations[0].axes.values() for atom in atoms((axis,))
     } >= model.spec.hidden.keys()
-    moved = replace(alignment, spec=extend_spec(model.spec, found[0]))
-    for tensor, value in found[0].values.items():
-        expected, got = moved.transport(tensor, value), found[1].values[tensor]
+    moved = replace(alignment, spec=extend_spec(model.spec, activations[0]))
+    for tensor, value in activations[0].values.items():
+        expected, got = moved.transport(tensor, value), activations[1].values[tensor]
         assert (expected - got).norm() <= 1e-6 * got.norm(), (
             tensor
         )  # RMS norms of transformers compute in float32
     away = max(
-        ((found[0].values[tensor] - value).norm() / value.norm()).item()
-        for tensor, value in found[1].values.items()
+        ((activations[0].values[tensor] - value).norm() / value.norm()).item()
+        for tensor, value in activations[1].values.items()
     )
     assert away > 0.1  # the control
 
@@ -353,10 +363,10 @@ def test_too_few_tokens_are_told_with_the_figure():
     with pytest.warns(
         SymmergeWarning, match=r"^64 tokens for spaces of up to 96 coordinates: .*give 192 or more$"
     ):
-        warn_of_poor_statistics(seen(a, b, inputs(a, 1, rows=2)))
+        warn_of_poor_statistics(pair_statistics(a, b, inputs(a, 1, rows=2)))
     with warnings.catch_warnings():
         warnings.simplefilter("error", SymmergeWarning)
-        warn_of_poor_statistics(seen(a, b, inputs(a, 1, rows=6)))  # the control
+        warn_of_poor_statistics(pair_statistics(a, b, inputs(a, 1, rows=6)))  # the control
 
 
 def test_constant_features_are_counted():
@@ -364,17 +374,17 @@ def test_constant_features_are_counted():
     module = small_model("gpt2")
     with torch.no_grad():
         module.transformer.h[0].mlp.c_fc.weight[:, :7] = 0
-    a, b = sm.canonicalize(sm.load(module)), ready("gpt2", 1)
+    a, b = sm.canonicalize(sm.load(module)), canonical("gpt2", 1)
     modules = tuple(full_module(model, torch.float32) for model in (a, b))
-    found = gather(a.spec, modules, inputs(a))
-    name = next(name for name in found.moments if "h.0.mlp.c_proj" in name)
+    statistics = gather(a.spec, modules, inputs(a))
+    name = next(name for name in statistics.moments if "h.0.mlp.c_proj" in name)
     assert (
-        found.moments[name].constant == 7
+        statistics.moments[name].constant == 7
         and gather(a.spec, (modules[1], modules[1]), inputs(a)).moments[name].constant == 0
     )
     with pytest.warns(SymmergeWarning, match="^7 coordinates never change"):
-        warn_of_poor_statistics(found)
-    left, right = samples_with_moments(found.moments[name], "correlation")
+        warn_of_poor_statistics(statistics)
+    left, right = samples_with_moments(statistics.moments[name], "correlation")
     assert (
         torch.isfinite(left).all()
         and torch.isfinite(right).all()
@@ -411,7 +421,7 @@ def test_a_split_is_disjoint_and_whole():
 
 
 def test_what_is_scored_on_is_not_in_the_statistics():
-    models = tuple(ready("gpt2", seed) for seed in (0, 1))
+    models = tuple(canonical("gpt2", seed) for seed in (0, 1))
     task = make_task("clm", "self", models, samples=16)
     probe = calibrate(models, task, held_out=0.25)
     tokens = sum(batch.inputs["input_ids"].numel() for batch in probe.batches)
@@ -421,5 +431,5 @@ def test_what_is_scored_on_is_not_in_the_statistics():
         and probe.observation.samples == 12 * 62
         and len(probe.targets) == tokens
     )
-    whole = calibrate(models, task, held_out=0.0)
-    assert not whole.scored and whole.observation.samples == 16 * 62
+    unscored = calibrate(models, task, held_out=0.0)
+    assert not unscored.scored and unscored.observation.samples == 16 * 62
