@@ -1,20 +1,32 @@
-"""A mean and how sure it is."""
+"""Means with their standard errors."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite, nan, sqrt
+from typing import Annotated
+
+from symmerge.checkpoints.json_results import Record
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean and its standard error; one value has none. What overflowed stays infinite, and its error is not a number.
+@dataclass(frozen=True)
+class Estimate(Record):
+    """A number, or the mean of several with its standard error.
 
-    >>> mean_and_error([1.0, 3.0]), mean_and_error([2.0]), mean_and_error([1.0, float("inf")])
-    ((2.0, 1.0), (2.0, None), (inf, nan))
+    >>> Estimate.of([1.0, 3.0]), Estimate.of([2.0]).error, Estimate.of([1.0, float("inf")])
+    (Estimate(mean=2.0, error=1.0), None, Estimate(mean=inf, error=nan))
     """
-    if not all(map(isfinite, values)):  # statistics.stdev fails for these
-        return sum(values) / len(values), nan if len(values) > 1 else None
-    return statistics.fmean(values), statistics.stdev(values) / sqrt(len(values)) if len(
-        values
-    ) > 1 else None
+
+    mean: Annotated[float, "Mean."]
+    error: Annotated[float | None, "Its standard error; null for a single value."] = None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Estimate:
+        """Of at least one value. One that overflowed makes the mean infinite and the error NaN."""
+        several = len(values) > 1
+        if not all(map(isfinite, values)):  # statistics.stdev fails for these
+            return Estimate(sum(values) / len(values), nan if several else None)
+        error = statistics.stdev(values) / sqrt(len(values)) if several else None
+        return Estimate(statistics.fmean(values), error)
