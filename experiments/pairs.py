@@ -110,7 +110,7 @@ def measure(
 
 def table(found: list[Cell]) -> str:
     from symmerge.report.phrases import estimate
-    from symmerge.report.results import Estimate
+    from symmerge.evaluation.estimates import Estimate
 
     lines = [f"{'':40}{'over the mean':>20}{'over the line':>20}{'middle':>20}"]
     for row in dict.fromkeys(cell["row"] for cell in found):

@@ -109,7 +109,7 @@ def test_pictures_are_drawn_for_the_models(pair):
         and not torch.equal(images, drawn(pair, samples=50, seed=1))
     )
     task = sm.make_task("image", "self", pair, max_samples=70, seed=4)
-    assert task.record() == {
+    assert task.to_record().to_json() == {
         "name": "image",
         "data": "self",
         "samples": 70,

@@ -18,9 +18,17 @@ from fixtures import Counted
 import symmerge as sm
 import symmerge.evaluation.mixture as mixture
 from symmerge.errors import MismatchError
-from symmerge.evaluation.lines import Curve, LineMethod, barrier, run, several, write
+from symmerge.evaluation.estimates import Estimate
+from symmerge.evaluation.lines import (
+    Curve,
+    LineMethod,
+    barrier,
+    combine_pairs,
+    measure_lines,
+    write_curves,
+)
 from symmerge.evaluation.mixture import Mixture
-from symmerge.evaluation.planes import plane, simplex
+from symmerge.evaluation.planes import plane, triangle_grid
 from symmerge.evaluation.tasks import Task, make_task
 from symmerge.evaluation.tasks.readouts import (
     ClassReadout,
@@ -229,7 +237,7 @@ def test_several_batches_at_once_give_the_same_numbers(monkeypatch):
         (8, [(9, 9), (5, 5)]),
         (1, [(3, 9), (3, 5), (2, 5)]),
     ):
-        monkeypatch.setattr(mixture, "AT_ONCE", {"cpu": most})
+        monkeypatch.setattr(mixture, "JOINED_BATCHES", {"cpu": most})
         together = barrier(a, b, task, 3)
         assert list(dict.fromkeys(seen)) == shapes and sum(rows for rows, _ in seen) == 3 * 14
         assert [point["loss"] for point in together.points] == pytest.approx(
@@ -269,19 +277,19 @@ def record():
             (2.0, 1.0),
         ),
     ]
-    return lambda: run(a, b, methods, task_for(a), points=3)
+    return lambda: measure_lines(a, b, methods, task_for(a), points=3)
 
 
 def test_the_same_command_gives_the_same_files(record, tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        write(record(), tmp_path / name)
+        write_curves(record(), tmp_path / name)
     for file in ("curve.json", "curve.csv"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
 def test_what_the_files_hold(record, tmp_path):
-    write(record(), tmp_path)
+    write_curves(record(), tmp_path)
     found = json.loads((tmp_path / "curve.json").read_text())
     assert (
         found["schema"] == "symmerge.curve/1"
@@ -319,41 +327,38 @@ def test_what_the_files_hold(record, tmp_path):
 
 
 def test_several_pairs(record):
-    pairs = []
-    for barrier_mean in (1.0, 2.0, 6.0):
-        one = record()
-        one["methods"][0]["barrier_mean"] = one["methods"][0]["points"][1]["loss"] = barrier_mean
-        pairs.append(one)
-    found = several(pairs)
-    assert (
-        found["schema"] == "symmerge.curves/1"
-        and found["pairs"] == pairs
-        and set(found["summary"]) == {"none", "canonical"}
-    )
+    pairs = [with_barrier(record(), barrier_mean) for barrier_mean in (1.0, 2.0, 6.0)]
+    combined = combine_pairs(pairs)
+    assert combined.pairs == tuple(pairs) and set(combined.summary) == {"none", "canonical"}
+    assert combined.to_json()["schema"] == "symmerge.curves/1"
+    plain = combined.summary["none"]
     error = np.std([1, 2, 6], ddof=1) / math.sqrt(3)
-    assert found["summary"]["none"]["barrier_mean"] == {"mean": 3, "error": pytest.approx(error)}
-    assert found["summary"]["none"]["points"][1]["loss"] == {
-        "mean": 3,
-        "error": pytest.approx(error),
-    }
-    assert found["summary"]["canonical"]["barrier_linear"]["error"] == 0
-    assert several(pairs[:1])["summary"]["none"]["barrier_mean"] == {"mean": 1, "error": None}
-    pairs[0]["methods"][0]["barrier_mean"] = (
-        math.inf
-    )  # a pair that overflowed does not take the others with it
-    assert several(pairs)["summary"]["none"]["barrier_mean"] == {
-        "mean": math.inf,
-        "error": pytest.approx(math.nan, nan_ok=True),
-    }
+    assert plain.barrier_mean == Estimate(3.0, pytest.approx(error))
+    assert plain.points[1].metrics["loss"] == Estimate(3.0, pytest.approx(error))
+    assert combined.summary["canonical"].barrier_linear.error == 0
+    assert combine_pairs(pairs[:1]).summary["none"].barrier_mean == Estimate(1.0, None)
+    # a pair that overflowed does not take the others with it
+    pairs[0] = with_barrier(pairs[0], math.inf)
+    overflow = combine_pairs(pairs).summary["none"].barrier_mean
+    assert overflow.mean == math.inf and math.isnan(overflow.error)
     with pytest.raises(MismatchError, match="same task, methods and points"):
-        several([pairs[0], {**pairs[1], "methods": pairs[1]["methods"][:1]}])
+        combine_pairs([pairs[0], replace(pairs[1], methods=pairs[1].methods[:1])])
+
+
+def with_barrier(curves, barrier_mean):
+    """The first method with another barrier, and with that loss at its midpoint."""
+    first, *others = curves.methods
+    start, midpoint, end = first.points
+    midpoint = replace(midpoint, metrics={**midpoint.metrics, "loss": barrier_mean})
+    changed = replace(first, barrier_mean=barrier_mean, points=(start, midpoint, end))
+    return replace(curves, methods=(changed, *others))
 
 
 # planes
 
 
 def test_the_grid():
-    inside, around = simplex(4), simplex(4, 0.25)
+    inside, around = triangle_grid(4), triangle_grid(4, 0.25)
     assert (
         len(inside) == 15
         and all(min(place) >= 0 for place in inside)
@@ -409,7 +414,7 @@ def test_models_without_a_line_between_them():
     with pytest.raises(MismatchError, match="2 models: a plane"):
         plane([a, a], task_for(a))
     with pytest.raises(MismatchError, match="at least one step"):
-        simplex(0)
+        triangle_grid(0)
 
 
 def test_a_loss_that_is_no_number():
@@ -437,25 +442,6 @@ def test_devices_that_are_not_there(device, words):
 
 
 # names
-
-
-NAMES = ("barrier", "plane", "merge", "align", "verify")
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        "import symmerge",
-        "from symmerge.evaluation.lines import run",
-        "import symmerge.evaluation.planes, symmerge.evaluation.lines",
-    ],
-)
-def test_functions_have_the_names_of_their_modules(first):
-    """Whatever was imported first, `sm.barrier` is the function, and its module gives the rest."""
-    call = f"{first}; import inspect, symmerge as sm; from symmerge.evaluation.lines import run; from symmerge.evaluation.planes import simplex; "
-    call += f"print(*(name for name in {NAMES} if inspect.isfunction(getattr(sm, name))), inspect.isfunction(run), simplex(1)[0])"
-    found = subprocess.run([sys.executable, "-c", call], check=True, capture_output=True, text=True)
-    assert found.stdout.split() == [*NAMES, "True", "(0.0,", "0.0,", "1.0)"]
 
 
 def test_the_public_names():
@@ -549,15 +535,15 @@ def test_barriers_of_what_is_no_symmetry_are_over_the_parents():
     wrong = LineMethod("wrong", "wrong", a, other, exact=False)
     plain = LineMethod("none", "plain average", a, b)
     alone, beside = (
-        run(a, b, methods, task, points=3)["methods"][0] for methods in ([wrong], [wrong, plain])
+        measure_lines(a, b, methods, task, points=3).methods[0]
+        for methods in ([wrong], [wrong, plain])
     )
-    own = run(a, b, [LineMethod("wrong", "wrong", a, other)], task, points=3)["methods"][0]
+    own = measure_lines(a, b, [LineMethod("wrong", "wrong", a, other)], task, points=3).methods[0]
     ends = [task.evaluate(full_module(model, torch.float32))["loss"] for model in (a, b)]
-    worst = max(point["loss"] for point in alone["points"])
-    for found in (alone, beside):
-        assert found["over"] == pytest.approx(ends, abs=1e-5) and found[
-            "barrier_mean"
-        ] == pytest.approx(worst - sum(ends) / 2, abs=1e-5)
-    assert (
-        "over" not in own and abs(own["barrier_mean"] - alone["barrier_mean"]) > 1e-6
-    )  # the control: over its own ends it is another number
+    worst = max(point.metrics["loss"] for point in alone.points)
+    for line in (alone, beside):
+        assert line.over == pytest.approx(ends, abs=1e-5)
+        assert line.barrier_mean == pytest.approx(worst - sum(ends) / 2, abs=1e-5)
+    # the control: over its own ends it is another number
+    assert own.over is None and abs(own.barrier_mean - alone.barrier_mean) > 1e-6
+    assert "over" not in own.to_json()

@@ -1,4 +1,4 @@
-"""Several models at once: every place is the model it says, barriers are what lines and means give, and barrier --together writes and shows it."""
+"""Several models at once: places, barriers, files, and `barrier --together`."""
 
 import csv
 import json
@@ -13,22 +13,40 @@ from fixtures import Counted, checkpoint, run
 import symmerge as sm
 from symmerge.cli import several
 from symmerge.errors import MismatchError
-from symmerge.evaluation import simplices as simplex
-from symmerge.evaluation.simplices import SimplexMethod, measure, places
+from symmerge.evaluation.results import SimplexFile
+from symmerge.evaluation.simplices import (
+    SimplexMethod,
+    measure_methods,
+    measure_simplex,
+    simplex_places,
+    write_simplex,
+)
 from symmerge.lab.small_models import small_model
 from symmerge.matching.recipes import RECIPES
+from symmerge.models.alignment_results import UniverseFile
 from symmerge.models.orbit import random_member
 from symmerge.verification.modules import full_module
 
 SMALL = {"points": 3, "steps": 2}
 FAST = "weights-only"
+UNIVERSE = UniverseFile(
+    recipe="by hand",
+    models=("c", "b", "a"),
+    reference=0,
+    spreads=(0.5,),
+    moved=(),
+    left_out={},
+    interrupted=False,
+    settings={},
+    cycle_error=0.0,
+)
 
 
 def strangers(count=3, name="gpt2"):
     return [sm.load(small_model(name, seed=seed)) for seed in range(count)]
 
 
-def own_text(model, samples=6):
+def self_generated(model, samples=6):
     """What the model writes itself: nobody is better there, so whatever lies elsewhere is worse."""
     return sm.make_task("clm", "self", [model], samples=samples)
 
@@ -37,11 +55,15 @@ def numbers(task, model):
     return task.evaluate(full_module(model, torch.float32))
 
 
+def triangle(simplex):
+    return simplex.to_record(SimplexMethod("none", "plain", ())).triangle.points
+
+
 @pytest.fixture(scope="module")
 def four():
     models = strangers(4)
-    task = own_text(models[0])
-    return models, task, measure(models, task)
+    task = self_generated(models[0])
+    return models, task, measure_simplex(models, task)
 
 
 # every place is the model it says
@@ -51,7 +73,7 @@ def test_corners_are_the_models_themselves(four):
     models, task, found = four
     own = [numbers(task, model) for model in models]
     assert found.ends == own and len({end["loss"] for end in own}) == 4
-    at = {tuple(point["weights"]): point for point in found.record()["triangle"]["points"]}
+    at = {point.weights: point.metrics for point in triangle(found)}
     assert [at[corner]["loss"] for corner in ((1, 0, 0), (0, 1, 0), (0, 0, 1))] == [
         end["loss"] for end in own[:3]
     ]
@@ -92,12 +114,8 @@ def test_means_are_the_merges_of_the_first(four):
         assert found.mean(count)["loss"] != pytest.approx(
             numbers(task, sm.mean(models[-count:]))["loss"] if count < 4 else 0, rel=1e-4
         )  # the control
-    middle = next(
-        point
-        for point in found.record()["triangle"]["points"]
-        if point["weights"] == pytest.approx([1 / 3] * 3)
-    )
-    assert middle["loss"] == found.mean(3)["loss"]
+    centre = next(point for point in triangle(found) if point.weights == pytest.approx([1 / 3] * 3))
+    assert centre.metrics["loss"] == found.mean(3)["loss"]
 
 
 # what must be flat is flat, and what must not is not
@@ -105,7 +123,7 @@ def test_means_are_the_merges_of_the_first(four):
 
 def test_copies_of_one_model_are_flat(four):
     models, task, _ = four
-    found = measure([models[0]] * 3, task)
+    found = measure_simplex([models[0]] * 3, task)
     own = numbers(task, models[0])["loss"]
     assert [point["loss"] for point in found.at.values()] == pytest.approx(
         [own] * len(found.at), abs=1e-5
@@ -118,33 +136,26 @@ def test_planted_copies_are_terrible_as_they_are_and_flat_after_alignment():
     """Three members of one orbit: the same function, so the way between them says only how they lie to each other."""
     base = sm.load(small_model("gpt2"))
     models = [random_member(base, seed=seed)[1] for seed in range(3)]
-    task = own_text(base)
+    task = self_generated(base)
     found = sm.align_many(models, RECIPES[FAST])
-    record = simplex.run(
+    record = measure_methods(
         models,
         [
             SimplexMethod("none", "plain", models),
-            SimplexMethod("weights", "aligned", found.models, found.record()),
+            SimplexMethod("weights", "aligned", found.models, found.to_file()),
         ],
         task,
         **SMALL,
     )
-    plain, aligned = record["methods"]
-    ends = [end["loss"] for method in (plain, aligned) for end in method["ends"]]
+    plain, aligned = record.methods
+    ends = [end["loss"] for method in (plain, aligned) for end in method.ends]
     assert ends == pytest.approx([numbers(task, base)["loss"]] * 6, abs=1e-4)
-    assert (
-        min(plain["barriers"][a][b] for a, b in combinations(range(3), 2)) > 0.2
-        and min(mean["barrier"] for mean in plain["means"]) > 0.2
-    )
-    assert (
-        max(map(max, aligned["barriers"])) <= 1e-4
-        and max(abs(mean["barrier"]) for mean in aligned["means"]) <= 1e-4
-    )
-    assert (
-        aligned["universe"]["spreads"][-1] <= 1e-4
-        and aligned["universe"]["cycle_error"] <= 1e-4
-        and plain["universe"] is None
-    )
+    assert min(plain.barriers[a][b] for a, b in combinations(range(3), 2)) > 0.2
+    assert min(mean.barrier for mean in plain.means) > 0.2
+    assert max(map(max, aligned.barriers)) <= 1e-4
+    assert max(abs(mean.barrier) for mean in aligned.means) <= 1e-4
+    assert aligned.universe.spreads[-1] <= 1e-4 and aligned.universe.cycle_error <= 1e-4
+    assert plain.universe is None
 
 
 # one pass, each place once
@@ -153,12 +164,12 @@ def test_planted_copies_are_terrible_as_they_are_and_flat_after_alignment():
 def test_the_data_are_read_once_and_no_place_twice(four):
     models, task, found = four
     batches, ticks = Counted(task.batches), []
-    measure(models, replace(task, batches=batches), **SMALL, progress=ticks.append)
-    every = places(4, **SMALL)
+    measure_simplex(models, replace(task, batches=batches), **SMALL, progress=ticks.append)
+    every = simplex_places(4, **SMALL)
     assert batches.fetched == len(batches) and len(ticks) == len(batches) * len(every)
     assert len(set(every)) == len(every) and all(sum(place) == pytest.approx(1) for place in every)
     assert (
-        len(found.at) == len(places(4)) == 91 + 1 + 3 * 3 + 1
+        len(found.at) == len(simplex_places(4)) == 91 + 1 + 3 * 3 + 1
     )  # the triangle holds its edges and its middle; the fourth, its lines, all four merged
 
 
@@ -167,14 +178,14 @@ def test_the_data_are_read_once_and_no_place_twice(four):
 
 def test_what_the_files_hold(tmp_path):
     models = strangers()
-    task = own_text(models[0])
+    task = self_generated(models[0])
     methods = [
         SimplexMethod("none", "plain average", models),
-        SimplexMethod("turned", "turned", models[::-1], {"spreads": [0.5], "settings": {}}),
+        SimplexMethod("turned", "turned", models[::-1], UNIVERSE),
     ]
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
-        simplex.write(simplex.run(models, methods, task, **SMALL), tmp_path / folder)
+        write_simplex(measure_methods(models, methods, task, **SMALL), tmp_path / folder)
     assert all(
         (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
         for file in ("simplex.json", "simplex.csv")
@@ -199,7 +210,7 @@ def test_what_the_files_hold(tmp_path):
         "universe",
     }
     assert (
-        turned["universe"] == {"spreads": [0.5], "settings": {}}
+        SimplexFile.read(tmp_path / "one" / "simplex.json").methods[1].universe == UNIVERSE
         and turned["ends"] == plain["ends"][::-1] != plain["ends"]
     )
     rows = list(csv.DictReader((tmp_path / "one" / "simplex.csv").open()))
@@ -223,15 +234,15 @@ def test_what_the_files_hold(tmp_path):
 
 def test_too_few_models_and_models_that_differ():
     models = strangers(2)
-    task = own_text(models[0], samples=2)
+    task = self_generated(models[0], samples=2)
     with pytest.raises(MismatchError, match="2 models: a triangle has three corners"):
-        measure(models, task)
+        measure_simplex(models, task)
     with pytest.raises(MismatchError, match="joined by a line"):
-        measure([*models, sm.load(small_model("gpt2", n_inner=64))], task)
+        measure_simplex([*models, sm.load(small_model("gpt2", n_inner=64))], task)
     with pytest.raises(MismatchError, match="points 1"):
-        places(3, points=1)
+        simplex_places(3, points=1)
     with pytest.raises(MismatchError, match="aligned brought 2 of 3 models together"):
-        simplex.run(strangers(), [SimplexMethod("aligned", "aligned", models)], task)
+        measure_methods(strangers(), [SimplexMethod("aligned", "aligned", models)], task)
 
 
 # the verb
@@ -279,7 +290,7 @@ def test_the_verb_measures_what_the_library_does(folder, measured):
     task = sm.make_task("clm", str(folder / "text.txt"), models, samples=4)
     aligned = sm.align_many(models, RECIPES[FAST])
     for method, wanted in zip(record["methods"], (models, aligned.models), strict=True):
-        assert method["barriers"] == measure(wanted, task).barriers
+        assert method["barriers"] == measure_simplex(wanted, task).barriers
     plain, found = record["methods"]
     assert [method["label"] for method in record["methods"]] == [
         "plain average",

@@ -409,7 +409,7 @@ def test_rows_of_a_table_are_a_text_for_language_models(model, tmp_path):
 
 def test_embedded_text(model):
     task = make_task("clm", "python-docs", [model("gpt2")], samples=3)
-    assert task.record() == {
+    assert task.to_record().to_json() == {
         "name": "clm",
         "data": "python-docs",
         "samples": 3,

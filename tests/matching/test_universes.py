@@ -113,7 +113,7 @@ def test_rounds_only_bring_closer_and_the_reference_stays(name):
         after <= before + 1e-12
         for before, after in zip(found.spreads, found.spreads[1:], strict=False)
     )
-    assert len(found.spreads) >= 2 and found.kept[0] > 0 and found.spreads[-1] < found.spreads[0]
+    assert len(found.spreads) >= 2 and found.moved[0] > 0 and found.spreads[-1] < found.spreads[0]
     assert circle_error([found.alignments[2]]) == 0
     assert match_universe(models, ONE, reference=2, rounds=0).spreads == found.spreads[:1]
 

@@ -184,7 +184,7 @@ def together(plain=2.5, aligned=0.25, count=4, **changes):
 
     universe = {
         "spreads": [0.7654, 0.6543, 0.6542],
-        "kept": [3, 0],
+        "moved": [3, 0],
         "cycle_error": 3e-8,
         "settings": {"first": {"max_sweeps": 50}},
     }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from symmerge.aligning.pair import align
+from symmerge.checkpoints.json_results import Record
 from symmerge.matching.recipes import RECIPES
 from symmerge.models.canonical.form import canonicalize
 from symmerge.models.distances import distances_by_space
@@ -14,7 +14,7 @@ from symmerge.verification.verdict import TOLERANCE, Verdict, verify
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(Record):
     """Whether two checkpoints are one function up to symmetry: how far their weights are apart, before and after, and the logits."""
 
     same: bool
@@ -23,9 +23,6 @@ class Certificate:
     tolerance: float
     by_space: dict[str, dict[str, float]]
     verdict: Verdict
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def same(a: Model, b: Model, *, progress: Progress | None = None) -> Certificate:

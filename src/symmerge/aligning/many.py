@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from symmerge.aligning.pair import recipe_for
-from symmerge.checkpoints.files import write_json
 from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import MismatchError
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.recipes import Recipe, Solver
 from symmerge.matching.resume import ResumeFile
 from symmerge.matching.search import Matching
-from symmerge.matching.universes import ROUNDS, Universe, match_universe
+from symmerge.matching.universes import ROUNDS, Universe, cycle_error, match_universe
 from symmerge.models.alignment import apply
+from symmerge.models.alignment_results import UniverseFile
 from symmerge.models.model import Model, Progress, save
 from symmerge.models.orbit import keep
 from symmerge.verification.verdict import gate
@@ -47,14 +47,19 @@ class AlignedMany:
             {"left_out": list(self.universe.left_out.values())} if self.universe.left_out else {}
         )
 
-    def record(self) -> dict[str, Any]:
-        """For universe.json."""
-        return {
-            "schema": "symmerge.universe/1",
-            "recipe": self.recipe.about,
-            "models": [model.where for model in self.models],
-            **self.universe.record(),
-        }
+    def to_file(self) -> UniverseFile:
+        """Content of universe.json."""
+        return UniverseFile(
+            recipe=self.recipe.about,
+            models=tuple(model.where for model in self.models),
+            reference=self.universe.reference,
+            spreads=self.universe.spreads,
+            moved=self.universe.moved,
+            left_out=self.universe.left_out,
+            interrupted=self.universe.interrupted,
+            settings=self.universe.settings,
+            cycle_error=cycle_error(self.universe),
+        )
 
 
 def align_many(
@@ -133,4 +138,4 @@ def write(
                     steps=found.recipe.steps,
                     restrict=restrict,
                 )
-        write_json(folder / "universe.json", found.record())
+        found.to_file().write(folder / "universe.json")

@@ -8,7 +8,6 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from symmerge.checkpoints.files import write_json
 from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import SymmetryError
 from symmerge.matching.base import Solution
@@ -16,6 +15,7 @@ from symmerge.matching.learning.soft_permutations import relax
 from symmerge.matching.recipes import RECIPES, Recipe, Solver
 from symmerge.matching.resume import ResumeFile
 from symmerge.models.alignment import apply
+from symmerge.models.alignment_results import SolutionFile
 from symmerge.models.distances import distance
 from symmerge.models.model import Model, Progress, save
 from symmerge.models.orbit import keep
@@ -56,16 +56,15 @@ class Aligned:
             "seed": solution.options["seed"],
         }
 
-    def record(self) -> dict[str, Any]:
-        """For solution.json."""
-        return {
-            "schema": "symmerge.solution/1",
-            "recipe": self.recipe.about,
-            "distance_before": self.before,
-            "distance_after": self.after,
-            "already_aligned": self.already,
+    def to_file(self) -> SolutionFile:
+        """Content of solution.json."""
+        return SolutionFile(
+            recipe=self.recipe.about,
+            distance_before=self.before,
+            distance_after=self.after,
+            already_aligned=self.already,
             **self.solution.to_json(),
-        }
+        )
 
 
 def align(
@@ -155,7 +154,7 @@ def write(
 
 def write_evidence(found: Aligned, folder: Path) -> None:
     """How the alignment was found, and what it does: for `symmerge report`."""
-    write_json(folder / "solution.json", found.record())
-    write_json(folder / "structure.json", structure_of(found.solution.alignment))
+    found.to_file().write(folder / "solution.json")
+    structure_of(found.solution.alignment).write(folder / "structure.json")
     if found.solution.correlations:
-        write_json(folder / "correlations.json", found.solution.correlations.to_json())
+        found.solution.correlations.write(folder / "correlations.json")

@@ -175,7 +175,7 @@ def align(
             resume_file.remove()
         several.hand_over(mergekit, [out / "reference", out / "aligned"])
         if json:
-            console.show_json(found.record())
+            console.show_json(found.to_file().to_json())
             return
         if found.solution.interrupted:
             console.out.print(
@@ -450,7 +450,7 @@ def same(
     with console.friendly():
         found = decide(load(a), load(b), progress=console.note)
         if json:
-            console.show_json(found.record())
+            console.show_json(found.to_json())
         else:
             answer = "the same function up to symmetry" if found.same else "NOT the same function"
             console.out.print(

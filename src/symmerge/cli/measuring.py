@@ -31,7 +31,14 @@ from symmerge.cli.options import (
     inputs,
 )
 from symmerge.errors import MismatchError
-from symmerge.evaluation.lines import BARRIERS, LineMethod, line, run, several, write
+from symmerge.evaluation.lines import (
+    LineMethod,
+    combine_pairs,
+    even_steps,
+    measure_lines,
+    write_curves,
+)
+from symmerge.evaluation.results import CurveFile, CurvesFile, SimplexFile
 from symmerge.evaluation.simplices import POINTS as TOGETHER_POINTS
 from symmerge.evaluation.tasks import SELF_SOURCES, Task, make_task, task_of
 from symmerge.matching.recipes import RECIPES, Recipe, with_options
@@ -39,7 +46,6 @@ from symmerge.models.model import Model, device_of, load
 from symmerge.models.tables import check_same_table
 
 POINTS = 21
-KINDS = dict(zip(BARRIERS, ("over the mean", "over the line"), strict=True))
 
 
 def barrier(
@@ -106,7 +112,7 @@ def barrier(
     """
     with console.friendly():
         points = (TOGETHER_POINTS if together else POINTS) if points is None else points
-        line(points)
+        even_steps(points)
         folders = different(
             models, "a line has two ends; give two models or more, symmerge barrier A B"
         )
@@ -139,16 +145,16 @@ def barrier(
                     folder, list(combinations(opened, 2)), solvers, made, points, device
                 )
         if json:
-            console.show_json(record)
+            console.show_json(record.to_json())
             return
         over = (
             f", {len(opened)} models together"
             if together
-            else f", {len(record['pairs'])} pairs"
-            if "pairs" in record
+            else f", {len(record.pairs)} pairs"
+            if isinstance(record, CurvesFile)
             else ""
         )
-        rows = simplex.rows(record) if together else _rows(record)
+        rows = simplex.rows(record) if isinstance(record, SimplexFile) else _rows(record)
         console.show_table(
             f"Barriers: {task} on {data}, {made.samples} samples, {points} points{over}; wrote {out}",
             rows,
@@ -240,7 +246,7 @@ def _measure(
     task: Task,
     points: int,
     device: str,
-) -> dict[str, Any]:
+) -> CurveFile | CurvesFile:
     """The lines of every pair, and all that is written about them."""
     records = []
     for number, pair in enumerate(pairs, 1):
@@ -255,11 +261,13 @@ def _measure(
         with console.progress(
             f"evaluating{which}", len(task.batches) * points * len(methods)
         ) as tick:
-            records.append(run(*pair, methods, task, points=points, device=device, progress=tick))
+            records.append(
+                measure_lines(*pair, methods, task, points=points, device=device, progress=tick)
+            )
         if len(pairs) == 1 and found:
             write_evidence([*found.values()][-1], folder)
-    record = records[0] if len(records) == 1 else several(records)
-    write(record, folder)
+    record = records[0] if len(records) == 1 else combine_pairs(records)
+    write_curves(record, folder)
     write_text(folder / "curve.svg", drawing.curve_svg(record))
     return record
 
@@ -278,23 +286,25 @@ def _line(name: str, a: Model, b: Model, found: Aligned | None) -> LineMethod:
     )
 
 
-def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _rows(record: CurveFile | CurvesFile) -> Iterator[dict[str, Any]]:
     """Both barriers of every method; of several pairs their means and standard errors."""
-    if "pairs" not in record:
-        yield from (
-            {
-                "method": method["label"],
-                **{f"barrier {kind}": method[key] for key, kind in KINDS.items()},
+    if isinstance(record, CurveFile):
+        for method in record.methods:
+            yield {
+                "method": method.label,
+                "barrier over the mean": method.barrier_mean,
+                "barrier over the line": method.barrier_linear,
             }
-            for method in record["methods"]
-        )
         return
-    for method in record["pairs"][0]["methods"]:
-        row = {"method": method["label"]}
-        for key, kind in KINDS.items():
-            found = record["summary"][method["name"]][key]
-            row |= {f"barrier {kind}": found["mean"], f"standard error {kind}": found["error"]}
-        yield row
+    for method in record.pairs[0].methods:
+        means = record.summary[method.name]
+        yield {
+            "method": method.label,
+            "barrier over the mean": means.barrier_mean.mean,
+            "standard error over the mean": means.barrier_mean.error,
+            "barrier over the line": means.barrier_linear.mean,
+            "standard error over the line": means.barrier_linear.error,
+        }
 
 
 def report(

@@ -18,7 +18,7 @@ from symmerge.cli import console, options
 from symmerge.errors import MismatchError
 from symmerge.matching.recipes import Recipe
 from symmerge.matching.resume import ResumeFile
-from symmerge.matching.universes import ROUNDS, Universe
+from symmerge.matching.universes import ROUNDS, Universe, cycle_error
 from symmerge.merging import mergekit
 from symmerge.merging.combining import METHODS, combine, normalised
 from symmerge.merging.means import Attention
@@ -202,7 +202,7 @@ def align(
     ]
     hand_over(recipe, [out / "reference", *others])
     if json:
-        console.show_json(found.record())
+        console.show_json(found.to_file().to_json())
         return
     if found.universe.interrupted:
         console.out.print(
@@ -211,7 +211,7 @@ def align(
     spreads = found.universe.spreads
     console.out.print(
         f"{len(found.models)} models in the coordinates of {found.reference.where}: spread {spreads[0]:.3f} aligned to it, {spreads[-1]:.3f} after"
-        f" {len(spreads) - 1} rounds; the way round any circle of them ends {found.record()['cycle_error']:.0e} from where it began; wrote {out}",
+        f" {len(spreads) - 1} rounds; the way round any circle of them ends {cycle_error(found.universe):.0e} from where it began; wrote {out}",
         soft_wrap=True,
     )
 

@@ -13,7 +13,13 @@ from symmerge.checkpoints.files import write_text
 from symmerge.cli import console, several
 from symmerge.cli.options import METHODS
 from symmerge.errors import MismatchError
-from symmerge.evaluation.simplices import SimplexMethod, places, run, write
+from symmerge.evaluation.results import SimplexFile
+from symmerge.evaluation.simplices import (
+    SimplexMethod,
+    measure_methods,
+    simplex_places,
+    write_simplex,
+)
 from symmerge.evaluation.tasks import Task
 from symmerge.matching.recipes import Recipe
 from symmerge.models.model import Model
@@ -54,7 +60,7 @@ def measure(
     task: Task,
     points: int,
     device: str,
-) -> dict[str, Any]:
+) -> SimplexFile:
     """All that lies between the models, by every method, and all that is written about it."""
     methods = []
     for name, recipe in solvers.items():
@@ -63,10 +69,10 @@ def measure(
             _together(name, models, recipe) if recipe else SimplexMethod(name, PLAIN, models)
         )
     with console.progress(
-        "evaluating", len(task.batches) * len(places(len(models), points)) * len(methods)
+        "evaluating", len(task.batches) * len(simplex_places(len(models), points)) * len(methods)
     ) as tick:
-        record = run(models, methods, task, points=points, device=device, progress=tick)
-    write(record, folder)
+        record = measure_methods(models, methods, task, points=points, device=device, progress=tick)
+    write_simplex(record, folder)
     for file, text in drawing.simplex_svgs(record).items():
         write_text(folder / file, text)
     return record
@@ -80,16 +86,16 @@ def _together(name: str, models: Sequence[Model], recipe: Recipe) -> SimplexMeth
         raise MismatchError(
             f"{name} could not bring all models together: {'; '.join(found.universe.left_out.values())}; measure without these"
         )
-    return SimplexMethod(name, label(name, recipe), found.models, found.record())
+    return SimplexMethod(name, label(name, recipe), found.models, found.to_file())
 
 
-def rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def rows(record: SimplexFile) -> Iterator[dict[str, Any]]:
     """For people: how far pairs, and all of them together, lie over their parents."""
-    count = len(record["models"])
-    for method in record["methods"]:
-        pairs = [method["barriers"][a][b] for a, b in combinations(range(count), 2)]
+    count = len(record.models)
+    for method in record.methods:
+        pairs = [method.barriers[a][b] for a, b in combinations(range(count), 2)]
         yield {
-            "method": method["label"],
+            "method": method.label,
             "mean barrier of a pair": fmean(pairs),
-            f"barrier of all {count} merged": method["means"][-1]["barrier"],
+            f"barrier of all {count} merged": method.means[-1].barrier,
         }

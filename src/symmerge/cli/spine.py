@@ -167,7 +167,7 @@ def verify(
                 *models, dtype=getattr(torch, dtype), tolerance=tolerance, seed=seed, progress=tick
             )
         if json:
-            console.show_json(verdict.record())
+            console.show_json(verdict.to_json())
         else:
             answer = "the same function" if verdict.same else "NOT the same function"
             console.out.print(

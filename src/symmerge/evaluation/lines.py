@@ -1,4 +1,4 @@
-"""Loss along the straight line between two models. Nothing is aligned here; give it aligned models."""
+"""Loss along the straight line between two models: curve.json. Models are measured as they are."""
 
 from __future__ import annotations
 
@@ -8,63 +8,71 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from symmerge.checkpoints.card import versions
-from symmerge.checkpoints.files import write_json
 from symmerge.errors import MismatchError
-from symmerge.evaluation.estimates import mean_and_error
-from symmerge.evaluation.mixture import Mixture, Numbers, evaluate
+from symmerge.evaluation.estimates import Estimate
+from symmerge.evaluation.mixture import Mixture, evaluate
+from symmerge.evaluation.results import (
+    CurveFile,
+    CurvesFile,
+    LinePoint,
+    LineRecord,
+    MeanPoint,
+    MethodLine,
+    MethodMeans,
+    Metrics,
+    ModelRecord,
+    PairRecord,
+)
 from symmerge.evaluation.tasks import Task
 from symmerge.models.model import Model, Progress
-
-SCHEMA, SEVERAL = "symmerge.curve/1", "symmerge.curves/1"
-BARRIERS = ("barrier_mean", "barrier_linear")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Loss and metrics at every `t` from A (0) to B (1), and of the parents' ensemble: the mean of their predictions."""
+    """Metrics at every `t` from A (0) to B (1), and of the ensemble of both models.
+
+    `parents` are the losses of A and B where the ends of the line are other functions.
+    """
 
     ts: tuple[float, ...]
-    points: tuple[Numbers, ...]
-    ensemble: Numbers
+    points: tuple[Metrics, ...]
+    ensemble: Metrics
 
     parents: tuple[float, float] | None = None
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The losses that barriers are taken over: of the two ends, or of the `parents` where an end is another function than its parent."""
+        """The two losses that barriers are taken over."""
         return self.parents or (self.points[0]["loss"], self.points[-1]["loss"])
 
     @property
     def barrier_mean(self) -> float:
-        """How far the largest loss lies over the mean of the two ends."""
+        """The largest loss, less the mean of the two ends."""
         return max(point["loss"] for point in self.points) - sum(self.ends) / 2
 
     @property
     def barrier_linear(self) -> float:
-        """How far the loss lies over the straight line between the two ends, where that is most."""
+        """The largest distance of the loss above the straight line between the two ends."""
         a, b = self.ends
         return max(
             point["loss"] - ((1 - t) * a + t * b)
             for t, point in zip(self.ts, self.points, strict=True)
         )
 
-    def record(self) -> dict[str, Any]:
-        """For curve.json."""
-        rows = [{"t": t, **numbers} for t, numbers in zip(self.ts, self.points, strict=True)]
-        over = {} if self.parents is None else {"over": list(self.parents)}
-        return {
-            "points": rows,
-            "barrier_mean": self.barrier_mean,
-            "barrier_linear": self.barrier_linear,
-            **over,
-        }
+    def to_record(self) -> LineRecord:
+        """For result files."""
+        return LineRecord(
+            points=tuple(map(LinePoint, self.ts, self.points)),
+            barrier_mean=self.barrier_mean,
+            barrier_linear=self.barrier_linear,
+            over=self.parents,
+        )
 
 
-def line(points: int) -> tuple[float, ...]:
-    """Every t, evenly from A to B."""
+def even_steps(points: int) -> tuple[float, ...]:
+    """Values of t, evenly from A to B."""
     if points < 2:
         raise MismatchError(f"points {points}: a curve has at least two, its ends")
     return tuple(i / (points - 1) for i in range(points))
@@ -79,31 +87,34 @@ def barrier(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Curve:
-    """Every point of the line in one pass over the data: `barrier(a, aligned, make_task("clm", "python-docs", [a]))`.
+    """Every point of the line, in one pass over the data.
 
-    Three copies of the weights are in memory: the two models and the one between them.
+    `barrier(a, aligned, make_task("clm", "python-docs", [a]))`
+    Three copies of the weights are in memory: both models and the mixture.
     """
-    ts = line(points)
-    found, ensemble = evaluate(
-        Mixture([a, b], device=device), task, [(1 - t, t) for t in ts], progress=progress
-    )
-    return Curve(ts, tuple(found), ensemble)
+    ts = even_steps(points)
+    mixture = Mixture([a, b], device=device)
+    metrics, ensemble = evaluate(mixture, task, [(1 - t, t) for t in ts], progress=progress)
+    return Curve(ts, tuple(metrics), ensemble)
 
 
 @dataclass(frozen=True)
 class LineMethod:
-    """One way to bring a pair together: the two ends of its line, and how they were found. Not `exact`: its ends are other functions than the pair."""
+    """One way to bring a pair together: the ends of its line, and how they were found.
+
+    A method that is not `exact` has ends that compute something else than the pair.
+    """
 
     name: str
     label: str
     a: Model
     b: Model
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     objective: tuple[float, ...] = ()
     exact: bool = True
 
 
-def run(
+def measure_lines(
     a: Model,
     b: Model,
     methods: Sequence[LineMethod],
@@ -112,51 +123,50 @@ def run(
     points: int = 21,
     device: str = "cpu",
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """The line of every method between two models, as curve.json has it. The ensemble is of the first method's ends."""
+) -> CurveFile:
+    """The line of every method between two models. The ensemble is of the first method's ends."""
     curves = [
         barrier(method.a, method.b, task, points, device=device, progress=progress)
         for method in methods
     ]
-    if not all(method.exact for method in methods):
-        known = next(
-            (curve for method, curve in zip(methods, curves, strict=True) if method.exact), None
-        ) or barrier(a, b, task, 2, device=device)
+    exact = [curve for method, curve in zip(methods, curves, strict=True) if method.exact]
+    if len(exact) < len(methods):
+        parents = exact[0].ends if exact else barrier(a, b, task, 2, device=device).ends
         curves = [
-            curve if method.exact else replace(curve, parents=known.ends)
+            curve if method.exact else replace(curve, parents=parents)
             for method, curve in zip(methods, curves, strict=True)
         ]
-    return {
-        "schema": SCHEMA,
-        "task": task.record(),
-        "models": {"a": about(a), "b": about(b)},
-        "methods": [
-            {
-                "name": method.name,
-                "label": method.label,
-                **curve.record(),
-                "settings": dict(method.settings),
-                "objective": list(method.objective),
-            }
-            for method, curve in zip(methods, curves, strict=True)
-        ],
-        "ensemble": dict(curves[0].ensemble),
-        "versions": measured_with(),
-    }
+    return CurveFile(
+        task=task.to_record(),
+        models=PairRecord(a=model_record(a), b=model_record(b)),
+        methods=tuple(map(_method_line, methods, curves)),
+        ensemble=dict(curves[0].ensemble),
+        versions=measurement_versions(),
+    )
 
 
-def about(model: Model) -> dict[str, Any]:
-    """Which files a model is."""
-    return {
-        "where": model.where,
-        "architecture": model.spec.architecture,
-        "parameters": model.parameters,
-        "sha256": model.digest(),
-    }
+def _method_line(method: LineMethod, curve: Curve) -> MethodLine:
+    return MethodLine(
+        name=method.name,
+        label=method.label,
+        settings=method.settings,
+        objective=method.objective,
+        **vars(curve.to_record()),
+    )
 
 
-def measured_with() -> dict[str, str]:
-    """Versions of what can change a measure."""
+def model_record(model: Model) -> ModelRecord:
+    """Which checkpoint a model is."""
+    return ModelRecord(
+        where=model.where,
+        architecture=model.spec.architecture,
+        parameters=model.parameters,
+        sha256=model.digest(),
+    )
+
+
+def measurement_versions() -> dict[str, str]:
+    """Versions of what can change a measurement."""
     return {
         **versions(),
         "scikit-learn": version("scikit-learn"),
@@ -164,60 +174,51 @@ def measured_with() -> dict[str, str]:
     }
 
 
-def several(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `run` gave for several pairs, together: mean and standard error of every barrier and at every point."""
-    shapes = {_shape(pair) for pair in pairs}
-    if len(shapes) != 1:
+def combine_pairs(pairs: Sequence[CurveFile]) -> CurvesFile:
+    """Several pairs with the mean and standard error of every barrier and every point."""
+    kinds = {(pair.task.name, tuple(m.name for m in pair.methods), pair.ts) for pair in pairs}
+    if len(kinds) != 1:
         raise MismatchError(
-            f"{len(pairs)} pairs with {len(shapes)} kinds of curves: run all with the same task, methods and points"
+            f"{len(pairs)} pairs with {len(kinds)} kinds of curves:"
+            " run all with the same task, methods and points"
         )
-    return {
-        "schema": SEVERAL,
-        "pairs": [dict(pair) for pair in pairs],
-        "summary": {name: _summary(pairs, at) for at, name in enumerate(next(iter(shapes))[1])},
-    }
-
-
-def _shape(pair: Mapping[str, Any]) -> tuple[Any, ...]:
-    methods = pair["methods"]
-    return (
-        pair["task"]["name"],
-        tuple(method["name"] for method in methods),
-        tuple(point["t"] for method in methods for point in method["points"]),
+    lines = zip(*(pair.methods for pair in pairs), strict=True)
+    metrics = pairs[0].task.metrics
+    return CurvesFile(
+        pairs=tuple(pairs),
+        summary={of_pairs[0].name: _method_means(of_pairs, metrics) for of_pairs in lines},
     )
 
 
-def _summary(pairs: Sequence[Mapping[str, Any]], at: int) -> dict[str, Any]:
-    methods = [pair["methods"][at] for pair in pairs]
-    metrics = pairs[0]["task"]["metrics"]
-    rows = zip(*(method["points"] for method in methods), strict=True)
-    points = [
-        {"t": row[0]["t"], **{name: _mean(point[name] for point in row) for name in metrics}}
-        for row in rows
-    ]
-    return {
-        **{name: _mean(method[name] for method in methods) for name in BARRIERS},
-        "points": points,
-    }
+def _method_means(lines: Sequence[MethodLine], metrics: Iterable[str]) -> MethodMeans:
+    places = zip(*(line.points for line in lines), strict=True)
+    return MethodMeans(
+        barrier_mean=Estimate.of([line.barrier_mean for line in lines]),
+        barrier_linear=Estimate.of([line.barrier_linear for line in lines]),
+        points=tuple(
+            MeanPoint(place[0].t, mean_metrics([point.metrics for point in place], metrics))
+            for place in places
+        ),
+    )
 
 
-def _mean(values: Iterable[float]) -> dict[str, float | None]:
-    return dict(zip(("mean", "error"), mean_and_error(list(values)), strict=True))
+def mean_metrics(pairs: Sequence[Metrics], metrics: Iterable[str]) -> dict[str, Estimate]:
+    """Mean and standard error of each metric over pairs."""
+    return {metric: Estimate.of([one[metric] for one in pairs]) for metric in metrics}
 
 
-def write(record: Mapping[str, Any], folder: Path) -> None:
+def write_curves(curves: CurveFile | CurvesFile, folder: Path) -> None:
     """curve.json, and curve.csv with a row per pair, method and point; the ensemble has no t."""
-    write_json(folder / "curve.json", record)
-    pairs = record.get("pairs", [record])
+    curves.write(folder / "curve.json")
+    pairs = curves.pairs if isinstance(curves, CurvesFile) else (curves,)
+    columns = ["pair", "method", "t", *pairs[0].task.metrics]
     with open(folder / "curve.csv", "w", newline="", encoding="utf-8") as file:
-        rows = csv.DictWriter(
-            file, ["pair", "method", "t", *pairs[0]["task"]["metrics"]], lineterminator="\n"
-        )
+        rows = csv.DictWriter(file, columns, lineterminator="\n")
         rows.writeheader()
         for number, pair in enumerate(pairs):
-            for method in pair["methods"]:
+            for method in pair.methods:
                 rows.writerows(
-                    {"pair": number, "method": method["name"], **point}
-                    for point in method["points"]
+                    {"pair": number, "method": method.name, **point.to_json()}
+                    for point in method.points
                 )
-            rows.writerow({"pair": number, "method": "ensemble", **pair["ensemble"]})
+            rows.writerow({"pair": number, "method": "ensemble", **(pair.ensemble or {})})

@@ -1,6 +1,6 @@
-"""Loss over what lies between several models: every line, the mean of more and more of them, the triangle of the first three.
+"""Loss between several models: every line, the means of the first ones, a triangle: simplex.json.
 
-Nothing is aligned here; give it aligned models.
+Models are measured as they are; align them first.
 """
 
 from __future__ import annotations
@@ -10,127 +10,129 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
-from symmerge.checkpoints.files import write_json
 from symmerge.errors import MismatchError
-from symmerge.evaluation.lines import Curve, about, line, measured_with
-from symmerge.evaluation.mixture import Mixture, Numbers, Shares, evaluate
-from symmerge.evaluation.planes import Corners, laid_out
-from symmerge.evaluation.planes import simplex as grid
+from symmerge.evaluation.lines import Curve, even_steps, measurement_versions, model_record
+from symmerge.evaluation.mixture import Mixture, Shares, evaluate
+from symmerge.evaluation.planes import layout_corners, triangle_grid
+from symmerge.evaluation.results import (
+    Corners,
+    MeanOfFirst,
+    Metrics,
+    PairLine,
+    PlanePoint,
+    PlaneRecord,
+    SimplexFile,
+    SimplexRecord,
+)
 from symmerge.evaluation.tasks import Task
+from symmerge.models.alignment_results import UniverseFile
 from symmerge.models.model import Model, Progress
 
-SCHEMA = "symmerge.simplex/1"
-POINTS, STEPS = (
-    5,
-    12,
-)  # of a line, along a side of the triangle: the grid has the points of its edges and its middle, which are then measured once
+# With these, edges and centre of the triangle are points of its lines too, and measured once.
+POINTS, STEPS = 5, 12  # on a line; along a side of the triangle
 
 
 @dataclass(frozen=True)
 class Simplex:
-    """Loss and metrics `at` every place; a place has one share per model. The ensemble is of all of them."""
+    """Metrics `at` every place, which has a share per model. The ensemble is of all models."""
 
     count: int
     ts: tuple[float, ...]
     steps: int
-    at: Mapping[Shares, Numbers]
+    at: Mapping[Shares, Metrics]
     corners: Corners
-    ensemble: Numbers
+    ensemble: Metrics
 
     @property
-    def ends(self) -> list[Numbers]:
+    def ends(self) -> list[Metrics]:
         """Of every model."""
         return [self.at[shares(self.count, {number: 1.0})] for number in range(self.count)]
 
     def line(self, a: int, b: int) -> Curve:
-        """Between two of them."""
-        return Curve(
-            self.ts, tuple(self.at[shares(self.count, {a: 1 - t, b: t})] for t in self.ts), {}
-        )
+        """Between two of the models."""
+        places = [shares(self.count, {a: 1 - t, b: t}) for t in self.ts]
+        return Curve(self.ts, tuple(self.at[place] for place in places), {})
 
     @property
     def barriers(self) -> list[list[float]]:
-        """Between every two, over the mean of the two."""
-        found = [[0.0] * self.count for _ in range(self.count)]
+        """Between every two models, over the mean of the two."""
+        matrix = [[0.0] * self.count for _ in range(self.count)]
         for a, b in combinations(range(self.count), 2):
-            found[a][b] = found[b][a] = self.line(a, b).barrier_mean
-        return found
+            matrix[a][b] = matrix[b][a] = self.line(a, b).barrier_mean
+        return matrix
 
-    def mean(self, count: int) -> Numbers:
+    def mean(self, count: int) -> Metrics:
         """Of the mean of the first `count` models."""
-        return self.at[first(self.count, count)]
+        return self.at[mean_of_first(self.count, count)]
 
     def barrier(self, count: int) -> float:
-        """How far the loss of that mean lies over the mean loss of these models."""
-        return (
-            self.mean(count)["loss"] - sum(numbers["loss"] for numbers in self.ends[:count]) / count
+        """Loss of that mean, less the mean loss of these models."""
+        losses = [metrics["loss"] for metrics in self.ends[:count]]
+        return self.mean(count)["loss"] - sum(losses) / count
+
+    def to_record(self, method: SimplexMethod) -> SimplexRecord:
+        """For simplex.json."""
+        pairs = combinations(range(self.count), 2)
+        return SimplexRecord(
+            name=method.name,
+            label=method.label,
+            ends=tuple(self.ends),
+            lines=tuple(PairLine(a=a, b=b, **vars(self.line(a, b).to_record())) for a, b in pairs),
+            barriers=tuple(map(tuple, self.barriers)),
+            means=tuple(
+                MeanOfFirst(count, self.barrier(count), self.mean(count))
+                for count in range(2, self.count + 1)
+            ),
+            triangle=self._triangle(),
+            ensemble=self.ensemble,
+            universe=method.universe,
         )
 
-    def record(self) -> dict[str, Any]:
-        """For simplex.json."""
-        triangle = [
-            {"weights": list(three), **self.at[_of_all(three, self.count)]}
-            for three in grid(self.steps)
-        ]
-        return {
-            "ends": [dict(numbers) for numbers in self.ends],
-            "lines": [
-                {"a": a, "b": b, **self.line(a, b).record()}
-                for a, b in combinations(range(self.count), 2)
-            ],
-            "barriers": self.barriers,
-            "means": [
-                {"count": count, **self.mean(count), "barrier": self.barrier(count)}
-                for count in range(2, self.count + 1)
-            ],
-            "triangle": {"corners": [list(corner) for corner in self.corners], "points": triangle},
-            "ensemble": dict(self.ensemble),
-        }
+    def _triangle(self) -> PlaneRecord:
+        places = triangle_grid(self.steps)
+        points = (PlanePoint(three, self.at[_pad(three, self.count)]) for three in places)
+        return PlaneRecord(self.corners, tuple(points))
 
 
-def shares(count: int, given: Mapping[int, float]) -> Shares:
-    """One share per model; who is not given has none.
+def shares(count: int, weights: Mapping[int, float]) -> Shares:
+    """One share per model; those without a weight have none.
 
     >>> shares(4, {0: 0.25, 2: 0.75})
     (0.25, 0.0, 0.75, 0.0)
     """
-    return tuple(given.get(number, 0.0) for number in range(count))
+    return tuple(weights.get(number, 0.0) for number in range(count))
 
 
-def first(count: int, merged: int) -> Shares:
-    """The mean of the first few of `count` models."""
+def mean_of_first(count: int, merged: int) -> Shares:
+    """The mean of the first `merged` of `count` models."""
     return shares(count, dict.fromkeys(range(merged), 1 / merged))
 
 
-def _of_all(three: Shares, count: int) -> Shares:
+def _pad(three: Shares, count: int) -> Shares:
     return three + (0.0,) * (count - 3)
 
 
-def places(count: int, points: int = POINTS, steps: int = STEPS) -> tuple[Shares, ...]:
+def simplex_places(count: int, points: int = POINTS, steps: int = STEPS) -> tuple[Shares, ...]:
     """Every place that is measured, each once.
 
-    >>> len(places(3)), len(places(4)), len(places(3, points=2, steps=1))
-    (91, 102, 5)
+    >>> [len(places) for places in (simplex_places(3), simplex_places(4), simplex_places(3, 2, 1))]
+    [91, 102, 5]
     """
     if count < 3:
         raise MismatchError(
-            f"{count} models: a triangle has three corners; give three models or more, or measure the line between two with barrier"
+            f"{count} models: a triangle has three corners; give three models or more, or measure"
+            " the line between two with barrier"
         )
     ends = [shares(count, {number: 1.0}) for number in range(count)]
-    lines = [
-        shares(count, {a: 1 - t, b: t})
-        for a, b in combinations(range(count), 2)
-        for t in line(points)
-    ]
-    means = [first(count, merged) for merged in range(2, count + 1)]
-    return tuple(
-        dict.fromkeys([*ends, *lines, *means, *(_of_all(three, count) for three in grid(steps))])
-    )
+    pairs = combinations(range(count), 2)
+    lines = [shares(count, {a: 1 - t, b: t}) for a, b in pairs for t in even_steps(points)]
+    means = [mean_of_first(count, merged) for merged in range(2, count + 1)]
+    triangle = [_pad(three, count) for three in triangle_grid(steps)]
+    return tuple(dict.fromkeys([*ends, *lines, *means, *triangle]))
 
 
-def measure(
+def measure_simplex(
     models: Sequence[Model],
     task: Task,
     *,
@@ -139,34 +141,35 @@ def measure(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Simplex:
-    """Every place in one pass over the data: `measure(align_many([a, b, c]).models, task).barriers`.
+    """Every place, in one pass over the data.
 
-    One copy of the weights more than there are models is in memory.
+    `measure_simplex(align_many([a, b, c]).models, task).barriers`
+    The weights of all models and of one mixture are in memory.
     """
-    every = places(len(models), points, steps)
+    places = simplex_places(len(models), points, steps)
     mixture = Mixture(models, device=device)
-    found, ensemble = evaluate(mixture, task, every, progress=progress)
+    metrics, ensemble = evaluate(mixture, task, places, progress=progress)
     return Simplex(
         len(models),
-        line(points),
+        even_steps(points),
         steps,
-        dict(zip(every, found, strict=True)),
-        laid_out(mixture.products()),
+        dict(zip(places, metrics, strict=True)),
+        layout_corners(mixture.products()),
         ensemble,
     )
 
 
 @dataclass(frozen=True)
 class SimplexMethod:
-    """One way to bring all models together: where they lie then, in the order given, and how it was `found`, as solution.json of many models has it."""
+    """One way to bring all models together: the aligned models, in order, and the evidence."""
 
     name: str
     label: str
     models: Sequence[Model]
-    found: Mapping[str, Any] | None = None
+    universe: UniverseFile | None = None
 
 
-def run(
+def measure_methods(
     models: Sequence[Model],
     methods: Sequence[SimplexMethod],
     task: Task,
@@ -175,70 +178,57 @@ def run(
     steps: int = STEPS,
     device: str = "cpu",
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Every method, measured over the same places, as simplex.json has it. `models` are those that were given, as they are."""
+) -> SimplexFile:
+    """Every method, measured at the same places. `models` are the original ones."""
     for method in methods:
         if len(method.models) != len(models):
             raise MismatchError(
-                f"{method.name} brought {len(method.models)} of {len(models)} models together: only the same models can be compared"
+                f"{method.name} brought {len(method.models)} of {len(models)} models together:"
+                " only the same models can be compared"
             )
-    found = [
-        measure(method.models, task, points=points, steps=steps, device=device, progress=progress)
+    simplices = [
+        measure_simplex(
+            method.models, task, points=points, steps=steps, device=device, progress=progress
+        )
         for method in methods
     ]
-    return {
-        "schema": SCHEMA,
-        "task": task.record(),
-        "models": [about(model) for model in models],
-        "methods": [
-            {
-                "name": method.name,
-                "label": method.label,
-                **one.record(),
-                "universe": dict(method.found) if method.found else None,
-            }
-            for method, one in zip(methods, found, strict=True)
-        ],
-        "versions": measured_with(),
-    }
+    return SimplexFile(
+        task=task.to_record(),
+        models=tuple(map(model_record, models)),
+        methods=tuple(map(Simplex.to_record, simplices, methods)),
+        versions=measurement_versions(),
+    )
 
 
-def write(record: Mapping[str, Any], folder: Path) -> None:
-    """simplex.json, and simplex.csv with a row per method and place: the share of every model there, and what was measured; the ensemble has no shares."""
-    write_json(folder / "simplex.json", record)
-    metrics = record["task"]["metrics"]
+def write_simplex(simplex: SimplexFile, folder: Path) -> None:
+    """simplex.json, and simplex.csv with a row per method and place.
+
+    A row has the share of every model and the metrics; the ensemble has no shares.
+    """
+    simplex.write(folder / "simplex.json")
+    metrics, numbers = simplex.task.metrics, range(len(simplex.models))
     with open(folder / "simplex.csv", "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(
-            [
-                "method",
-                "part",
-                *(f"share {number}" for number in range(len(record["models"]))),
-                *metrics,
-            ]
-        )
-        for method in record["methods"]:
+        rows.writerow(["method", "part", *(f"share {number}" for number in numbers), *metrics])
+        for method in simplex.methods:
             rows.writerows(
-                [method["name"], part, *where, *(numbers[metric] for metric in metrics)]
-                for part, where, numbers in _rows(method)
+                [method.name, part, *place, *(values[metric] for metric in metrics)]
+                for part, place, values in _csv_rows(method)
             )
 
 
-def _rows(method: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[float | None], Numbers]]:
-    """What was measured: its part, where, and the numbers."""
-    count = len(method["ends"])
-    yield from (
-        ("end", shares(count, {number: 1.0}), numbers)
-        for number, numbers in enumerate(method["ends"])
-    )
-    for between in method["lines"]:
-        yield from (
-            ("line", shares(count, {between["a"]: 1 - point["t"], between["b"]: point["t"]}), point)
-            for point in between["points"]
-        )
-    yield from (("mean", first(count, mean["count"]), mean) for mean in method["means"])
-    yield from (
-        ("triangle", _of_all(tuple(point["weights"]), count), point)
-        for point in method["triangle"]["points"]
-    )
-    yield "ensemble", [None] * count, method["ensemble"]
+def _csv_rows(
+    method: SimplexRecord,
+) -> Iterator[tuple[str, Sequence[float | None], Metrics]]:
+    """What was measured: end, line, mean, triangle or ensemble; its shares; its metrics."""
+    count = len(method.ends)
+    for number, metrics in enumerate(method.ends):
+        yield "end", shares(count, {number: 1.0}), metrics
+    for line in method.lines:
+        for point in line.points:
+            yield "line", shares(count, {line.a: 1 - point.t, line.b: point.t}), point.metrics
+    for mean in method.means:
+        yield "mean", mean_of_first(count, mean.count), mean.metrics
+    for corner in method.triangle.points:
+        yield "triangle", _pad(corner.weights, count), corner.metrics
+    yield "ensemble", [None] * count, method.ensemble

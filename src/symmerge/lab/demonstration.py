@@ -10,10 +10,11 @@ from typing import Any
 
 from symmerge import report  # the module: what draws is loaded when it is used
 from symmerge.aligning.pair import Aligned, align, write_evidence
-from symmerge.checkpoints.files import write_json, write_text
+from symmerge.checkpoints.files import write_text
 from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import CheckpointError
-from symmerge.evaluation.lines import LineMethod, run, write
+from symmerge.evaluation.lines import LineMethod, measure_lines, write_curves
+from symmerge.evaluation.results import CurveFile, MethodLine
 from symmerge.evaluation.tasks import Task, make_task
 from symmerge.lab.small_models import SMALL, small_model
 from symmerge.lab.training.loop import METRICS, train, trained
@@ -128,11 +129,11 @@ def _pair(
     with bar(
         f"{name}: measuring {len(lines)} curves", len(lines) * points * len(task.batches)
     ) as tick:
-        record = run(a, b, lines, task, points=points, progress=tick)
+        curves = measure_lines(a, b, lines, task, points=points, progress=tick)
     # Only what an earlier demonstration wrote is replaced.
     with new_folder(folder, overwrite=(folder / "curve.json").exists()) as new:
-        best = _write(new, record, a, b, found)
-    return _rows(name, task, record, best)
+        best = _write(new, curves, a, b, found)
+    return _rows(name, task, curves, best)
 
 
 def _parent(folder: Path, name: str, recipe: TrainingRecipe, seed: int, bar: Bar) -> Path:
@@ -155,13 +156,13 @@ def _aligned(
 
 
 def _write(
-    folder: Path, record: Mapping[str, Any], a: Model, b: Model, found: Mapping[str, Aligned]
+    folder: Path, curves: CurveFile, a: Model, b: Model, found: Mapping[str, Aligned]
 ) -> str:
     """Everything about a pair; returns the method with the lowest barrier."""
-    aligned = [method for method in record["methods"] if method["name"] in found]
-    best = min(aligned, key=lambda method: method["barrier_mean"])["name"]
-    write(record, folder)
-    write_text(folder / "curve.svg", report.curve_svg(record))
+    aligned = [method for method in curves.methods if method.name in found]
+    best = min(aligned, key=lambda method: method.barrier_mean).name
+    write_curves(curves, folder)
+    write_text(folder / "curve.svg", report.curve_svg(curves))
     # The merge is by the recommended method: the one that did best here was found by looking at held-out data.
     chosen = found.get(RECOMMENDED, found[best])
     write_evidence(chosen, folder)
@@ -169,31 +170,31 @@ def _write(
     if alike := next(
         (one.solution.correlations for one in found.values() if one.solution.correlations), None
     ):
-        write_json(folder / "correlations.json", alike.to_json())
+        alike.write(folder / "correlations.json")
     save(merge(a, b), folder / "averaged")
     save(merge(chosen.reference, chosen.aligned, evidence=chosen.evidence()), folder / "merged")
     return best
 
 
-def _rows(name: str, task: Task, record: Mapping[str, Any], best: str) -> list[dict[str, Any]]:
-    plain, metric = record["methods"][0], task.metrics[1]
+def _rows(name: str, task: Task, curves: CurveFile, best: str) -> list[dict[str, Any]]:
+    plain, metric = curves.methods[0], task.metrics[1]
     return [
         {
             "models": name,
-            "method": method["label"] + (" (best)" if method["name"] == best else ""),
-            "barrier": method["barrier_mean"],
+            "method": method.label + (" (best)" if method.name == best else ""),
+            "barrier": method.barrier_mean,
             "averaging's is larger by": ""
             if method is plain
-            else f"{plain['barrier_mean'] / max(method['barrier_mean'], 1e-9):.1f} times",
-            "merged loss": _middle(method)["loss"],
-            "and besides": f"{metric} {_middle(method)[metric]:.3g}",
+            else f"{plain.barrier_mean / max(method.barrier_mean, 1e-9):.1f} times",
+            "merged loss": _midpoint(method)["loss"],
+            "and besides": f"{metric} {_midpoint(method)[metric]:.3g}",
         }
-        for method in record["methods"]
+        for method in curves.methods
     ]
 
 
-def _middle(method: Mapping[str, Any]) -> Mapping[str, float]:
-    return min(method["points"], key=lambda point: abs(point["t"] - 0.5))
+def _midpoint(method: MethodLine) -> Mapping[str, float]:
+    return min(method.points, key=lambda point: abs(point.t - 0.5)).metrics
 
 
 def family_rows(seed: int = 0) -> Iterator[dict[str, Any]]:

@@ -108,7 +108,7 @@ class ActivationMatching(Matching):
 
     def _data_record(self) -> dict[str, Any]:
         if self.data:
-            return self.data.record()
+            return self.data.to_record().to_json()
         if self.statistics:
             return {"data": list(self.statistics.header.inputs) or None}
         return {"data": "self"}

@@ -133,7 +133,7 @@ class LearnedMatching:
         }
         return {
             **plain,
-            "data": self.data.record() if self.data else "self",
+            "data": self.data.to_record().to_json() if self.data else "self",
             "start": start.record()
             if isinstance(start, Matching)
             else "identity"

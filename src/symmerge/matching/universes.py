@@ -8,7 +8,7 @@ model. At most one model more than the pair that is being matched is in memory, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 from typing import Any, Protocol, runtime_checkable
@@ -58,7 +58,7 @@ class Universe:
     alignments: tuple[Alignment, ...]
     reference: int
     spreads: tuple[float, ...]
-    kept: tuple[int, ...] = ()  # how many members each round moved
+    moved: tuple[int, ...] = ()  # how many members each round moved
     left_out: Mapping[int, str] = field(default_factory=dict)
     interrupted: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -71,15 +71,6 @@ class Universe:
     def between(self, a: int, b: int) -> Alignment:
         """From the coordinates of one member to those of another."""
         return self.alignments[b].inverse().compose(self.alignments[a])
-
-    def record(self) -> dict[str, Any]:
-        """For universe.json."""
-        plain = {
-            name: value
-            for name, value in asdict(replace(self, alignments=())).items()
-            if name != "alignments"
-        }
-        return {**plain, "cycle_error": cycle_error(self)}
 
 
 def cycle_error(universe: Universe) -> float:
@@ -173,7 +164,7 @@ class _Run:
         self.found: dict[int, Alignment] = {}
         self.left_out: dict[int, str] = {}
         self.settings: dict[str, Any] = {}
-        self.reference, self.spreads, self.kept = 0, [], []
+        self.reference, self.spreads, self.moved = 0, [], []
         self.total: dict[str, Tensor] = {}
         self.judge: Probe | None = None
 
@@ -241,7 +232,7 @@ class _Run:
         for member in sorted(self.members, key=lambda member: member == self.reference):
             self.progress(f"round {number}: {self.models[member].where} to the mean of all others")
             moved += self._improve(member)
-        self.kept.append(moved)
+        self.moved.append(moved)
         self.spreads.append(self.spread())
         self._write()
         before, after = self.spreads[-2:]
@@ -335,7 +326,7 @@ class _Run:
             alignments,
             self.reference,
             tuple(self.spreads),
-            tuple(self.kept),
+            tuple(self.moved),
             left,
             interrupted,
             self.settings,
@@ -350,7 +341,7 @@ class _Run:
             "reference": self.reference,
             "left_out": self.left_out,
             "spreads": self.spreads,
-            "kept": self.kept,
+            "moved": self.moved,
             "settings": self.settings,
         }
         self.resume_file.write(
@@ -361,10 +352,10 @@ class _Run:
 
     def _take_up(self, entry: ResumeEntry) -> None:
         known, table = entry.record, self.models[0].spec
-        self.reference, self.spreads, self.kept, self.settings = (
+        self.reference, self.spreads, self.moved, self.settings = (
             known["reference"],
             list(known["spreads"]),
-            list(known["kept"]),
+            list(known["moved"]),
             dict(known["settings"]),
         )
         self.left_out = {int(number): why for number, why in known["left_out"].items()}

@@ -93,7 +93,7 @@ def _merged(
     record = {
         "method": "soup",
         "weights": shares,
-        "task": task.record(),
+        "task": task.to_record().to_json(),
         "tried": tried,
         "evidence": told,
     }

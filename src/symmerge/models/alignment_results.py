@@ -25,7 +25,9 @@ class SolutionFile(ResultFile):
     converged: Annotated[bool, "Whether the search ended by itself."]
     seconds: Annotated[float, "Wall-clock time of the search."]
     settings: Annotated[Mapping[str, object], "Options of the solver, and what it chose."]
-    tried: Annotated[tuple[Mapping[str, object], ...], "Every weighting and start, with its score."]
+    trials: Annotated[
+        tuple[Mapping[str, object], ...], "Every weighting and start, with its score."
+    ]
     interrupted: Annotated[bool, "Whether Ctrl-C ended the search; this is the best until then."]
     distance: Annotated[float, "The solver's own distance; null where it measured none."]
 

@@ -1,51 +1,85 @@
-"""What an alignment looks like, small enough for a page: permutations as they are, other elements as pictures of their matrices."""
+"""structure.json: an alignment, small enough for a page."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from symmerge.checkpoints.json_results import OMIT, Record, ResultFile
 from symmerge.models.alignment import Alignment
 from symmerge.symmetry.groups import Element
 from symmerge.symmetry.groups.base import Group
 from symmerge.symmetry.notation import Role
 
-SCHEMA = "symmerge.structure/1"
-LARGEST = 64  # rows of a picture
+MAX_ROWS = 64  # of a stored matrix
 
 
-def structure_of(alignment: Alignment) -> dict[str, Any]:
-    """The content of structure.json: for each space its group, how far its element is from doing nothing, and a picture."""
-    spaces = [
-        {**row, **_picture(alignment.spec.spaces[row["space"]].group, alignment[row["space"]])}
-        for row in alignment.describe()
-    ]
-    return {"schema": SCHEMA, "spaces": spaces}
+@dataclass(frozen=True, kw_only=True)
+class SpaceStructure(Record):
+    """The element of one space."""
+
+    space: Annotated[str, "Name of the space."]
+    group: Annotated[str, "Its symmetry group."]
+    size: Annotated[int, "Coordinates of one element."]
+    kind: Annotated[Literal["permutation", "rotation", "basis"], "`rotation` is orthogonal."]
+    blocks: Annotated[int, "Elements of the space, one per head; they lie on the diagonal."] = 1
+    index: Annotated[
+        tuple[int, ...] | None,
+        OMIT,
+        "Of a permutation: new coordinate i is old coordinate `index[i]`.",
+    ] = None
+    matrix: Annotated[
+        tuple[tuple[float, ...], ...] | None,
+        OMIT,
+        "Of any other: absolute values, pooled to 64 rows by the root of the mean square.",
+    ] = None
+    moved: Annotated[float | None, "Share of the coordinates a permutation moves."] = None
+    change: Annotated[float, "Distance of the other parts from the identity."] = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.index if self.kind == "permutation" else self.matrix) is None:
+            raise ValueError(f"the {self.kind} of {self.space} has neither index nor matrix")
 
 
-def _picture(group: Group, element: Element) -> dict[str, Any]:
+@dataclass(frozen=True)
+class StructureFile(ResultFile):
+    """What an alignment does in every space."""
+
+    SCHEMA, WRITER = "symmerge.structure/1", "symmerge align"
+
+    spaces: Annotated[tuple[SpaceStructure, ...], "By space."]
+
+
+def structure_of(alignment: Alignment) -> StructureFile:
+    """For each space its group, how far its element is from the identity, and a picture of it."""
+    rows = alignment.describe()
+    return StructureFile(tuple(SpaceStructure(**row, **_picture(alignment, row)) for row in rows))
+
+
+def _picture(alignment: Alignment, row: Mapping[str, Any]) -> dict[str, Any]:
+    group, element = alignment.spec.spaces[row["space"]].group, alignment[row["space"]]
     if "index" in element:
         index = element["index"].reshape(-1, group.size)
         # One element per head: blocks on the diagonal.
-        return {
-            "kind": "permutation",
-            "blocks": len(index),
-            "index": (index + group.size * torch.arange(len(index))[:, None]).flatten().tolist(),
-        }
+        index = (index + group.size * torch.arange(len(index))[:, None]).flatten()
+        blocks = len(index) // group.size
+        return {"kind": "permutation", "blocks": blocks, "index": tuple(index.tolist())}
     matrices = _matrices(group, element)
     return {
         "kind": "rotation" if _orthogonal(matrices) else "basis",
         "blocks": len(matrices),
-        "matrix": _small(matrices).tolist(),
+        "matrix": tuple(map(tuple, _small(matrices).tolist())),
     }
 
 
 def _matrices(group: Group, element: Element) -> Float[Tensor, "batch n n"]:
-    """Any element as the matrices by which it acts: what it does to the identity."""
+    """Any element as the matrices it acts by: its action on the identity."""
     batch = next(iter(element.values())).shape[: -len(next(iter(group.shapes().values())))]
     eye = (
         torch.eye(group.size, dtype=torch.float64)
@@ -56,11 +90,11 @@ def _matrices(group: Group, element: Element) -> Float[Tensor, "batch n n"]:
 
 
 def _small(matrices: Float[Tensor, "batch n n"]) -> Float[Tensor, "rows rows"]:
-    """Blocks on the diagonal, pooled by the root of the mean square: it keeps the energy of an orthogonal matrix."""
-    whole = torch.block_diag(*matrices).abs()
-    if len(whole) <= LARGEST:
-        return whole
-    return adaptive_avg_pool2d(whole[None, None] ** 2, LARGEST)[0, 0].sqrt()
+    """Blocks on the diagonal, pooled by root mean square: a rotation keeps its energy."""
+    blocks = torch.block_diag(*matrices).abs()
+    if len(blocks) <= MAX_ROWS:
+        return blocks
+    return adaptive_avg_pool2d(blocks[None, None] ** 2, MAX_ROWS)[0, 0].sqrt()
 
 
 def _orthogonal(matrix: Float[Tensor, "*batch n n"]) -> bool:

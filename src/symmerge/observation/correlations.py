@@ -9,82 +9,51 @@ correlation is that of all coordinates together, <A, gB> / (|A| |gB|).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from math import nan
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symmerge.checkpoints.json_results import OMIT, Record, ResultFile
 from symmerge.models.alignment import Alignment
 from symmerge.observation.activations import extend_spec
 from symmerge.observation.statistics import Statistics
 from symmerge.symmetry.notation import Atom, Product, atoms
 from symmerge.symmetry.spec import layer_of
 
-SCHEMA = "symmerge.correlations/1"
 MAX_FEATURES = 128  # along a side of the matrix
 
 
 @dataclass(frozen=True)
-class LayerCorrelation:
+class LayerCorrelation(Record):
     """Mean correlation of matched features in one layer and kind of space."""
 
-    layer: int
-    space: str
-    before: float
-    after: float
+    layer: Annotated[int, "Number of the layer; what follows the last one counts as one more."]
+    space: Annotated[str, "Kind of space: `ff`, `qk`, `vo`, `residual`, ..."]
+    before: Annotated[float, "Mean correlation of partners in canonical form."]
+    after: Annotated[float, "The same after alignment."]
 
 
 @dataclass(frozen=True)
-class CorrelationMatrix:
-    """Features of A by features of aligned B. A new head starts at each of `borders`."""
+class CorrelationMatrix(Record):
+    """What the heads of the first attention layer pass on."""
 
-    space: str
-    values: tuple[tuple[float, ...], ...]
-    borders: tuple[int, ...]
-    features: str | None = None
+    space: Annotated[str, "The space the features are in."]
+    values: Annotated[tuple[tuple[float, ...], ...], "Features of A by features of aligned B."]
+    borders: Annotated[tuple[int, ...], "Features at which a new head starts."]
+    features: Annotated[str | None, OMIT, "Which features these are; at most 128 a side."] = None
 
 
 @dataclass(frozen=True)
-class Correlations:
-    """Content of correlations.json; no matrix where no heads move."""
+class Correlations(ResultFile):
+    """How alike the features of two models are, where a solver gathered statistics."""
 
-    layers: tuple[LayerCorrelation, ...]
-    matrix: CorrelationMatrix | None = None
+    SCHEMA, WRITER = "symmerge.correlations/1", "symmerge align with data"
 
-    def to_json(self) -> dict[str, Any]:
-        """Content of the file; absent fields are left out."""
-        content = {"schema": SCHEMA, "layers": [asdict(layer) for layer in self.layers]}
-        if self.matrix is None:
-            return content
-        matrix = {name: value for name, value in asdict(self.matrix).items() if value is not None}
-        return content | {"matrix": matrix}
-
-    @staticmethod
-    def from_json(content: Mapping[str, Any]) -> Correlations:
-        """Read `to_json`; null is a number that overflowed."""
-        layers = [
-            LayerCorrelation(
-                row["layer"], row["space"], _number(row["before"]), _number(row["after"])
-            )
-            for row in content["layers"]
-        ]
-        matrix = content.get("matrix")
-        return Correlations(tuple(layers), _read_matrix(matrix) if matrix is not None else None)
-
-
-def _read_matrix(content: Mapping[str, Any]) -> CorrelationMatrix:
-    values = tuple(tuple(map(_number, row)) for row in content["values"])
-    return CorrelationMatrix(
-        content["space"], values, tuple(content["borders"]), content.get("features")
-    )
-
-
-def _number(value: float | None) -> float:
-    return nan if value is None else float(value)
+    layers: Annotated[tuple[LayerCorrelation, ...], "By layer and kind of space."]
+    matrix: Annotated[CorrelationMatrix | None, OMIT, "Left out where no heads move."] = None
 
 
 def measure_correlations(statistics: Statistics, alignment: Alignment) -> Correlations:

@@ -8,11 +8,12 @@ from typing import Any
 
 from matplotlib.figure import Figure as Drawing
 
+from symmerge.evaluation.estimates import Estimate
 from symmerge.report.blocks import Figure, Part
 from symmerge.report.drawing import SERIES, draw
 from symmerge.report.figures import MARKERS, legend, paint_line, scale, size_of
 from symmerge.report.phrases import estimate, short
-from symmerge.report.results import Estimate, number
+from symmerge.report.results import number
 from symmerge.report.tables import PageTable
 
 Entry = Mapping[str, Any]

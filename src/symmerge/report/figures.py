@@ -12,9 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
+from symmerge.evaluation.estimates import Estimate
 from symmerge.report.drawing import INK, MUTED, SERIES, draw
 from symmerge.report.phrases import estimate, position, short
-from symmerge.report.results import CurveSummary, Estimate, number
+from symmerge.report.results import CurveSummary, number
 
 WIDTH, HEIGHT, LINE_HEIGHT = (
     5.4,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from symmerge.checkpoints.files import write_text
 from symmerge.errors import SymmergeError
+from symmerge.evaluation.results import CurveFile, CurvesFile, SimplexFile
 from symmerge.report import experiment, figures, tables
 from symmerge.report import phrases as words
 from symmerge.report import simplices as together
@@ -43,14 +44,14 @@ def report(folder: Path, out: Path) -> Path:
     return out
 
 
-def curve_svg(record: Mapping[str, Any]) -> str:
+def curve_svg(record: CurveFile | CurvesFile) -> str:
     """The loss curve of a `curve` or `curves` record, as the text of an SVG file."""
-    return standalone(figures.metric_curve(as_curve(record), "loss"))
+    return standalone(figures.metric_curve(as_curve(record.to_json()), "loss"))
 
 
-def simplex_svgs(record: Mapping[str, Any]) -> dict[str, str]:
+def simplex_svgs(record: SimplexFile) -> dict[str, str]:
     """The figures of a `simplex` record: file name -> text of an SVG file."""
-    return {f"{name}.svg": standalone(svg) for name, svg in together.svgs(record).items()}
+    return {f"{name}.svg": standalone(svg) for name, svg in together.svgs(record.to_json()).items()}
 
 
 def _render(heading: str, sections: Sequence[Section]) -> str:

@@ -7,7 +7,8 @@ from math import floor, inf, isfinite, isinf, log10
 from pathlib import PurePath
 from typing import Any
 
-from symmerge.report.results import CurveSummary, Estimate, number
+from symmerge.evaluation.estimates import Estimate
+from symmerge.report.results import CurveSummary, number
 
 TASKS = {
     "mlm": "Masked language modelling",

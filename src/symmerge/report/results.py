@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from symmerge.errors import SymmergeError
-from symmerge.evaluation.estimates import mean_and_error
+from symmerge.evaluation.estimates import Estimate
 
 CURVE, CURVES = "symmerge.curve/1", "symmerge.curves/1"
 SIMPLEX, STRUCTURE, CORRELATIONS, AMOUNT = (
@@ -58,19 +58,6 @@ ENOUGH = (
     "universe.json",
     "results.json",
 )  # a page needs one of them
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number, or the mean of one over several pairs with its standard error."""
-
-    mean: float
-    error: float | None = None
-
-    @staticmethod
-    def of(values: Sequence[float]) -> Estimate:
-        """Over pairs; one pair has no error."""
-        return Estimate(*mean_and_error(values))
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def _rounds(key: str, record: Mapping[str, Any]) -> Part:
     )
     facts = {
         "models": ", ".join(record["models"]),
-        "moved in each round": record["kept"],
+        "moved in each round": record["moved"],
         "circles close to": record["cycle_error"],
         **record["settings"],
     }

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from symmerge.evaluation.estimates import Estimate
 from symmerge.report.phrases import names
-from symmerge.report.results import Estimate, number
+from symmerge.report.results import number
 from symmerge.report.tables import PageTable, Row, as_given, listed, task_facts
 
 Matrix = Sequence[Sequence[float | None]]
@@ -106,7 +107,7 @@ def universes(record: Mapping[str, Any]) -> PageTable | None:
 
 
 def _search(found: Mapping[str, Any]) -> list[float | int]:
-    spreads, moved = [number(spread) for spread in found["spreads"]], found["kept"]
+    spreads, moved = [number(spread) for spread in found["spreads"]], found["moved"]
     return [
         spreads[0],
         spreads[-1],

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from symmerge.evaluation.estimates import Estimate
 from symmerge.report.phrases import estimate, position, short
-from symmerge.report.results import CurveSummary, Estimate, number
+from symmerge.report.results import CurveSummary, number
 
 
 @dataclass(frozen=True)

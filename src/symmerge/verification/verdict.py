@@ -6,12 +6,13 @@ Logits are compared up to what a softmax ignores.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from symmerge.checkpoints.json_results import Record
 from symmerge.errors import FunctionChanged, MismatchError
 from symmerge.models.model import Model, Progress
 from symmerge.symmetry.spec import listing
@@ -24,18 +25,15 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, tor
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Record):
     """How far two models' logits are apart, and whether that is rounding."""
 
-    same: bool
-    difference: float
-    largest: float
-    tolerance: float
-    dtype: str
-    inputs: str
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
+    same: Annotated[bool, "Whether the difference is within the tolerance."]
+    difference: Annotated[float, "|logits A - logits B| over |logits A|."]
+    largest: Annotated[float, "Largest difference of a logit."]
+    tolerance: Annotated[float, "What counts as rounding in this dtype."]
+    dtype: Annotated[str, "Number type of the comparison."]
+    inputs: Annotated[str, "Which inputs were compared."]
 
 
 def verify(
@@ -106,7 +104,7 @@ def gate(
                 f"refused: the new checkpoint does not compute what {source.where} does (relative difference {verdict.difference:.1e},"
                 f" tolerance {verdict.tolerance:.0e}); nothing was written. This is a bug or an ill-conditioned element: please report it"
             )
-        return verdict.record()
+        return verdict.to_json()
 
     return check
 

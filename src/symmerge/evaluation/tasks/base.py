@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from symmerge.errors import DataError
+from symmerge.evaluation.results import TaskRecord
 
 # What a stock model takes, `labels` included: module(**batch).loss is a training loss.
 Batch = Mapping[str, Tensor]
@@ -140,16 +141,16 @@ class Task:
         """Every metric of one model."""
         return self.summary(self.losses(module, batch) for batch in self.batches)
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> TaskRecord:
         """For result files."""
-        return {
-            "name": self.name,
-            "data": self.data,
-            "samples": self.samples,
-            "seed": self.seed,
-            "metrics": list(self.metrics),
-            **self.settings,
-        }
+        return TaskRecord(
+            name=self.name,
+            data=self.data,
+            samples=self.samples,
+            seed=self.seed,
+            metrics=tuple(self.metrics),
+            settings=self.settings,
+        )
 
     def with_samples(self, samples: Sequence[Any]) -> Task:
         """The same task on some of its samples."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
 from symmerge.checkpoints.files import write_json
-from symmerge.evaluation.estimates import mean_and_error
+from symmerge.evaluation.estimates import Estimate
 from symmerge.lab.experiments.cells import Result, with_needs
 from symmerge.lab.experiments.runner import RunOutcome
 from symmerge.lab.experiments.tables import (
@@ -77,15 +77,15 @@ def _entry(entry: TableEntry, outcome: RunOutcome) -> dict[str, Any]:
     finite = (
         [] if None in values else [value for value in values if value is not None]
     )  # one that overflowed has no place in a mean
-    mean, error = mean_and_error(finite) if finite else (None, None)
+    estimate = Estimate.of(finite) if finite else None
     return {
         "row": entry.row,
         "column": entry.column,
         "quantity": entry.quantity,
         "cells": [cell.key for cell in entry.cells],
         "values": values,
-        "mean": mean,
-        "standard_error": error,
+        "mean": estimate.mean if estimate else None,
+        "standard_error": estimate.error if estimate else None,
         "published": entry.published,
         "curves": [
             result["losses"]

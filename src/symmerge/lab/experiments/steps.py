@@ -17,8 +17,9 @@ from symmerge.aligning.many import align_many
 from symmerge.aligning.pair import align
 from symmerge.checkpoints.hashes import checkpoint_digest
 from symmerge.errors import CheckpointError, DataError
-from symmerge.evaluation.lines import LineMethod, run
-from symmerge.evaluation.simplices import first, measure
+from symmerge.evaluation.lines import LineMethod, measure_lines
+from symmerge.evaluation.results import MethodLine
+from symmerge.evaluation.simplices import mean_of_first, measure_simplex
 from symmerge.evaluation.tasks import Task, make_task, task_of
 from symmerge.evaluation.tasks.base import subsample
 from symmerge.lab.experiments.cells import Result
@@ -79,9 +80,11 @@ def line(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Resul
     """Two models brought together by a method, and the loss on the line between them."""
     a, b = _pair(needs)
     held, (method, alike) = _task(settings, [a, b]), _brought(settings, a, b, say)
-    record = run(a, b, [method], held, points=settings["points"], device=settings["device"])
+    record = measure_lines(
+        a, b, [method], held, points=settings["points"], device=settings["device"]
+    )
     return (
-        _measured(record["methods"][0])
+        _measured(record.methods[0])
         | alike
         | (
             {"changed": verify(b, method.b).difference}
@@ -106,7 +109,7 @@ def orders(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Res
             Alignment(free.spec, {**still.elements, heads: {"index": torch.tensor(order)}}), free
         )
         moved = align(a, placed, fixed)
-        curve = run(
+        curve = measure_lines(
             a,
             b,
             [LineMethod(PLAIN, "", moved.reference, moved.aligned)],
@@ -114,9 +117,7 @@ def orders(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Res
             points=settings["points"],
             device=settings["device"],
         )
-        found.append(
-            {"order": list(order), "distance": moved.after, **_measured(curve["methods"][0])}
-        )
+        found.append({"order": list(order), "distance": moved.after, **_measured(curve.methods[0])})
         say(f"order {order}")
     ours = align(a, b, chosen).solution.alignment[heads]["index"].tolist()
     found.sort(key=lambda row: row["middle"])
@@ -136,7 +137,9 @@ def together(settings: Settings, needs: list[Path], folder: Path, say: Say) -> R
     held = _task(settings, models)
     if settings["method"] != PLAIN:
         models = list(align_many(models, _solver(settings, models), progress=say).models)
-    found = measure(models, held, points=settings["points"], steps=1, device=settings["device"])
+    found = measure_simplex(
+        models, held, points=settings["points"], steps=1, device=settings["device"]
+    )
     count = len(models)
     pairs = [found.barriers[i][j] for i in range(count) for j in range(i)]
     means = {f"mean_of_{merged}": found.barrier(merged) for merged in range(2, count + 1)}
@@ -144,7 +147,9 @@ def together(settings: Settings, needs: list[Path], folder: Path, say: Say) -> R
         **means,
         "pairs": sum(pairs) / len(pairs),
         "all": found.barrier(count),
-        "losses": [found.at[first(count, merged)]["loss"] for merged in range(1, count + 1)],
+        "losses": [
+            found.at[mean_of_first(count, merged)]["loss"] for merged in range(1, count + 1)
+        ],
     }
 
 
@@ -255,17 +260,18 @@ def _brought(settings: Settings, a: Model, b: Model, say: Say) -> tuple[LineMeth
     ), {"alike": alike} if alike else {}
 
 
-def _measured(found: Mapping[str, Any]) -> Result:
-    """In the words of a result: every metric along the line, both barriers, and how far the middle lies over the mean of the ends."""
-    points = found["points"]
+def _measured(line: MethodLine) -> Result:
+    """Every metric along the line, both barriers, and the midpoint over the mean of the ends."""
+    points = [point.to_json() for point in line.points]
     curves = {name: [point[name] for point in points] for name in points[0]}
-    losses = curves.pop("loss")
-    ends = found.get("over") or (losses[0], losses[-1])
+    losses = [point.metrics["loss"] for point in line.points]
+    del curves["loss"]
+    ends = line.over or (losses[0], losses[-1])
     middle = losses[len(losses) // 2]
     over = {"middle": middle - sum(ends) / 2, "gain": min(ends) - middle}
     return {
-        "barrier_mean": found["barrier_mean"],
-        "barrier_linear": found["barrier_linear"],
+        "barrier_mean": line.barrier_mean,
+        "barrier_linear": line.barrier_linear,
         **over,
         "losses": losses,
         "curves": curves,
