@@ -388,7 +388,7 @@ def test_a_plane_meets_its_models_and_their_lines():
         assert math.dist(found.corners[i], found.corners[j]) == pytest.approx(
             math.sqrt(apart), rel=1e-4
         )
-    record = json.loads(json.dumps(found.record(task)))
+    record = json.loads(json.dumps(found.to_file(task).to_json()))
     assert (
         record["schema"] == "symmerge.plane/1"
         and record["points"][0]["weights"] == list(found.places[0])

@@ -86,7 +86,7 @@ class Solution:
             "converged": self.converged,
             "seconds": self.seconds,
             "settings": self.settings,
-            "trials": [trial.to_json() for trial in self.trials],
+            "trials": tuple(trial.to_json() for trial in self.trials),
             "interrupted": self.interrupted,
             "distance": self.distance,
         }
