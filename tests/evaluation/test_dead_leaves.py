@@ -1,4 +1,4 @@
-"""Inputs without data for models of images: dead leaves. What they are like, for whom they are drawn, what is learned from them, what is refused."""
+"""Dead leaves, synthetic images for classifiers: their statistics, use and limits."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ SHAPE = (3, 24, 32)
 LEARN = ("--method", "learned", "--samples", 40, "--tries", 1, "--steps", 2)
 
 
-# the pictures
+# the images
 
 
 def test_the_same_seed_draws_the_same_pictures():
@@ -48,7 +48,10 @@ def test_scale_and_bytes():
 
 
 def test_there_are_edges_and_areas():
-    """Most neighbours are alike and some differ much, as in photographs. The control: noise with the same spectrum has neither."""
+    """Most neighbours are alike and some differ much, as in photographs.
+
+    The control: noise with the same spectrum has neither.
+    """
     leaves = draw_dead_leaves(range(200), SHAPE, seed=0)
     spectrum = np.sqrt((np.abs(np.fft.fft2(leaves)) ** 2).mean((0, 1)))
     noise = np.fft.ifft2(
@@ -68,7 +71,7 @@ def test_there_are_edges_and_areas():
 
 
 def test_no_size_is_special():
-    """Halved, the pictures have about the spectrum they had: power falls with the square of the frequency. The control: that of noise is flat."""
+    """Power falls with about the square of the frequency. The control: that of noise is flat."""
 
     def slope(pictures):
         power = (np.abs(np.fft.rfft(pictures)) ** 2).mean((0, 1, 2))
@@ -142,10 +145,10 @@ def digits(tmp_path_factory):
 
 
 def test_what_is_learned_from_discs_holds_for_digits(digits):
-    """The middle of two models as they are gets better on data it did not see. The control: moved at random, it gains less.
+    """The midpoint of two models improves on unseen data. The control: random alignments do not.
 
-    Digits of 8 x 8 pixels are no photographs: noise teaches as much there, and from a good start neither is sure to gain. What discs buy over noise on
-    CIFAR-10 is in docs/log.md, "Images without data".
+    Digits of 8 x 8 pixels are no photographs: noise teaches as much there. What discs gain over
+    noise on CIFAR-10 is in docs/log.md, "Images without data".
     """
     task = sm.make_task("image", "digits", digits)
     a, b = (sm.canonicalize(model) for model in digits)

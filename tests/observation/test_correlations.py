@@ -1,4 +1,4 @@
-"""Correlations of matched features: planted pairs, unrelated ones, and against what the moved model really does."""
+"""Correlations of matched features: of planted pairs, unrelated ones, and moved models."""
 
 import json
 from dataclasses import replace
@@ -65,7 +65,7 @@ def test_a_planted_symmetry_is_seen_in_every_layer_and_kind(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_after_is_what_the_moved_model_has_before(name):
-    """The moved model's own statistics are the oracle; that it differs from the model as it was is the control."""
+    """The moved model's own statistics are the oracle; the unmoved model is the control."""
     a, b = canonical(name), canonical(name, seed=1)
     moving = Alignment.random(a.spec, torch.Generator().manual_seed(1))
     aligned = measure_correlations(statistics(a, b), moving)
