@@ -323,7 +323,7 @@ def test_every_epoch_sees_every_sample_once():
 
 def test_gaps_are_fifteen_in_a_hundred_and_mostly_blank():
     lessons = MaskedText(
-        torch.arange(5, 100_005) % 900 + 5, 100, blank=4, special=5, vocabulary=1000
+        torch.arange(5, 100_005) % 900 + 5, 100, mask_token=4, special=5, vocab_size=1000
     )
     found, rows = lessons.tokens.view(-1, 100), lessons.rows()
     inputs, targets = lessons.batch(

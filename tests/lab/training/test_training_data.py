@@ -17,9 +17,9 @@ from symmerge.lab.training import acceleration
 from symmerge.lab.training import planes
 from symmerge.lab.training import splits as feed
 from symmerge.lab.training.augmentation import RANDOM_NUMBERS, augment
-from symmerge.lab.training.files import held_out_data, training_data
 from symmerge.lab.training.initialization import Origin
 from symmerge.lab.training.loop import train
+from symmerge.lab.training.prepared import held_out_data, training_data
 from symmerge.lab.training.recipes import TRAINING, with_changes
 from symmerge.lab.training.reinitialization import open_model
 from symmerge.lab.training.tokens import cached_tokens, chunks, tokenize, train_tokenizer
@@ -177,7 +177,7 @@ def test_augmentation_is_what_it_says():
 def test_long_texts_are_read_in_pieces(words, monkeypatch):
     tokenizer = train_tokenizer(words, 300)
     whole = tokenize(tokenizer, words)
-    monkeypatch.setattr("symmerge.lab.training.tokens.PIECE", 100)
+    monkeypatch.setattr("symmerge.lab.training.tokens.CHUNK", 100)
     parts = list(chunks(words))
     assert (
         "".join(parts) == words

@@ -25,8 +25,8 @@ from symmerge.evaluation.tasks.base import subsample
 from symmerge.lab.experiments.cells import Result
 from symmerge.lab.experiments.components import PLAIN
 from symmerge.lab.experiments.external import DataSource
-from symmerge.lab.training.files import held_out_data, training_data
 from symmerge.lab.training.loop import train as fit
+from symmerge.lab.training.prepared import held_out_data, training_data
 from symmerge.lab.training.recipes import TrainingRecipe, training_recipe, with_changes
 from symmerge.matching.learned import FIRST_SAMPLES, LearnedMatching, most_inputs
 from symmerge.matching.recipes import Recipe, get_recipe, with_options

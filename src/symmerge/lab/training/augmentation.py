@@ -1,4 +1,9 @@
-"""Pictures changed by chance, on the device they are on: cropped, flipped and jittered; torchvision's definitions, brightness first."""
+"""Random crops, flips and colour jitter on the device, per image.
+
+torchvision's definitions (brightness, contrast, saturation, hue in this order), but not its code:
+its transforms (v2) draw one crop and one jitter for the whole batch, on the host, so they neither
+vary per image nor fit into a captured CUDA graph. Nor does it import beside a CPU build of torch.
+"""
 
 from __future__ import annotations
 
@@ -8,56 +13,48 @@ from torch import Tensor
 from torch.nn import functional
 
 PADDING, JITTER, HUE = 4, 0.4, 0.1
-RANDOM_NUMBERS = 7  # random numbers that one picture takes
+RANDOM_NUMBERS = 7  # per image: two for the crop, one for the flip, four for colours
 
 
 def augment(
-    pictures: Float[Tensor, "n side side 3"], noise: Float[Tensor, "n chances"]
+    images: Float[Tensor, "n side side 3"], noise: Float[Tensor, "n numbers"]
 ) -> Float[Tensor, "n side side 3"]:
-    """Pictures from 0 to 1, each changed as its random numbers say."""
-    count, side = pictures.shape[:2]
-    near = torch.arange(side, device=pictures.device)
-    top, left = (noise[:, :2] * (2 * PADDING + 1)).long().clamp(max=2 * PADDING).split(1, 1)
-    rows, columns = top + near, left + torch.where(noise[:, 2:3] < 0.5, side - 1 - near, near)
-    padded = functional.pad(pictures, (0, 0, *(PADDING,) * 4))
-    cropped = padded[
-        torch.arange(count, device=pictures.device)[:, None, None],
-        rows[:, :, None],
-        columns[:, None, :],
-    ]
-    brightness, contrast, saturation = (
-        1 + JITTER * (2 * noise[:, 3:6, None, None, None] - 1)
-    ).unbind(1)
-    bright = (cropped * brightness).clamp(0, 1)
-    contrasted = (
-        contrast * bright + (1 - contrast) * _grey(bright).mean((1, 2, 3), keepdim=True)
-    ).clamp(0, 1)
+    """Images in [0, 1], each changed as its uniform random numbers say."""
+    factors = 1 + JITTER * (2 * noise[:, 3:6, None, None, None] - 1)
+    brightness, contrast, saturation = factors.unbind(1)
+    bright = (_crop(images, noise) * brightness).clamp(0, 1)
+    grey = _grey(bright).mean((1, 2, 3), keepdim=True)
+    contrasted = (contrast * bright + (1 - contrast) * grey).clamp(0, 1)
     saturated = (saturation * contrasted + (1 - saturation) * _grey(contrasted)).clamp(0, 1)
-    return _turned(saturated, HUE * (2 * noise[:, 6, None, None] - 1))
+    return _shift_hue(saturated, HUE * (2 * noise[:, 6, None, None] - 1))
 
 
-def _grey(pictures: Tensor) -> Tensor:
-    red, green, blue = pictures.split(1, -1)
+def _crop(images: Tensor, noise: Tensor) -> Tensor:
+    """Pad with zeros, cut out a random square of the old size, and flip every other image."""
+    count, side = images.shape[:2]
+    pixels = torch.arange(side, device=images.device)
+    top, left = (noise[:, :2] * (2 * PADDING + 1)).long().clamp(max=2 * PADDING).split(1, 1)
+    rows = top + pixels
+    columns = left + torch.where(noise[:, 2:3] < 0.5, side - 1 - pixels, pixels)
+    padded = functional.pad(images, (0, 0, *(PADDING,) * 4))
+    image = torch.arange(count, device=images.device)
+    return padded[image[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def _grey(images: Tensor) -> Tensor:
+    red, green, blue = images.split(1, -1)
     return 0.2989 * red + 0.587 * green + 0.114 * blue
 
 
-def _turned(pictures: Tensor, hue: Tensor) -> Tensor:
-    """Pictures with their hue turned by a part of the circle."""
-    red, green, blue = pictures.unbind(-1)
-    most = torch.maximum(torch.maximum(red, green), blue)
-    span = most - torch.minimum(torch.minimum(red, green), blue)
-    safe = span + (
-        span == 0
-    )  # a number in torch.where would be copied to the device, which a graph forbids
-    sixths = (
-        torch.where(
-            most == red,
-            (green - blue) / safe,
-            torch.where(most == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
-        )
-        + 6 * hue
-    )
-    places = [(sixths + offset).remainder(6) for offset in (5, 3, 1)]
-    return torch.stack(
-        [most - span * torch.minimum(place, 4 - place).clamp(0, 1) for place in places], -1
-    )
+def _shift_hue(images: Tensor, hue: Tensor) -> Tensor:
+    """Shift hues by a fraction of the colour circle."""
+    red, green, blue = images.unbind(-1)
+    top = torch.maximum(torch.maximum(red, green), blue)
+    span = top - torch.minimum(torch.minimum(red, green), blue)
+    # A number in torch.where would be copied to the device, which a graph forbids.
+    safe = span + (span == 0)
+    other = torch.where(top == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
+    sixths = torch.where(top == red, (green - blue) / safe, other) + 6 * hue
+    sectors = [(sixths + offset).remainder(6) for offset in (5, 3, 1)]
+    channels = [top - span * torch.minimum(at, 4 - at).clamp(0, 1) for at in sectors]
+    return torch.stack(channels, -1)

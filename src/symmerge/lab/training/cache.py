@@ -1,4 +1,4 @@
-"""Files that are made once, and appear whole; and how far one is with them."""
+"""Prepared files that are written once, and progress while they are."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from symmerge.checkpoints.files import replacing
 from symmerge.errors import DataError
 
 T = TypeVar("T")
-PROGRESS_SECONDS = 5.0  # seconds from one line to the next
+PROGRESS_SECONDS = 5.0  # between two lines
 
 
 def cached(target: Path, make: Callable[[Path], Any]) -> Path:
-    """A file or folder that `make` writes if it is not there. Two processes may both make it: the same, and one of them wins."""
+    """A file or folder that `make` writes if it is absent.
+
+    Two processes may both write it: the content is the same, and one of them wins.
+    """
     if target.exists():
         return target
     try:
@@ -32,10 +35,10 @@ def cached(target: Path, make: Callable[[Path], Any]) -> Path:
 
 
 def with_progress(items: Sequence[T], what: str) -> Iterator[T]:
-    """The same items; on a terminal's standard error a line says every few seconds how far one is."""
-    said = time.monotonic()
+    """The items; on a terminal, standard error gets a line of progress every few seconds."""
+    printed = time.monotonic()
     for at, item in enumerate(items):
-        if time.monotonic() - said > PROGRESS_SECONDS and sys.stderr.isatty():
-            said = time.monotonic()
+        if time.monotonic() - printed > PROGRESS_SECONDS and sys.stderr.isatty():
+            printed = time.monotonic()
             print(f"{what}: {at:,} of {len(items):,}", file=sys.stderr, flush=True)
         yield item

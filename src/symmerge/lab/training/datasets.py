@@ -1,4 +1,4 @@
-"""Samples on a device, and what a model is asked about some of them: inputs, and the answers it should give. Shapes never change, for CUDA graphs."""
+"""Data sets on a device: batches of inputs and targets. Shapes are static, for CUDA graphs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from symmerge.evaluation.tasks.language import MASKING
 from symmerge.lab.training.augmentation import RANDOM_NUMBERS, augment
 
 Batch = tuple[dict[str, Any], Tensor]
-MASKED, REPLACED = (
-    0.8,
-    0.9,
-)  # of the tokens that are asked for: so many become a blank, the next tenth another token, the rest stay
+# As BERT: of the predicted tokens 80 % become [MASK], 10 % a random token, 10 % stay.
+MASKED, REPLACED = 0.8, 0.9
 
 
 @final
 @dataclass(frozen=True)
 class FixedSamples:
-    """Samples that are always the same."""
+    """Samples that are the same in every epoch."""
 
     inputs: Mapping[str, Tensor]
     targets: Tensor
-    noise: ClassVar[int] = 0
+    noise_size: ClassVar[int] = 0
 
     def rows(self) -> Tensor:
         return torch.arange(len(self.targets))
@@ -41,39 +39,38 @@ class FixedSamples:
 @final
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Rows of text with a label each, cut to the longest that is asked for. Not for graphs."""
+    """Labelled rows of text, cut to the longest of a batch. Not for graphs."""
 
     inputs: Mapping[str, Tensor]
     lengths: Tensor
     targets: Tensor
-    noise: ClassVar[int] = 0
+    noise_size: ClassVar[int] = 0
 
     def rows(self) -> Tensor:
         return torch.arange(len(self.targets))
 
     def batch(self, rows: Tensor, noise: Tensor | None) -> Batch:
         longest = int(self.lengths[rows].max())
-        return {name: tensor[rows, :longest] for name, tensor in self.inputs.items()}, self.targets[
-            rows
-        ]
+        inputs = {name: tensor[rows, :longest] for name, tensor in self.inputs.items()}
+        return inputs, self.targets[rows]
 
 
 @final
 @dataclass(frozen=True)
 class Images:
-    """Pictures [n, h, w, 3] in 8 bits, changed by chance in training, and shown with this mean and deviation of each colour."""
+    """Images [n, h, w, 3] in 8 bits, augmented in training, normalised per channel."""
 
-    pictures: Tensor
+    pixels: Tensor
     targets: Tensor
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    noise: ClassVar[int] = RANDOM_NUMBERS
+    noise_size: ClassVar[int] = RANDOM_NUMBERS
 
     def rows(self) -> Tensor:
         return torch.arange(len(self.targets))
 
     def batch(self, rows: Tensor, noise: Tensor | None) -> Batch:
-        scaled = self.pictures[rows].float() / 255
+        scaled = self.pixels[rows].float() / 255
         channels = (scaled if noise is None else augment(scaled, noise)).unbind(-1)
         # Numbers, not tensors: nothing is copied to the device while a graph is captured.
         normal = [
@@ -86,35 +83,34 @@ class Images:
 @final
 @dataclass(frozen=True)
 class CausalText:
-    """Blocks of a text, for models that predict the next token. A row is the place where a block begins."""
+    """Blocks of text for causal models. A row is the position where a block starts."""
 
     tokens: Tensor
     length: int
-    noise: ClassVar[int] = 0
+    noise_size: ClassVar[int] = 0
 
     def rows(self) -> Tensor:
         return block_starts(self.tokens, self.length)
 
     def batch(self, rows: Tensor, noise: Tensor | None) -> Batch:
-        found = blocks(self.tokens, rows, self.length)
-        return {"input_ids": found, "use_cache": False}, functional.pad(
-            found[:, 1:], (0, 1), value=IGNORED
-        )
+        tokens = blocks(self.tokens, rows, self.length)
+        targets = functional.pad(tokens[:, 1:], (0, 1), value=IGNORED)
+        return {"input_ids": tokens, "use_cache": False}, targets
 
 
 @final
 @dataclass(frozen=True)
 class MaskedText:
-    """Blocks of a text, for models that fill gaps: other ones every time."""
+    """Blocks of text for masked models: other tokens are masked every time."""
 
     tokens: Tensor
     length: int
-    blank: int
-    special: int  # so many tokens, the first ones, never stand for a word
-    vocabulary: int
+    mask_token: int
+    special: int  # number of special tokens; they come first
+    vocab_size: int
 
     @property
-    def noise(self) -> int:
+    def noise_size(self) -> int:
         return 2 * self.length
 
     def rows(self) -> Tensor:
@@ -122,76 +118,74 @@ class MaskedText:
 
     def batch(self, rows: Tensor, noise: Tensor | None) -> Batch:
         assert noise is not None
-        found, (which, what) = blocks(self.tokens, rows, self.length), noise.chunk(2, 1)
-        words = self.vocabulary - self.special
-        others = self.special + ((what - MASKED) / (REPLACED - MASKED) * words).long().clamp(
-            0, words - 1
-        )
+        tokens = blocks(self.tokens, rows, self.length)
+        position, action = noise.chunk(2, 1)
+        ordinary = self.vocab_size - self.special
+        rank = ((action - MASKED) / (REPLACED - MASKED) * ordinary).long().clamp(0, ordinary - 1)
         # masked_fill: a number in torch.where would be copied to the device, which a graph forbids
-        hidden = torch.where(what < REPLACED, others, found).masked_fill(what < MASKED, self.blank)
-        return {"input_ids": torch.where(which < MASKING, hidden, found)}, found.masked_fill(
-            which >= MASKING, IGNORED
-        )
+        changed = torch.where(action < REPLACED, self.special + rank, tokens)
+        changed = changed.masked_fill(action < MASKED, self.mask_token)
+        inputs = torch.where(position < MASKING, changed, tokens)
+        return {"input_ids": inputs}, tokens.masked_fill(position >= MASKING, IGNORED)
 
     def fixed(self) -> FixedSamples:
-        """To judge with: the same gaps every time, and nothing but blanks in them."""
-        found = blocks(self.tokens, self.rows(), self.length)
-        gap = torch.rand(found.shape, generator=torch.Generator().manual_seed(0)) < MASKING
-        return FixedSamples(
-            {"input_ids": found.masked_fill(gap, self.blank)}, found.masked_fill(~gap, IGNORED)
-        )
+        """For evaluation: the same positions every time, all of them masked."""
+        tokens = blocks(self.tokens, self.rows(), self.length)
+        masked = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < MASKING
+        inputs = {"input_ids": tokens.masked_fill(masked, self.mask_token)}
+        return FixedSamples(inputs, tokens.masked_fill(~masked, IGNORED))
 
 
 Dataset = FixedSamples | LabelledTexts | Images | CausalText | MaskedText
-"""Each has `rows` (all samples once), `ask`, and `chances`: how many random numbers a sample takes in training."""
+"""Each has `rows` (every sample once), `batch`, and `noise_size`: random numbers per sample."""
 
 
 def blocks(tokens: Tensor, starts: Tensor, length: int) -> Tensor:
-    """The tokens from each start on."""
+    """The tokens of the blocks that begin at `starts`."""
     return tokens[starts[:, None] + torch.arange(length, device=tokens.device)]
 
 
 def block_starts(tokens: Tensor, length: int) -> Tensor:
-    """Where blocks begin that lie one after the other; what does not fill one is left out."""
+    """Starts of adjacent blocks; an incomplete last block is left out."""
     return torch.arange(len(tokens) // length) * length
 
 
 Kind = TypeVar("Kind", bound=Any)
 
 
-def map_tensors(lessons: Kind, change: Callable[[Tensor], Tensor]) -> Kind:
-    """The same lessons with every tensor changed: moved to a device, or some of its rows."""
-    values = {field.name: getattr(lessons, field.name) for field in fields(lessons)}
+def map_tensors(dataset: Kind, change: Callable[[Tensor], Tensor]) -> Kind:
+    """The data set with every tensor changed: moved to a device, or cut."""
+    values = {field.name: getattr(dataset, field.name) for field in fields(dataset)}
     for name, value in values.items():
         if isinstance(value, Mapping):
             values[name] = {key: change(tensor) for key, tensor in value.items()}
         elif isinstance(value, Tensor):
             values[name] = change(value)
-    return replace(lessons, **values)
+    return replace(dataset, **values)
 
 
-def batch_order(lessons: Dataset, steps: int, batch: int, seed: int, *, anywhere: bool) -> Tensor:
-    """Which rows every step sees: all of them once in every epoch, or (`anywhere`) blocks that begin at any token."""
+def batch_order(
+    dataset: Dataset, steps: int, batch_size: int, seed: int, *, anywhere: bool
+) -> Tensor:
+    """Rows of every step: each once per epoch, or (`anywhere`) blocks that start at any token."""
     generator = torch.Generator().manual_seed(seed)
-    if anywhere and isinstance(lessons, CausalText | MaskedText):
-        last = len(lessons.tokens) - lessons.length + 1
-        return torch.cat(
-            [torch.randint(0, last, (1, batch), generator=generator) for _ in range(steps)]
-        )
-    rows, epochs = lessons.rows(), []
-    epoch = steps_per_epoch(lessons, batch)
+    if anywhere and isinstance(dataset, CausalText | MaskedText):
+        last, shape = len(dataset.tokens) - dataset.length + 1, (1, batch_size)
+        return torch.cat([torch.randint(0, last, shape, generator=generator) for _ in range(steps)])
+    rows, epochs = dataset.rows(), []
+    epoch = steps_per_epoch(dataset, batch_size)
     while len(epochs) * epoch < steps:
-        epochs.append(
-            rows[torch.randperm(len(rows), generator=generator)[: epoch * batch]].view(epoch, batch)
-        )
+        chosen = torch.randperm(len(rows), generator=generator)[: epoch * batch_size]
+        epochs.append(rows[chosen].view(epoch, batch_size))
     return torch.cat(epochs)[:steps]
 
 
-def steps_per_epoch(lessons: Dataset, batch: int) -> int:
-    """How many batches the samples fill."""
-    count = len(lessons.rows())
-    if count < batch:
+def steps_per_epoch(dataset: Dataset, batch_size: int) -> int:
+    """How many full batches the samples make."""
+    count = len(dataset.rows())
+    if count < batch_size:
         raise DataError(
-            f"{count} samples do not fill a batch of {batch}: give more data, or a smaller batch"
+            f"{count} samples do not fill a batch of {batch_size}:"
+            " give more data, or a smaller batch size"
         )
-    return count // batch
+    return count // batch_size

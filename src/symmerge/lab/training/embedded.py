@@ -1,28 +1,23 @@
-"""Small recipes on data that comes with the installation: seconds on one core, as data."""
+"""Small recipes on data that comes with the installation: seconds on one core."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 from symmerge.evaluation.data.embedded import TOPICS
 from symmerge.lab.training.recipe import Schedule, TrainingRecipe
 
 VOCABULARY, LENGTH = 1024, 128
 _BODY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-_ENDS = {"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}
+_HEAD = {"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}
 _TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, **_BODY}
-_VIT = {
-    "image_size": 8,
-    "patch_size": 4,
-    "num_channels": 1,
-    "num_labels": 10,
-    **_BODY,
-    "intermediate_size": 256,
-}
-# A norm's shift goes into the biases that follow it, so keys have one; positions are not shaken while it learns.
-_ROTARY_VIT = {**_VIT, "key_bias": True, "pos_embed_rescale": None}
+_IMAGE = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 10}
+_VIT = {**_IMAGE, **_BODY, "intermediate_size": 256}
+# A norm's shift goes into the biases after it, so keys have one; positions are not augmented.
+_DINOV3 = {**_VIT, "key_bias": True, "pos_embed_rescale": None}
 _GPT2 = {
     "vocab_size": VOCABULARY,
     "n_positions": LENGTH,
@@ -30,14 +25,18 @@ _GPT2 = {
     "n_layer": 2,
     "n_head": 4,
     "n_inner": 256,
+    **_HEAD,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
 }
-_NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-_LLAMA = {**_TEXT, "num_key_value_heads": 2, "intermediate_size": 192, **_ENDS}
-# All of a head turns with its position, as in the paper; Pythia turns a quarter.
+_LLAMA = {**_TEXT, "num_key_value_heads": 2, "intermediate_size": 192, **_HEAD}
+# Rotary on the whole head, as in the paper; Pythia rotates a quarter.
 ROTARY = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0, "rope_type": "default"}
-_NEOX = {**_TEXT, "intermediate_size": 256, "rope_parameters": ROTARY, **_ENDS}
-# Short blocks, few words and large batches: else learned positions tell a model this small nothing for thousands of steps, and it learns word counts alone.
-_MASKED = {
+_NEOX = {**_TEXT, "intermediate_size": 256, "rope_parameters": ROTARY, **_HEAD}
+# Short blocks, few tokens and large batches: otherwise a model this small makes no use of learned
+# positions for thousands of steps, and learns token counts alone.
+_BERT = {
     **_TEXT,
     "vocab_size": 512,
     "max_position_embeddings": 16,
@@ -45,96 +44,71 @@ _MASKED = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
+_LONG_BERT = {**_BERT, "max_position_embeddings": 48}  # fits every row of python-topics
 
-# Room for a piece of python-topics between its two special tokens.
-_ROOMY = {**_MASKED, "max_position_embeddings": 48}
-_WRITES = Schedule(steps=600, batch_size=8, lr=3e-3, warmup=50, decay=0.1)
-_FILLS = Schedule(steps=1200, batch_size=128, lr=3e-3, warmup=100, decay=0.01)
-_SORTS_FIRST = Schedule(steps=600, batch_size=32, lr=3e-3, warmup=60, decay=0.01)
+_IMAGES = Schedule(steps=600, batch_size=64, lr=2e-3, warmup=50, decay=1.0)
+_CAUSAL = Schedule(steps=600, batch_size=8, lr=3e-3, warmup=50, decay=0.1)
+_MASKED = Schedule(steps=1200, batch_size=128, lr=3e-3, warmup=100, decay=0.01)
+_LONG = replace(_MASKED, steps=600, batch_size=32, warmup=60)
+_TOPICS = Schedule(steps=400, batch_size=32, lr=1e-3, warmup=40, decay=0.01, curve="linear")
 
-
-def _docs(
-    about: str,
-    architecture: str,
-    config: Mapping[str, Any],
-    task: Any,
-    schedule: Schedule,
-    **others: Any,
-) -> TrainingRecipe:
-    return TrainingRecipe(about, architecture, config, task, "python-docs", schedule, **others)
-
+_digits = partial(TrainingRecipe, task="image", data="digits", schedule=_IMAGES)
+_docs = partial(TrainingRecipe, data="python-docs")
+_causal = partial(_docs, task="clm", schedule=_CAUSAL)
+_masked = partial(_docs, task="mlm", schedule=_MASKED, duration="40 s on one core")
 
 EMBEDDED: Mapping[str, TrainingRecipe] = MappingProxyType(
     {
-        "vit-digits": TrainingRecipe(
-            "a small ViT that reads handwritten digits",
-            "ViTForImageClassification",
-            _VIT,
-            "image",
-            "digits",
-            Schedule(steps=600, batch_size=64, lr=2e-3, warmup=50, decay=1.0),
+        "vit-digits": _digits(
+            about="a small ViT that classifies handwritten digits",
+            architecture="ViTForImageClassification",
+            config=_VIT,
         ),
-        "gpt2-docs": _docs(
-            "a small GPT-2 that writes Python documentation",
-            "GPT2LMHeadModel",
-            {**_GPT2, **_ENDS, **_NO_DROPOUT},
-            "clm",
-            _WRITES,
+        "gpt2-docs": _causal(
+            about="a small GPT-2 on Python's documentation",
+            architecture="GPT2LMHeadModel",
+            config=_GPT2,
         ),
-        "llama-docs": _docs(
-            "a small Llama (rotary positions, two heads to a key) that writes Python documentation",
-            "LlamaForCausalLM",
-            _LLAMA,
-            "clm",
-            _WRITES,
+        "llama-docs": _causal(
+            about="a small Llama (rotary, grouped queries) on Python's documentation",
+            architecture="LlamaForCausalLM",
+            config=_LLAMA,
         ),
-        "neox-docs": _docs(
-            "a small GPT-NeoX (rotary positions), of gpt2-docs' size: absolute against rotary",
-            "GPTNeoXForCausalLM",
-            _NEOX,
-            "clm",
-            _WRITES,
+        "neox-docs": _causal(
+            about="a small GPT-NeoX (rotary), of gpt2-docs' size: absolute against rotary",
+            architecture="GPTNeoXForCausalLM",
+            config=_NEOX,
         ),
-        "bert-docs": _docs(
-            "a small BERT that fills gaps in Python documentation",
-            "BertForMaskedLM",
-            _MASKED,
-            "mlm",
-            _FILLS,
-            duration="40 s on one core",
+        "bert-docs": _masked(
+            about="a small BERT on Python's documentation",
+            architecture="BertForMaskedLM",
+            config=_BERT,
         ),
-        "roformer-docs": _docs(
-            "a small RoFormer (rotary positions), of bert-docs' size: absolute against rotary",
-            "RoFormerForMaskedLM",
-            _MASKED,
-            "mlm",
-            _FILLS,
-            duration="40 s on one core",
+        "roformer-docs": _masked(
+            about="a small RoFormer (rotary), of bert-docs' size: absolute against rotary",
+            architecture="RoFormerForMaskedLM",
+            config=_BERT,
         ),
-        "bert-docs-long": _docs(
-            "the same with longer blocks: for topics-bert to begin from",
-            "BertForMaskedLM",
-            _ROOMY,
-            "mlm",
-            _SORTS_FIRST,
+        "bert-docs-long": _masked(
+            about="bert-docs with longer blocks: for topics-bert to begin from",
+            architecture="BertForMaskedLM",
+            config=_LONG_BERT,
+            schedule=_LONG,
             duration="30 s on one core",
         ),
         "topics-bert": TrainingRecipe(
-            "a BERT (--begin) that says which topic of Python's documentation a line is from",
-            "BertForSequenceClassification",
-            {"num_labels": TOPICS},
-            "text",
-            "python-topics",
-            Schedule(steps=400, batch_size=32, lr=1e-3, warmup=40, decay=0.01, curve="linear"),
+            about="a BERT (--begin) that names the topic of a line of Python's documentation",
+            architecture="BertForSequenceClassification",
+            config={"num_labels": TOPICS},
+            task="text",
+            data="python-topics",
+            schedule=_TOPICS,
             duration="10 s on one core",
         ),
-        "dinov3-digits": TrainingRecipe(
-            "a small DINOv3 ViT (rotary positions), of vit-digits' size: absolute against rotary",
-            "DINOv3ViTModel",
-            _ROTARY_VIT,
-            "image",
-            "digits",
-            Schedule(steps=600, batch_size=64, lr=2e-3, warmup=50, decay=1.0),
+        "dinov3-digits": _digits(
+            about="a small DINOv3 ViT (rotary), of vit-digits' size: absolute against rotary",
+            architecture="DINOv3ViTModel",
+            config=_DINOV3,
         ),
     }
 )

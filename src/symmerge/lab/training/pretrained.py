@@ -1,4 +1,4 @@
-"""What a classifier of texts may begin from: a pretrained model of its own kind, with a tokenizer, and room for the rows."""
+"""Which pretrained models a text classifier may start from."""
 
 from __future__ import annotations
 
@@ -13,36 +13,44 @@ from symmerge.lab.training.recipe import TrainingRecipe
 from symmerge.models.model import Model
 
 PRETRAINED = "masked-lm"
-"""What it was for: a model that is a classifier already would bring a head, and heads are to begin alike."""
+"""The required task. A classifier would bring its own head, and all heads must start alike."""
 
 
 def check_start(recipe: TrainingRecipe, model: Model) -> None:
-    """Refuse a model that a recipe for classifiers cannot begin from. (transformers would open it, with nearly all weights fresh.)"""
-    import transformers
+    """Refuse a model that a classifier recipe cannot start from.
 
+    transformers would load it, with nearly all weights freshly initialised.
+    """
     what = f"a classifier on {recipe.data}"
-    kind = getattr(transformers, recipe.architecture).config_class.model_type
-    if (model.config.get("model_type"), model.spec.task) != (kind, PRETRAINED) or not model.stock:
-        raise MismatchError(
-            f"{model.where} is a {model.spec.architecture}, for {model.spec.task}: {what} begins from a stock model of the type {kind}, for {PRETRAINED};"
-            " give pretrained ones"
-        )
+    _check_type(recipe, model, what)
     tokenizer = tokenizer_of(model)
     if not tokenizer.is_fast or tokenizer.pad_token is None:
         raise MismatchError(
-            f"the tokenizer of {model.where} has no tokenizer.json or no token to fill up with: {what} reads texts side by side; save it with both"
+            f"the tokenizer of {model.where} has no tokenizer.json or no padding token:"
+            f" {what} needs both; save it with them"
         )
     check_tokens(model, max(tokenizer.get_vocab().values()))
-    most, found = max_length(model), max(_lengths(recipe, tokenizer), default=0)
-    if found > most:
+    positions, longest = max_length(model), max(_lengths(recipe, tokenizer), default=0)
+    if longest > positions:
         raise MismatchError(
-            f"{model.where} takes {most} tokens, and {recipe.data} has rows of {found}: {what} needs a model with more positions"
+            f"{model.where} takes {positions} tokens, and {recipe.data} has rows of {longest}:"
+            f" {what} needs a model with more positions"
+        )
+
+
+def _check_type(recipe: TrainingRecipe, model: Model, what: str) -> None:
+    import transformers
+
+    kind = getattr(transformers, recipe.architecture).config_class.model_type
+    if (model.config.get("model_type"), model.spec.task) != (kind, PRETRAINED) or not model.stock:
+        raise MismatchError(
+            f"{model.where} is a {model.spec.architecture}, for {model.spec.task}: {what} starts"
+            f" from a stock model of the type {kind}, for {PRETRAINED}; give pretrained ones"
         )
 
 
 def _lengths(recipe: TrainingRecipe, tokenizer: Any) -> Iterator[int]:
-    """Of the rows that come with the installation; of tables in a folder those that are too long are left out."""
+    """Tokens per row of installed tables; of others, rows that are too long are left out."""
     for data in INSTALLED.get(recipe.data, ()):
-        yield from (
-            len(tokenizer(*texts, verbose=False)["input_ids"]) for texts in read_rows(data).texts
-        )
+        for texts in read_rows(data).texts:
+            yield len(tokenizer(*texts, verbose=False)["input_ids"])

@@ -1,4 +1,4 @@
-"""What a training recipe is: a stock class with its config, what it learns from, and for how long."""
+"""A training recipe: a stock class with its config, its data, and a schedule."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ DEFAULT_BETAS = (0.9, 0.999)
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast, with AdamW: a linear warm-up, then down to zero.
+    """AdamW with linear warm-up and decay to zero.
 
-    `curve` is a cosine, a cosine in one stair per epoch ("epochs"), or a line ("linear"). With
-    `evaluate_every` the model is evaluated every so many steps on held-back training data, and the
-    best is kept instead of the last. `patience` evaluations without a better one end training.
+    `curve`: half a cosine, the same in one step per epoch ("epochs"), or a line ("linear").
+    `evaluate_every`: steps between validations; the best model is kept then, else the last one.
+    `patience`: stop after so many validations without improvement.
     """
 
     steps: int
@@ -42,10 +42,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """A stock transformers class with its config, the task and the data it learns, and a schedule.
+    """A stock transformers class with its config, task, data and schedule.
 
-    `data` comes with the installation (digits, python-docs) or is read from a folder (`sources.py` says which files). `tokenizer` is a folder beside the
-    data, or none: then one is made from the text. `length` is of a block of text; as many tokens as the model has positions, unless it is given.
+    `data` comes with the installation (digits, python-docs) or from a folder (see `files.py`).
+    `tokenizer` is a folder beside the data; without it one is trained on the text.
+    `length` is that of a block of text; by default, the number of positions of the model.
     """
 
     about: str
@@ -55,19 +56,17 @@ class TrainingRecipe:
     data: str
     schedule: Schedule
     duration: str = "20 s on one core"
-    blocks: Literal["anywhere", "whole"] = (
-        "anywhere"  # where blocks of text begin: at any token, or one after the other
-    )
+    blocks: Literal["anywhere", "whole"] = "anywhere"  # start at any token, or are adjacent
     length: int | None = None
     tokenizer: str | None = None
-    augment: bool = False  # pictures are cropped, flipped and jittered
+    augment: bool = False  # random crops, flips and colour jitter
 
     @property
     def block(self) -> int:
-        """How many tokens the model sees at a time."""
-        return (
-            self.length or self.config.get("n_positions") or self.config["max_position_embeddings"]
-        )
+        """Tokens per block."""
+        if self.length:
+            return self.length
+        return self.config.get("n_positions") or self.config["max_position_embeddings"]
 
 
 def with_changes(
@@ -76,26 +75,23 @@ def with_changes(
     config: Mapping[str, Any] | None = None,
     schedule: Mapping[str, Any] | None = None,
 ) -> TrainingRecipe:
-    """The recipe with other sizes or another schedule: `changed(training_recipe("gpt2-docs"), config={"n_embd": 96}, schedule={"steps": 100})`.
+    """The recipe with other sizes or another schedule, for example `config={"n_embd": 96}`.
 
-    With other steps the warm-up is as long in proportion, unless it is given, too.
+    With other steps the warm-up changes in proportion, unless it is set, too.
     """
     import transformers  # slow to import, and only needed here
 
-    schedule, kind = dict(schedule or {}), getattr(transformers, recipe.architecture).config_class
-    names = {kind.attribute_map.get(name, name): value for name, value in (config or {}).items()}
-    known, there = {field.name for field in fields(Schedule)}, kind()
-    unknown = sorted(schedule.keys() - known) + sorted(
-        name for name in names if not hasattr(there, name)
-    )
+    kind, schedule = getattr(transformers, recipe.architecture).config_class, dict(schedule or {})
+    sizes = {kind.attribute_map.get(name, name): value for name, value in (config or {}).items()}
+    known, default = {field.name for field in fields(Schedule)}, kind()
+    unknown = sorted(schedule.keys() - known)
+    unknown += sorted(name for name in sizes if not hasattr(default, name))
     if unknown:
         raise MismatchError(
-            f"{recipe.architecture} has no setting {', '.join(unknown)}: give one of its config's, or one of {', '.join(sorted(known))}"
+            f"{recipe.architecture} has no setting {', '.join(unknown)}:"
+            f" give one of its config, or one of {', '.join(sorted(known))}"
         )
-    if "steps" in schedule and recipe.schedule.steps:
-        schedule.setdefault(
-            "warmup", round(recipe.schedule.warmup * schedule["steps"] / recipe.schedule.steps)
-        )
-    return replace(
-        recipe, config={**recipe.config, **names}, schedule=replace(recipe.schedule, **schedule)
-    )
+    before = recipe.schedule
+    if "steps" in schedule and before.steps:
+        schedule.setdefault("warmup", round(before.warmup * schedule["steps"] / before.steps))
+    return replace(recipe, config={**recipe.config, **sizes}, schedule=replace(before, **schedule))

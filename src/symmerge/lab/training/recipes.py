@@ -14,14 +14,15 @@ TRAINING: Mapping[str, TrainingRecipe] = MappingProxyType({**EMBEDDED, **PUBLISH
 DEMO: Mapping[str, TrainingRecipe] = MappingProxyType(
     {name: TRAINING[name] for name in ("vit-digits", "gpt2-docs")}
 )
-"""What the demonstration trains."""
+"""What the demo trains."""
 
 
 def training_recipe(name: str) -> TrainingRecipe:
-    """One of `TRAINING`; others are refused with the list."""
+    """One of `TRAINING`; an unknown name is an error that lists them."""
     if name not in TRAINING:
         raise MismatchError(
-            f"no training recipe called '{name}': there are {', '.join(TRAINING)}; symmerge train --list says what they are"
+            f"no training recipe called '{name}': choose one of {', '.join(TRAINING)};"
+            " symmerge train --list describes them"
         )
     return TRAINING[name]
 

@@ -1,4 +1,7 @@
-"""A trained model with a part of it initialised anew: how "Functional Equivalence in Attention" makes models that differ in little or in everything."""
+"""Trained models with a component initialised afresh, as in "Functional Equivalence in Attention".
+
+Such models differ from the trained one in little, or in everything.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 COMPONENTS = ("first-attention", "attention", "first-layer", "everything")
-_ENCODER = (
-    r"encoder\.layer\.(\d+)\.",
-    r"attention\.(self|output\.dense)\.",
-)  # not the norm that follows: it belongs to the stream
+# Without the norm after attention: it belongs to the residual stream.
+_ENCODER = (r"encoder\.layer\.(\d+)\.", r"attention\.(self|output\.dense)\.")
 _STACK = r"layers\.(\d+)\."
-# model type -> the name of a layer, and within it of attention
+# model type -> patterns of a layer's name, and of attention within it
 MODULES = {
     "gpt2": (r"h\.(\d+)\.", r"attn\."),
     "gpt_neox": (_STACK, r"attention\."),
@@ -35,33 +36,34 @@ MODULES = {
 }
 
 
-def fresh_parameters(model: PreTrainedModel, part: str) -> list[str]:
-    """The parameters of a part, by the model's own names."""
-    if part not in COMPONENTS:
-        raise MismatchError(f"part {part}: choose one of {', '.join(COMPONENTS)}")
+def fresh_parameters(model: PreTrainedModel, component: str) -> list[str]:
+    """Names of the parameters of a component."""
+    if component not in COMPONENTS:
+        raise MismatchError(f"component {component}: choose one of {', '.join(COMPONENTS)}")
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if part == "everything":
+    if component == "everything":
         return names
     kind = model.config.model_type
     if kind not in MODULES:
         raise UnsupportedModel(
-            f"which parameters of a {kind} are attention is not known: there are {', '.join(MODULES)}"
+            f"which parameters of a {kind} are attention is unknown;"
+            f" it is known of {', '.join(MODULES)}"
         )
     layer, attention = MODULES[kind]
-    pattern = re.compile(rf"(?:^|\.){layer}{attention if 'attention' in part else ''}")
-    found = {name: int(match[1]) for name in names if (match := pattern.search(name))}
-    return [name for name, at in found.items() if at == 0 or not part.startswith("first")]
+    pattern = re.compile(rf"(?:^|\.){layer}{attention if 'attention' in component else ''}")
+    layers = {name: int(match[1]) for name in names if (match := pattern.search(name))}
+    return [name for name, at in layers.items() if at == 0 or not component.startswith("first")]
 
 
-def reinitialize(folder: Path, part: str, seed: int) -> PreTrainedModel:
-    """The model of a folder with fresh weights in a part, as its stock class initialises them; all others are as they were.
+def reinitialize(folder: Path, component: str, seed: int) -> PreTrainedModel:
+    """The model of a folder with a component initialised afresh, as its stock class does it.
 
-    Parts: first-attention, attention, first-layer, everything.
+    Components: first-attention, attention, first-layer, everything.
     """
     model = open_model(folder)
-    chosen = fresh_parameters(model, part)
+    chosen = fresh_parameters(model, component)
     if not chosen:
-        raise MismatchError(f"{folder} has no parameters in {part}: choose another part")
+        raise MismatchError(f"{folder} has no parameters in {component}: choose another component")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         fresh = dict(type(model)(model.config).named_parameters())
@@ -79,12 +81,10 @@ def open_model(folder: Path, architecture: str | None = None, **changes: Any) ->
 
     if not (folder / "config.json").exists():
         raise CheckpointError(f"{folder} has no config.json: give the folder of a trained model")
-    named = architecture or (read_json(folder / "config.json").get("architectures") or [""])[0]
-    kind = getattr(transformers, named, None)
+    name = architecture or (read_json(folder / "config.json").get("architectures") or [""])[0]
+    kind = getattr(transformers, name, None)
     if kind is None:
-        raise UnsupportedModel(
-            f"{folder}: transformers has no class {named!r}, which its config.json names"
-        )
+        raise UnsupportedModel(f"{folder}: transformers has no class {name!r} of its config.json")
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

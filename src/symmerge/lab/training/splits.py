@@ -1,4 +1,4 @@
-"""What a model in training sees: the samples of a recipe's data, and the tokenizer or image processor that goes with them."""
+"""A recipe's data as splits to train on, and the tokenizer or image processor that belongs to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from symmerge.checkpoints.files import write_json
 from symmerge.errors import MismatchError
@@ -26,27 +25,21 @@ from symmerge.lab.training.datasets import (
     MaskedText,
     map_tensors,
 )
-from symmerge.lab.training.files import (
-    INSTALLED,
-    data_folder,
-    labelled_table,
-    prepare_images,
-    text_splits,
-)
-from symmerge.lab.training.pictures import SETS
+from symmerge.lab.training.files import INSTALLED, data_folder
+from symmerge.lab.training.images import IMAGE_SETS
+from symmerge.lab.training.prepared import labelled_table, prepare_images, text_splits
 from symmerge.lab.training.recipe import TrainingRecipe
 from symmerge.lab.training.tokens import cached_tokens, tokenize, train_tokenizer
 
-MEAN, STD = 0.5, 0.5
-shared_tokenizer = lru_cache(maxsize=4)(train_tokenizer)  # every seed has the same
-HELD_BACK = (
-    10  # one in so many training samples is looked at instead of learned, where looks are had
-)
+MEAN, STD = 0.5, 0.5  # of digits
+HELD_BACK = 10  # one in so many training samples is for validation, if the schedule validates
+ENCODED = ("input_ids", "attention_mask", "token_type_ids")
+shared_tokenizer = lru_cache(maxsize=4)(train_tokenizer)  # the same for every seed
 
 
 @dataclass(frozen=True)
 class Splits:
-    """What is learned, what is looked at while learning and afterwards, and what is saved beside the weights."""
+    """Data to train on, to validate with and to test on, and what to save beside the weights."""
 
     train: Dataset
     valid: Dataset | None
@@ -57,92 +50,76 @@ class Splits:
 def load_splits(
     recipe: TrainingRecipe, data: Path | None = None, begin: Path | None = None
 ) -> Splits:
-    """Everything for a recipe. A model to begin from brings its own tokenizer."""
+    """The splits of a recipe. A model to begin from brings its own tokenizer."""
     return LOADERS[recipe.task](recipe, data, begin)
 
 
-def _images(recipe: TrainingRecipe, data: Path | None, _: Path | None) -> Splits:
+def _image_splits(recipe: TrainingRecipe, data: Path | None, _: Path | None) -> Splits:
     if recipe.data in INSTALLED:
-        (train, test), mean, std = (_digits(part) for part in ("train", "test")), [MEAN], [STD]
+        train, test = _digits("train"), _digits("test")
+        mean, std = [MEAN], [STD]
     else:
-        folder, (mean, std) = (
-            data_folder(data, recipe.data),
-            (list(SETS[recipe.data].mean), list(SETS[recipe.data].std)),
-        )
+        folder, name = data_folder(data, recipe.data), recipe.data
         train, test = (
-            _photographs(recipe.data, prepare_images(folder, recipe.data, part))
-            for part in ("train", "test")
+            _images(name, prepare_images(folder, name, split)) for split in ("train", "test")
         )
-    size = {"height": recipe.config["image_size"], "width": recipe.config["image_size"]}
+        mean, std = list(IMAGE_SETS[name].mean), list(IMAGE_SETS[name].std)
+    side = recipe.config["image_size"]
     processor = {
         "image_processor_type": "ViTImageProcessor",
-        "size": size,
+        "size": {"height": side, "width": side},
         "image_mean": mean,
         "image_std": std,
     }
-    return Splits(
-        *_divided(recipe, train),
-        test,
-        lambda folder: write_json(folder / "preprocessor_config.json", processor),
-    )
+
+    def save(folder: Path) -> None:
+        write_json(folder / "preprocessor_config.json", processor)
+
+    return Splits(*_with_validation(recipe, train), test, save)
 
 
 def _digits(split: str) -> FixedSamples:
-    """The digits as they are. Moved about by a pixel they are harder, and two seeds then learn features that no symmetry relates."""
+    """Digits, not augmented: shifted by a pixel they are harder, and two seeds then learn
+    features that no symmetry relates."""
     images, labels = digits(split)
     # In 256 steps, as the image processor sees them.
-    shown = torch.from_numpy((np.rint(images * 255).astype(np.float32) / 255 - MEAN) / STD)[:, None]
-    return FixedSamples({"pixel_values": shown}, torch.from_numpy(labels))
+    scaled = np.rint(images * 255).astype(np.float32) / 255
+    pixels = torch.from_numpy((scaled - MEAN) / STD)[:, None]
+    return FixedSamples({"pixel_values": pixels}, torch.from_numpy(labels))
 
 
-def _photographs(data: str, file: Path) -> Images:
-    with np.load(file) as found:
-        return Images(
-            torch.from_numpy(found["images"]),
-            torch.from_numpy(found["labels"]),
-            SETS[data].mean,
-            SETS[data].std,
-        )
+def _images(data: str, file: Path) -> Images:
+    mean, std = IMAGE_SETS[data].mean, IMAGE_SETS[data].std
+    with np.load(file) as arrays:
+        images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
+    return Images(images, labels, mean, std)
 
 
-def _language(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> Splits:
-    parts, masked = text_splits(recipe, data), recipe.task == "mlm"
-    tokenizer = _tokenizer(recipe, parts["train"], data, begin)
-    if len(tokenizer) > recipe.config["vocab_size"]:
+def _language_splits(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> Splits:
+    texts, vocab_size = text_splits(recipe, data), recipe.config["vocab_size"]
+    tokenizer = _tokenizer(recipe, texts["train"], data, begin)
+    if len(tokenizer) > vocab_size:
         raise MismatchError(
-            f"the tokenizer has {len(tokenizer)} tokens, {recipe.architecture} {recipe.config['vocab_size']}: change vocab_size"
+            f"the tokenizer has {len(tokenizer)} tokens, {recipe.architecture} {vocab_size}:"
+            " change vocab_size"
         )
     place = None if recipe.data in INSTALLED else data_folder(data, recipe.data).prepared
 
-    def lessons(part: str) -> CausalText | MaskedText:
-        found = (
-            tokenize(tokenizer, parts[part])
-            if place is None
-            else cached_tokens(tokenizer, parts[part], place, f"{recipe.data}-{part}")
-        )
-        tokens = torch.from_numpy(found.astype(np.int64))
-        return (
-            MaskedText(
-                tokens,
-                recipe.block,
-                tokenizer.mask_token_id,
-                len(tokenizer.all_special_ids),
-                recipe.config["vocab_size"],
-            )
-            if masked
-            else CausalText(tokens, recipe.block)
-        )
+    def load(split: str) -> CausalText | MaskedText:
+        text, name = texts[split], f"{recipe.data}-{split}"
+        ids = cached_tokens(tokenizer, text, place, name) if place else tokenize(tokenizer, text)
+        tokens = torch.from_numpy(ids.astype(np.int64))
+        if recipe.task != "mlm":
+            return CausalText(tokens, recipe.block)
+        special = len(tokenizer.all_special_ids)
+        return MaskedText(tokens, recipe.block, tokenizer.mask_token_id, special, vocab_size)
 
-    def judged(part: str) -> Dataset:
-        found = lessons(part)
-        return found.fixed() if isinstance(found, MaskedText) else found
+    def load_fixed(split: str) -> Dataset:
+        dataset = load(split)
+        return dataset.fixed() if isinstance(dataset, MaskedText) else dataset
 
-    return Splits(
-        lessons("train"),
-        judged("valid") if recipe.schedule.evaluate_every else None,
-        judged("test"),
-        tokenizer.save_pretrained,
-    )
+    valid = load_fixed("valid") if recipe.schedule.evaluate_every else None
+    return Splits(load("train"), valid, load_fixed("test"), tokenizer.save_pretrained)
 
 
 def _tokenizer(recipe: TrainingRecipe, text: str, data: Path | None, begin: Path | None) -> Any:
@@ -155,69 +132,64 @@ def _tokenizer(recipe: TrainingRecipe, text: str, data: Path | None, begin: Path
         return shared_tokenizer(text, vocabulary, masked=masked)
     folder = data_folder(data, recipe.data)
     if recipe.tokenizer:
-        return AutoTokenizer.from_pretrained(
-            folder.there("its tokenizer", recipe.tokenizer), local_files_only=True
-        )
-    target = folder.prepared / f"{recipe.data}-tokenizer-{vocabulary}{'-masked' if masked else ''}"
-    made = cached(
-        target, lambda new: train_tokenizer(text, vocabulary, masked=masked).save_pretrained(new)
+        place = folder.existing("its tokenizer", recipe.tokenizer)
+        return AutoTokenizer.from_pretrained(place, local_files_only=True)
+
+    def write(target: Path) -> None:
+        train_tokenizer(text, vocabulary, masked=masked).save_pretrained(target)
+
+    name = f"{recipe.data}-tokenizer-{vocabulary}{'-masked' if masked else ''}"
+    return AutoTokenizer.from_pretrained(
+        cached(folder.prepared / name, write), local_files_only=True
     )
-    return AutoTokenizer.from_pretrained(made, local_files_only=True)
 
 
-def _rows(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> Splits:
-    """Texts with labels, as the tokens of the model that is begun from."""
+def _labelled_splits(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> Splits:
+    """Labelled texts, tokenized as the pretrained model does."""
     from transformers import AutoConfig, AutoTokenizer
 
     if begin is None:
         raise MismatchError(
-            f"{recipe.data}: classifiers begin from a pretrained model; give its folder with --begin, one that bert-docs or books-bert gave"
+            f"{recipe.data}: classifiers begin from a pretrained model;"
+            " give its folder with --begin, for example one trained by bert-docs or books-bert"
         )
     tokenizer: Any = AutoTokenizer.from_pretrained(begin, local_files_only=True)
-    most = AutoConfig.from_pretrained(begin, local_files_only=True).max_position_embeddings
+    positions = AutoConfig.from_pretrained(begin, local_files_only=True).max_position_embeddings
     train, test = (
-        _encoded(tokenizer, labelled_table(recipe, data, held_out=held), most)
-        for held in (False, True)
+        _encoded(tokenizer, labelled_table(recipe, data, held_out=held_out), positions)
+        for held_out in (False, True)
     )
-    mixed = torch.randperm(
-        len(train.targets), generator=torch.Generator().manual_seed(0)
-    )  # the same rows are held back whatever the seed
-    return Splits(
-        *_divided(recipe, map_tensors(train, lambda tensor: tensor[mixed])),
-        test,
-        tokenizer.save_pretrained,
-    )
+    # One order for all seeds: the same rows are held back.
+    order = torch.randperm(len(train.targets), generator=torch.Generator().manual_seed(0))
+    shuffled = map_tensors(train, lambda tensor: tensor[order])
+    return Splits(*_with_validation(recipe, shuffled), test, tokenizer.save_pretrained)
 
 
-def _divided(
-    recipe: TrainingRecipe, lessons: FixedSamples | Images | LabelledTexts
+def _with_validation(
+    recipe: TrainingRecipe, dataset: FixedSamples | Images | LabelledTexts
 ) -> tuple[Dataset, Dataset | None]:
-    """What is learned; and the last of it, where looks are had: that is looked at instead."""
+    """Training samples, and the last of them held back if the schedule validates."""
     if not recipe.schedule.evaluate_every:
-        return lessons, None
-    cut = len(lessons.targets) - len(lessons.targets) // HELD_BACK
-    return map_tensors(lessons, lambda tensor: tensor[:cut]), map_tensors(
-        lessons, lambda tensor: tensor[cut:]
-    )
+        return dataset, None
+    count = len(dataset.targets) - len(dataset.targets) // HELD_BACK
+    train = map_tensors(dataset, lambda tensor: tensor[:count])
+    return train, map_tensors(dataset, lambda tensor: tensor[count:])
 
 
-def _encoded(tokenizer: Any, data: str, most: int) -> LabelledTexts:
-    found = read_rows(data)
-    assert found.labels is not None
-    columns = [list(column) for column in zip(*found.texts, strict=True)]
-    encoded = tokenizer(
-        *columns, padding=True, truncation=True, max_length=most, return_tensors="pt"
-    )
-    inputs: dict[str, Tensor] = {
-        name: encoded[name]
-        for name in ("input_ids", "attention_mask", "token_type_ids")
-        if name in encoded
-    }
-    return LabelledTexts(
-        inputs,
-        inputs["attention_mask"].sum(1),
-        torch.tensor([int(label) for label in found.labels]),
-    )
+def _encoded(tokenizer: Any, data: str, max_length: int) -> LabelledTexts:
+    table = read_rows(data)
+    assert table.labels is not None
+    columns = [list(column) for column in zip(*table.texts, strict=True)]
+    options = {"padding": True, "truncation": True, "return_tensors": "pt"}
+    encoded = tokenizer(*columns, max_length=max_length, **options)
+    inputs = {name: encoded[name] for name in ENCODED if name in encoded}
+    labels = torch.tensor([int(label) for label in table.labels])
+    return LabelledTexts(inputs, inputs["attention_mask"].sum(1), labels)
 
 
-LOADERS = {"image": _images, "clm": _language, "mlm": _language, "text": _rows}
+LOADERS = {
+    "image": _image_splits,
+    "clm": _language_splits,
+    "mlm": _language_splits,
+    "text": _labelled_splits,
+}

@@ -145,7 +145,7 @@ class TrainingStep:
         for parameter in self.net.parameters():
             parameter.grad = None
         self._set_lr()
-        noise = torch.rand(self.schedule.batch_size, self.dataset.noise, device=self.device)
+        noise = torch.rand(self.schedule.batch_size, self.dataset.noise_size, device=self.device)
         loss = self.loss(self.net, self.dataset, self.order, noise, self.losses.step)
         loss.backward()
         copy_all(
