@@ -419,7 +419,7 @@ def test_workers_go_on_with_what_they_know(tmp_path):
             while len(ended) < 2:
                 ended += engine.wait()
             for one in ended:
-                processes.setdefault(one.cell.settings["recipe"], set()).add(one.taken.process)
+                processes.setdefault(one.cell.settings["recipe"], set()).add(one.usage.process)
     assert [len(found) for found in processes.values()] == [1, 1] and processes["x"] != processes[
         "y"
     ]

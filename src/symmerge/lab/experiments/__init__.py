@@ -1,1 +1,1 @@
-"""The papers' tables and figures as declared grids of cells, each computed once, here or on a cluster."""
+"""The papers' tables as grids of cells, each computed once, here or on a cluster."""

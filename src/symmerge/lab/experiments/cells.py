@@ -1,4 +1,7 @@
-"""A cell: one step of an experiment, with all that its result depends on. Equal cells have equal keys, so nothing is computed twice."""
+"""A cell: one step of an experiment and all that its result depends on.
+
+Equal cells have equal keys, so nothing is computed twice.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 Result = dict[str, Any]
-"""What a step found, as JSON: no times, no places, so that it is the same wherever it was computed."""
+"""What a step returns, as JSON: no times and no paths, so it is the same on every machine."""
 
 
 class Step(Protocol):
-    """Does the work of a cell: reads the folders of the cells it needs, writes files into its own, and returns what it found."""
+    """The work of a cell: reads the folders of its needs, writes to its own, returns a result."""
 
     def __call__(
         self,
@@ -29,7 +32,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class Cost:
-    """What a cell is expected to take. `heavy`: it keeps a GPU busy by itself, so few are computed at once there."""
+    """Expected cost. `heavy`: it keeps a GPU busy by itself, so few run at once there."""
 
     seconds: float = 0.0
     gigabytes: float = 0.0
@@ -38,10 +41,11 @@ class Cost:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """`step` is where its function is found (`module:function`), `settings` all that the result depends on besides the cells it needs.
+    """A step (`module:function`), its settings, and the cells it needs.
 
-    `beside` is what the step is told besides and its result does not depend on (where data lies), `label` is for people, `cost` a guess: none is part of the
-    key. The `VERSION` of a step's module is, where it has one: raise it when results change.
+    `beside` holds arguments that do not affect the result, such as paths; `label` is for people,
+    `cost` a guess: none of them is part of the key. The `VERSION` of the step's module is:
+    raise it when results change.
     """
 
     step: str
@@ -66,7 +70,7 @@ class Cell:
         return getattr(import_module(self.step.partition(":")[0]), "VERSION", 0)
 
     def work(self, needs: list[Path], folder: Path, say: Callable[[str], None]) -> Result:
-        """Do it: `needs` are the folders of the cells it needs, `folder` its own."""
+        """Run the step: `needs` are the folders of the cells it needs, `folder` is its own."""
         module, _, name = self.step.partition(":")
         step: Step = getattr(import_module(module), name)
         return step({**self.settings, **self.beside}, needs, folder, say)
@@ -79,14 +83,14 @@ class Cell:
 
 
 def with_needs(cells: Iterable[Cell]) -> list[Cell]:
-    """All that must be computed for some cells, each once, what is needed before what needs it."""
-    found: dict[str, Cell] = {}
+    """The cells and all they need, each once, needs first."""
+    visited: set[str] = set()
 
     def visit(cell: Cell) -> Iterator[Cell]:
-        if cell.key not in found:
+        if cell.key not in visited:
             for need in cell.needs:
                 yield from visit(need)
-            found[cell.key] = cell
+            visited.add(cell.key)
             yield cell
 
     return [cell for wanted in cells for cell in visit(wanted)]

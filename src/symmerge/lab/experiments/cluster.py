@@ -1,4 +1,4 @@
-"""Cells computed on a Ray cluster, by workers that share a file system with this process."""
+"""The Ray engine: workers that share a file system with this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from symmerge.lab.experiments.store import Store
 
 @final
 class RayEngine:
-    """A Ray cluster at `address`, or one of this machine's own. The folder of the store must lie where every node sees it under the same path."""
+    """A Ray cluster at `address`, or a local one.
+
+    Every node must see the folder of the store under the same path.
+    """
 
     def __init__(self, address: str | None = None, workers: int = 2, *, gpus: float = 0.0) -> None:
         self.workers = self.heavy = workers
@@ -27,41 +30,42 @@ class RayEngine:
         self._ray, self._store = _ray(), store
         self._ours = not self._ray.is_initialized()
         if self._ours:
-            where = (
-                {"address": self._address}
-                if self._address
-                else {"address": "local", "num_cpus": self.workers, "include_dashboard": False}
-            )
-            try:
-                _knock(self._address)
-                self._ray.init(**where, log_to_driver=False, logging_level="ERROR")
-            except (OSError, ValueError, RuntimeError) as error:
-                reason = " ".join(str(error).split())
-                raise MismatchError(
-                    f"no Ray cluster at {self._address or 'this machine'} ({reason}): start one with `ray start --head`"
-                ) from error
+            self._connect()
         try:
             self._check_nodes()
         except BaseException:
             self.close()
             raise
-        # A cluster has its own installation; on this machine workers find what this process finds.
-        environment = (
-            ENVIRONMENT
-            if self._address
-            else {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        )
-        # No retries of Ray's own: the run counts attempts.
-        self._attempt = self._ray.remote(
-            num_cpus=1, num_gpus=self._gpus, max_retries=0, runtime_env={"env_vars": environment}
-        )(_attempt_there)
+        # No retries by Ray: the run counts attempts.
+        options = {"num_cpus": 1, "num_gpus": self._gpus, "max_retries": 0}
+        remote = self._ray.remote(**options, runtime_env={"env_vars": self._environment()})
+        self._attempt = remote(_remote_attempt)
+
+    def _connect(self) -> None:
+        local = {"address": "local", "num_cpus": self.workers, "include_dashboard": False}
+        where = {"address": self._address} if self._address else local
+        try:
+            _check_address(self._address)
+            self._ray.init(**where, log_to_driver=False, logging_level="ERROR")
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise MismatchError(
+                f"no Ray cluster at {self._address or 'this machine'} ({reason}):"
+                " start one with `ray start --head`"
+            ) from error
+
+    def _environment(self) -> dict[str, str]:
+        """A cluster has its own installation; local workers import what this process does."""
+        if self._address:
+            return ENVIRONMENT
+        return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
     def start(self, cell: Cell) -> None:
         self._running[self._attempt.remote(cell, self._store)] = cell
 
     def wait(self) -> list[AttemptResult]:
-        ready, _ = self._ray.wait(list(self._running), timeout=PATIENCE)
-        return [self._ended(reference, self._running.pop(reference)) for reference in ready]
+        done, _ = self._ray.wait(list(self._running), timeout=PATIENCE)
+        return [self._result(reference, self._running.pop(reference)) for reference in done]
 
     def close(self) -> None:
         for reference in self._running:
@@ -70,42 +74,41 @@ class RayEngine:
         if self._ours:
             self._ray.shutdown()
 
-    def _ended(self, reference: Any, cell: Cell) -> AttemptResult:
+    def _result(self, reference: Any, cell: Cell) -> AttemptResult:
         try:
-            ended = self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:  # its process, its node or the way to it
-            return AttemptResult(
-                cell, f"the worker died ({str(error).strip().splitlines()[0]})", str(error)
+            result = self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:  # its process, its node or the network
+            reason = str(error).strip().splitlines()[0]
+            return AttemptResult(cell, f"the worker died ({reason})", str(error))
+        if not result.problem and not self._store.appears(cell):
+            problem = (
+                f"{self._store.folder(cell)} was finished elsewhere and is not visible here:"
+                " share this folder with all nodes"
             )
-        if not ended.problem and not self._store.appears(cell):
-            return AttemptResult(
-                cell,
-                f"{self._store.folder(cell)} was finished elsewhere and is not to be seen here: share this folder with all nodes",
-                again=False,
-            )
-        return ended
+            return AttemptResult(cell, problem, again=False)
+        return result
 
     def _check_nodes(self) -> None:
-        """That there are GPUs where they are asked for, and that every node sees the folder; one that joins later finds out with its first cell."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On  # type: ignore[import-not-found]
+        """Check for GPUs, and that every node sees the folder; later nodes fail at their first cell."""
+        from ray.util import scheduling_strategies as strategies  # type: ignore[import-not-found]
 
         if self._gpus and not self._ray.cluster_resources().get("GPU"):
             raise MismatchError(
-                "no node of the Ray cluster has a GPU, and cells would wait for one for ever: use --device cpu, or add one"
+                "no node of the Ray cluster has a GPU, so cells would wait forever:"
+                " use --device cpu, or add one"
             )
-        look = self._ray.remote(num_cpus=0, max_retries=3)(_sees)
-        nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        seen = self._ray.get(
-            [
-                look.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(self._store)
-                for node in nodes
-            ]
-        )
-        if blind := [
-            node["NodeManagerHostname"] for node, sees in zip(nodes, seen, strict=True) if not sees
-        ]:
+        check = self._ray.remote(num_cpus=0, max_retries=3)(_sees_store)
+        nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
+        sees = {}
+        for name in nodes:
+            there = strategies.NodeAffinitySchedulingStrategy(name, soft=False)
+            sees[name] = check.options(scheduling_strategy=there).remote(self._store)
+        blind = [node for node, reference in sees.items() if not self._ray.get(reference)]
+        if blind:
+            hosts = ", ".join(nodes[node]["NodeManagerHostname"] for node in blind)
             raise MismatchError(
-                f"{', '.join(blind)} of the cluster cannot see {self._store.root}: choose a folder that all nodes share under the same path"
+                f"{hosts} of the cluster cannot see {self._store.root}:"
+                " choose a folder that all nodes share under the same path"
             )
 
 
@@ -119,16 +122,16 @@ def _ray() -> Any:
     return ray
 
 
-def _knock(address: str | None) -> None:
-    """Ray takes minutes to find out that nobody is there."""
+def _check_address(address: str | None) -> None:
+    """Try the address first: Ray takes minutes to notice that nothing answers."""
     host, _, port = (address or "").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()
 
 
-def _attempt_there(cell: Cell, store: Store) -> AttemptResult:
-    return attempt(cell, store, print)  # Ray keeps what workers print in its logs
+def _remote_attempt(cell: Cell, store: Store) -> AttemptResult:
+    return attempt(cell, store, print)  # Ray logs what workers print
 
 
-def _sees(store: Store) -> bool:
+def _sees_store(store: Store) -> bool:
     return store.cells.is_dir()

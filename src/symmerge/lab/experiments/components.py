@@ -1,4 +1,4 @@
-"""What experiments are put together from: models, pairs of them, and lines between the pairs."""
+"""Building blocks of experiments, as cells: models, pairs of models, and lines between them."""
 
 from __future__ import annotations
 
@@ -10,198 +10,163 @@ from typing import Any, TypeVar
 from symmerge.lab.experiments.cells import Cell, Cost
 from symmerge.lab.experiments.tables import Size, TableEntry
 from symmerge.lab.training.recipes import training_recipe
-from symmerge.matching.recipes import get_recipe as matching_recipe
+from symmerge.matching.recipes import get_recipe
 
 T = TypeVar("T")
 STEPS = "symmerge.lab.experiments.steps"
 PLAIN = "none"
-"""The name of the method that does nothing."""
-SMOKE = {"steps": 12, "warmup": 2}  # of a training that only has to work
-MEASURED = {
-    "smoke": {"samples": 24},
-    "published": {"most": 10_000},
-}  # on how much of the test part: all of it at the published size, else as the task has it
-# what a cell of each size is expected to take: seconds on one core, or on a GPU at the published size
+"""The method that aligns nothing."""
+SMOKE = {"steps": 12, "warmup": 2}  # a training that only has to work
+# How much of the test split is measured; `small` takes the task's default.
+MEASURED = {"smoke": {"samples": 24}, "published": {"max_samples": 10_000}}
+# Expected seconds of a cell: on one core, or on a GPU at the published size.
 SECONDS = {
     "external": {"smoke": 1, "small": 1, "published": 1},
     "train": {"smoke": 3, "small": 25, "published": 200},
-    "again": {"smoke": 3, "small": 12, "published": 60},
+    "retrain": {"smoke": 3, "small": 12, "published": 60},
     "line": {"smoke": 1, "small": 4, "published": 30},
     "learned": {"smoke": 2, "small": 15, "published": 60},
     "together": {"smoke": 3, "small": 30, "published": 150},
     "orders": {"smoke": 10, "small": 40, "published": 300},
     "freedom": {"smoke": 1, "small": 1, "published": 1},
 }
-HEAVY = ("train", "again", "learned", "together")
-LONGER = {"tiny-imagenet-vit": 20.0}  # recipes whose cells take so many times as long
+HEAVY = ("train", "retrain", "learned", "together")
+SLOWER = {"tiny-imagenet-vit": 20.0}  # factors for the cells of a recipe
 GIGABYTES = {"smoke": 1.0, "small": 1.0, "published": 6.0}
-PARAMETERS = {
-    "smoke": 2e5,
-    "small": 2e5,
-    "published": 1e7,
-}  # of the models these are for; larger ones that are given take as much longer
-COPIES = 10  # of a model's weights, in float32: what a cell has in memory beside all else
+# Parameters of the models above; larger external ones take proportionally longer.
+PARAMETERS = {"smoke": 2e5, "small": 2e5, "published": 1e7}
+COPIES = 10  # of a model's float32 weights in memory
 LEARNING = {"smoke": {"steps": 2, "inputs": 48}, "small": {"steps": 60, "inputs": 600}}
-"""How much is learned, where an experiment does not say it itself."""
+"""How much is learned, unless an experiment says so itself."""
 STARTS = {"smoke": {"start": "identity"}, "small": {"start": "weights-only"}}
 LONG_LEARNING: Mapping[str, Any] = {"steps": 1500, "inputs": 8000, "start": "weights"}
-"""What is enough for models of the published size, wherever they learned."""
+"""Enough for models of the published size, whatever their data."""
 EXTERNAL_LEARNING: Mapping[str, Mapping[str, Any]] = {"published": LONG_LEARNING}
-"""How much is learned of models that are given, at a size where an experiment says it for each data set."""
-EXTERNAL_DIFFERS = "The models and the data are those given: published numbers belong to others, unless these are the paper's."
+"""For external models, at sizes where experiments have one setting per data set."""
+EXTERNAL_DIFFERS = (
+    "Models and data are external: published numbers belong to other models,"
+    " unless these are the paper's."
+)
 QUICK = {"smoke": {"tries": 1, "max_sweeps": 2}}
-"""How long is searched, by methods that try several ways."""
+"""Options of search methods."""
 
 
 def by_scale(size: Size, table: Mapping[str, T]) -> T:
-    """What a table has for the published size, or for the small ones."""
+    """The entry for the published size, or for the small ones."""
     return table["published" if size.name == "published" else "small"]
 
 
 def columns_of(
     size: Size, table: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]]
 ) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
-    """Column -> training recipe, what learned methods are told. Models that are given are one column, and need no recipe."""
-    return (
-        {size.external.column: ("", EXTERNAL_LEARNING.get(size.name, {}))}
-        if size.external
-        else by_scale(size, table)
-    )
+    """Column -> training recipe and learning options. External models are one column."""
+    if size.external:
+        return {size.external.column: ("", EXTERNAL_LEARNING.get(size.name, {}))}
+    return by_scale(size, table)
 
 
-def differs(size: Size, otherwise: str, *, external: str = EXTERNAL_DIFFERS) -> str:
-    """In what our setting is another than the paper's."""
-    return external if size.external else otherwise
+def differs(size: Size, trained: str, *, external: str = EXTERNAL_DIFFERS) -> str:
+    """How our setting differs from the paper's, for trained and for external models."""
+    return external if size.external else trained
 
 
 def model(
     size: Size,
-    get_recipe: str,
+    recipe: str,
     seed: int,
     *,
     config: Mapping[str, Any] | None = None,
     base: Cell | None = None,
 ) -> Cell:
-    """A model trained from a seed; or, with a `base`, a classifier made of that one, whose head begins alike for every seed."""
-    schedule = SMOKE if size.name == "smoke" else {}
+    """A model trained from a seed, or a classifier fine-tuned from `base`.
+
+    The heads of all such classifiers start alike.
+    """
+    # Another recipe of the same name is another cell; texts for people do not count.
+    content = asdict(training_recipe(recipe))
     settings = {
-        "recipe": get_recipe,
+        "recipe": recipe,
         "seed": seed,
         "config": dict(config or {}),
-        "schedule": schedule,
+        "schedule": SMOKE if size.name == "smoke" else {},
         "device": size.device,
+        "content": {n: value for n, value in content.items() if n not in ("about", "duration")},
     }
-    # another recipe under the same name is another cell; what is said about it is for people
-    settings["content"] = {
-        name: value
-        for name, value in asdict(training_recipe(get_recipe)).items()
-        if name not in ("about", "duration")
-    }
-    label = f"{get_recipe}{'*' if config else ''}, {base.label if base and size.external else f'seed {seed}'}"
-    return (
-        _cell(size, "train", settings, (base,), label, "again")
-        if base
-        else _cell(size, "train", settings, (), label, "train")
-    )
+    origin = base.label if base and size.external else f"seed {seed}"
+    label = f"{recipe}{'*' if config else ''}, {origin}"
+    if base:
+        return _cell(size, "train", settings, (base,), label, "retrain")
+    return _cell(size, "train", settings, (), label, "train")
 
 
-def models(size: Size, get_recipe: str, **changes: Any) -> list[Cell]:
-    """As many as the size has seeds; or those that are given."""
-    if size.external:
-        return [
-            _cell(
-                size,
-                "external",
-                {"content": one.content},
-                (),
-                one.label,
-                "external",
-                place=str(one.place),
-            )
-            for one in size.external.models
-        ]
-    return [model(size, get_recipe, seed, **changes) for seed in range(size.seeds)]
+def models(size: Size, recipe: str, **changes: Any) -> list[Cell]:
+    """One model per seed; or the external ones."""
+    if not size.external:
+        return [model(size, recipe, seed, **changes) for seed in range(size.seeds)]
+    return [
+        _cell(size, "external", {"content": one.content}, (), one.label, place=str(one.place))
+        for one in size.external.models
+    ]
 
 
 def retrained_from(
     size: Size, base: Cell, fresh: str, seed: int, schedule: Mapping[str, Any] | None = None
 ) -> Cell:
-    """A model with a part of it fresh, trained again."""
-    settings = {
-        **base.settings,
-        "seed": seed,
-        "fresh": fresh,
-        "schedule": {
-            **base.settings["schedule"],
-            **(schedule or {}),
-            **(SMOKE if size.name == "smoke" else {}),
-        },
-    }
-    return _cell(
-        size, "train", settings, (base,), f"{base.label}, {fresh} fresh by seed {seed}", "again"
-    )
+    """A model with a component initialised afresh, trained again."""
+    smoke = SMOKE if size.name == "smoke" else {}
+    schedule = {**base.settings["schedule"], **(schedule or {}), **smoke}
+    settings = {**base.settings, "seed": seed, "fresh": fresh, "schedule": schedule}
+    label = f"{base.label}, {fresh} fresh by seed {seed}"
+    return _cell(size, "train", settings, (base,), label, "retrain")
 
 
 def pairs(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
-    """Every two."""
+    """Every two models."""
     return list(combinations(cells, 2))
 
 
-def unequal(size: Size, get_recipe: str, wider: Mapping[str, Any]) -> list[tuple[Cell, Cell]]:
-    """A wide model and a narrow one, for every seed; or every two of those given that differ in width."""
+def unequal(size: Size, recipe: str, wider: Mapping[str, Any]) -> list[tuple[Cell, Cell]]:
+    """A wide and a narrow model per seed; or external pairs that differ in width."""
     if size.external:
         parameters = {one.content: one.parameters for one in size.external.models}
         return [
             pair
-            for pair in pairs(models(size, get_recipe))
+            for pair in pairs(models(size, recipe))
             if len({parameters[cell.settings["content"]] for cell in pair}) > 1
         ]
     return [
-        (model(size, get_recipe, seed + 100, config=wider), model(size, get_recipe, seed))
+        (model(size, recipe, seed + 100, config=wider), model(size, recipe, seed))
         for seed in range(size.seeds)
     ]
 
 
 def line(size: Size, pair: tuple[Cell, Cell], method: str, **options: Any) -> Cell:
-    """The line between two models by a method; what the learned ones are not told they get by the size."""
-    settings = _measured(size, pair[0], method, {**by_size(size, method), **options})
-    told = "".join(f", {name} {value}" for name, value in options.items())
+    """The line between two models by a method; missing options depend on the size."""
+    settings = _measured(size, pair[0], method, {**default_options(size, method), **options})
+    changes = "".join(f", {name} {value}" for name, value in options.items())
     kind = "learned" if method.startswith(("learned", "soft")) else "line"
-    return _cell(
-        size,
-        "line",
-        settings,
-        pair,
-        f"{method}{told}: {pair[0].label} / {pair[1].label}",
-        kind,
-        **_places(size),
-    )
+    label = f"{method}{changes}: {pair[0].label} / {pair[1].label}"
+    return _cell(size, "line", settings, pair, label, kind, **_places(size))
 
 
 def lines(size: Size, cells: Sequence[Cell], method: str, **options: Any) -> list[Cell]:
-    """The line between every two."""
+    """The lines between every two models."""
     return [line(size, pair, method, **options) for pair in pairs(cells)]
 
 
 def together(size: Size, cells: Sequence[Cell], method: str, **options: Any) -> Cell:
     """Many models merged into one."""
-    start = (
-        {"start": "weights-only"} if method == "learned" else {}
-    )  # the parents' own text would be written anew for every member and round
-    settings = _measured(size, cells[0], method, {**by_size(size, method), **options, **start})
-    return _cell(
-        size,
-        "together",
-        settings,
-        tuple(cells),
-        f"{method}: {' / '.join(cell.label for cell in cells)}",
-        "together",
-        **_places(size),
-    )
+    options = {**default_options(size, method), **options}
+    if method == "learned":
+        # Otherwise text would be generated again for every member and round.
+        options["start"] = "weights-only"
+    settings = _measured(size, cells[0], method, options)
+    label = f"{method}: {' / '.join(cell.label for cell in cells)}"
+    return _cell(size, "together", settings, tuple(cells), label, **_places(size))
 
 
-def by_size(size: Size, method: str) -> dict[str, Any]:
-    """What a method is told at a size, where an experiment does not say it. What learning does not know is meant for what it starts from."""
+def default_options(size: Size, method: str) -> dict[str, Any]:
+    """Options of a method by size. Those that learning does not know go to its start."""
     quick, learning = QUICK.get(size.name, {}), LEARNING.get(size.name, {})
     if method == "learned":
         return {**learning, **STARTS.get(size.name, {}), **quick}
@@ -212,50 +177,36 @@ def by_size(size: Size, method: str) -> dict[str, Any]:
 
 def orders(size: Size, pair: tuple[Cell, Cell]) -> Cell:
     """Every order of the heads of a layer."""
-    return _cell(
-        size,
-        "orders",
-        _measured(size, pair[0], "two-stage", {}),
-        pair,
-        f"orders of heads: {pair[0].label} / {pair[1].label}",
-        "orders",
-    )
+    label = f"orders of heads: {pair[0].label} / {pair[1].label}"
+    return _cell(size, "orders", _measured(size, pair[0], "two-stage", {}), pair, label)
 
 
 def freedom(size: Size, architecture: str, config: Mapping[str, Any]) -> Cell:
     """The symmetries of an architecture."""
-    return _cell(
-        size,
-        "freedom",
-        {"architecture": architecture, "config": dict(config)},
-        (),
-        f"symmetries of {architecture}",
-        "freedom",
-    )
+    settings = {"architecture": architecture, "config": dict(config)}
+    return _cell(size, "freedom", settings, (), f"symmetries of {architecture}")
 
 
 def _measured(size: Size, of: Cell, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """On the data that the model learned its task from, the part held out; or on what is given with it."""
-    settings = {
+    """Settings of a measurement on held-out data, of the recipe or external."""
+    return {
         "method": method,
         "options": dict(options),
         **_data(size, of, method),
         "points": size.points,
         "device": size.device,
+        **MEASURED.get(size.name, {}),
     }
-    return settings | MEASURED.get(size.name, {})
 
 
 def _data(size: Size, of: Cell, method: str) -> dict[str, Any]:
     if "recipe" in of.settings:
         return {"recipe": of.settings["recipe"]}
     assert size.external and size.external.test
-    train = (
-        {"train": size.external.train and size.external.train.content}
-        if method != PLAIN and matching_recipe(method).needs_data
-        else {}
-    )
-    return {"task": size.external.task, "test": size.external.test.content, **train}
+    settings = {"task": size.external.task, "test": size.external.test.content}
+    if method != PLAIN and get_recipe(method).needs_data:
+        settings["train"] = size.external.train and size.external.train.content
+    return settings
 
 
 def _places(size: Size) -> dict[str, Any]:
@@ -268,28 +219,21 @@ def _cell(
     settings: Mapping[str, Any],
     needs: tuple[Cell, ...],
     label: str,
-    kind: str,
+    kind: str = "",
     **beside: Any,
 ) -> Cell:
-    beside = {**({"data": str(size.data)} if size.data else {}), **beside}
-    return Cell(
-        f"{STEPS}:{step}",
-        settings,
-        needs,
-        beside,
-        label,
-        _cost(size, kind, settings.get("recipe", "")),
-    )
+    """`kind`: of cost, by default the name of the step."""
+    cost = _cost(size, kind or step, settings.get("recipe", ""))
+    data = {"data": str(size.data)} if size.data else {}
+    return Cell(f"{STEPS}:{step}", settings, needs, {**data, **beside}, label, cost)
 
 
-def _cost(size: Size, kind: str, get_recipe: str) -> Cost:
+def _cost(size: Size, kind: str, recipe: str) -> Cost:
     parameters = max(one.parameters for one in size.external.models) if size.external else 0
-    seconds = (
-        SECONDS[kind][size.name]
-        * LONGER.get(get_recipe, 1.0)
-        * max(1.0, parameters / PARAMETERS[size.name])
-    )
-    return Cost(seconds, max(GIGABYTES[size.name], COPIES * 4 * parameters / 1e9), kind in HEAVY)
+    larger = max(1.0, parameters / PARAMETERS[size.name])
+    seconds = SECONDS[kind][size.name] * SLOWER.get(recipe, 1.0) * larger
+    gigabytes = max(GIGABYTES[size.name], COPIES * 4 * parameters / 1e9)
+    return Cost(seconds, gigabytes, kind in HEAVY)
 
 
 def row(

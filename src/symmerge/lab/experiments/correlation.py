@@ -1,4 +1,7 @@
-"""V: merging text Transformers from different initialisations by the correlation of activations. Heads, the stream, components, amount of data, features."""
+"""V: merging text Transformers by the correlation of activations.
+
+Heads, the residual stream, components, amount of data, features, fine-tuned classifiers.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from symmerge.lab.experiments.external import Accepts
 from symmerge.lab.experiments.tables import Experiment, ResultTable, Size
 
 PRETRAINED = {"small": "bert-docs", "published": "books-bert"}
-# row -> recipe, what the paper has
+# row -> recipe, published number
 HEADS = {
     "heads stay as they are": ("correlation-ff", 4.31),
     "heads stay in order": ("correlation-monotonic", 4.13),
@@ -31,12 +34,12 @@ COMPONENTS = {
     "feed-forward and attention": "correlation",
     "these and the stream": "correlation-all",
 }
-# size -> data set -> what is pretrained, what is fine-tuned
+# size -> data set -> recipes of the pretrained and of the fine-tuned models
 TASKS = {
     "small": {"python-topics": ("bert-docs-long", "topics-bert")},
     "published": {name: ("books-bert", f"{name}-bert") for name in ("sst2", "cola", "mrpc", "rte")},
 }
-# row -> recipe, what the paper has for each data set
+# row -> recipe, published numbers by data set
 TUNED: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "plain average": ("none", {"sst2": 0.42, "cola": 1.31, "mrpc": 2.74, "rte": 0.53}),
     "correlation": ("correlation", {"sst2": 0.36, "cola": 1.11, "mrpc": 1.93, "rte": 0.41}),
@@ -47,12 +50,17 @@ OURS = {"ours, no data": "symmerge", "ours, with data": "activations"}
 AMOUNTS = {"smoke": (8, 16), "small": (12, 48, 192), "published": (12, 48, 192, 1000)}
 LAYERS = {"smoke": 2, "small": 2, "published": 6}
 COLUMN = "masked text"
-ABOUT = "Highest pseudo-loss over the mean of the ends (their definition), masked text that was held out."
+ABOUT = "Highest pseudo-loss over the mean of the ends (their definition), held-out masked text."
 DIFFERS = {
-    "small": "Two layers, 64 wide, Python's documentation; the paper merges BERT-base (MultiBERTs), so its numbers belong to other models.",
-    "published": "Smaller BERTs trained here on novels; the paper merges BERT-base (MultiBERTs): `--models multiberts`, where there is a hub.",
+    "small": "Two layers, 64 wide, on Python's documentation; the paper merges BERT-base"
+    " (MultiBERTs), so its numbers belong to other models.",
+    "published": "Smaller BERTs trained here on novels; the paper merges BERT-base (MultiBERTs):"
+    " `--models multiberts`, with access to the hub.",
 }
-FURTHER_DIFFERS = "The pretrained models are those given, and are fine-tuned as our recipes say: published numbers belong to the paper's models and its fine-tuning."
+FINE_TUNED_DIFFERS = (
+    "External pretrained models, fine-tuned by our recipes:"
+    " published numbers belong to the paper's models and its fine-tuning."
+)
 
 
 def recipe(size: Size) -> str:
@@ -70,39 +78,35 @@ def column(size: Size) -> str:
 def _table(
     size: Size, title: str, rows: Mapping[str, tuple[str, float | None]]
 ) -> tuple[ResultTable, ...]:
-    found = models(size, recipe(size))
+    cells = models(size, recipe(size))
     entries = [
-        row(name, column(size), lines(size, found, method), "barrier_mean", published)
+        row(name, column(size), lines(size, cells, method), "barrier_mean", published)
         for name, (method, published) in rows.items()
     ]
     return (ResultTable(title, tuple(entries), ABOUT, differs(size)),)
 
 
 def heads(size: Size) -> tuple[ResultTable, ...]:
+    ours = {name: (method, None) for name, method in OURS.items()}
     return _table(
-        size,
-        "Feed-forward and attention, by what heads may do (Table 1)",
-        {**HEADS, **{name: (method, None) for name, method in OURS.items()}},
+        size, "Feed-forward and attention, by what heads may do (Table 1)", {**HEADS, **ours}
     )
 
 
 def stream(size: Size) -> tuple[ResultTable, ...]:
     ours = {"all places, decoder untied": ("residual-all-untied", None)}
-    return _table(size, "The stream alone (Table 2)", {**STREAM, **ours})
+    return _table(size, "The residual stream alone (Table 2)", {**STREAM, **ours})
 
 
 def components(size: Size) -> tuple[ResultTable, ...]:
-    return _table(
-        size,
-        "Curves by component",
-        {name: (method, None) for name, method in {**COMPONENTS, **OURS}.items()},
-    )
+    rows = {name: (method, None) for name, method in {**COMPONENTS, **OURS}.items()}
+    return _table(size, "Curves by component", rows)
 
 
 def amount(size: Size) -> tuple[ResultTable, ...]:
-    found = models(size, recipe(size))
+    cells = models(size, recipe(size))
     entries = [
-        row(name, f"{count} samples", lines(size, found, method, inputs=count), "barrier_mean")
+        row(name, f"{count} samples", lines(size, cells, method, inputs=count), "barrier_mean")
         for count in AMOUNTS[size.name]
         for name, method in (("correlation", "correlation"), ("ours, with data", "activations"))
     ]
@@ -117,29 +121,25 @@ def features(size: Size) -> tuple[ResultTable, ...]:
         for kind in ("vo", "ff")
         for when in ("before", "after")
     ]
-    return (
-        ResultTable(
-            "Correlation of matched features",
-            tuple(entries),
-            "Mean over the features of a layer, before and after they are matched.",
-            differs(size),
-        ),
-    )
+    about = "Mean over the features of a layer, before and after they are matched."
+    title = "Correlation of matched features"
+    return (ResultTable(title, tuple(entries), about, differs(size)),)
 
 
 def tasks(size: Size) -> tuple[ResultTable, ...]:
     entries = []
-    for column, (pretrained, fine) in by_scale(size, TASKS).items():
-        found = [
-            model(size, fine, seed, base=base) for seed, base in enumerate(models(size, pretrained))
-        ]
+    for column, (pretrained, fine_tuned) in by_scale(size, TASKS).items():
+        bases = models(size, pretrained)
+        cells = [model(size, fine_tuned, seed, base=base) for seed, base in enumerate(bases)]
         for name, (method, published) in TUNED.items():
-            entries.append(
-                row(name, column, lines(size, found, method), "barrier_mean", published.get(column))
-            )
-    about = "Classifiers fine-tuned from models of different seeds, with the same head to begin with; highest loss over the mean of the ends."
-    other = differs_from(size, by_scale(size, DIFFERS), external=FURTHER_DIFFERS)
-    return (ResultTable("Fine-tuned classifiers (Table 3)", tuple(entries), about, other),)
+            compared = lines(size, cells, method)
+            entries.append(row(name, column, compared, "barrier_mean", published.get(column)))
+    about = (
+        "Classifiers fine-tuned from models of different seeds, with the same initial head;"
+        " highest loss over the mean of the ends."
+    )
+    notes = differs_from(size, by_scale(size, DIFFERS), external=FINE_TUNED_DIFFERS)
+    return (ResultTable("Fine-tuned classifiers (Table 3)", tuple(entries), about, notes),)
 
 
 ANY = Accepts()

@@ -1,4 +1,7 @@
-"""Where cells are computed: what an engine is, and the one of this machine's processes. A worker that dies takes nothing else with it."""
+"""Engines compute cells; the local one does so in processes of this machine.
+
+A worker that dies costs only its own cell.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ from symmerge.lab.experiments.cells import Cell
 from symmerge.lab.experiments.store import Store, Usage, compute
 
 Say = Callable[[str], None]
-# Sums depend on how many threads add them up: one each, so that results do not depend on the machine. The others are those of the command line.
+# Sums depend on the number of threads: one each, so that results are the same on all machines.
+# The last two are those of the command line.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -30,23 +34,29 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-PATIENCE = 1.0  # seconds between looks at whether workers live
+PATIENCE = 1.0  # seconds between checks that workers are alive
 
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """How an attempt at a cell ended. `problem` in one line, `details` for the log; `again`: another attempt may end better."""
+    """How an attempt at a cell ended.
+
+    `problem` is one line, `details` are for the log; `again`: another attempt may succeed.
+    """
 
     cell: Cell
     problem: str = ""
     details: str = ""
     again: bool = True
-    taken: Usage | None = None
+    usage: Usage | None = None
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Computes cells, so many at once, and of heavy ones no more than `heavy`. Between `open` and `close`: `start` one, `wait` for those that ended (perhaps none yet)."""
+    """Computes up to `workers` cells at once, up to `heavy` of them heavy.
+
+    Between `open` and `close`: `start` a cell, `wait` for attempts that ended (perhaps none yet).
+    """
 
     @property
     def workers(self) -> int: ...
@@ -59,18 +69,15 @@ class Engine(Protocol):
 
 
 def attempt(cell: Cell, store: Store, say: Say) -> AttemptResult:
-    """Compute a cell and say how that ended, in a process made for it."""
+    """Compute a cell, in a worker process, and say how that ended."""
     try:
         torch.set_num_threads(1)
-        return AttemptResult(cell, taken=compute(cell, store, say))
-    except SymmergeError as error:  # the same input gives the same error
-        return AttemptResult(
-            cell, " ".join(str(error).split()), traceback.format_exc(), again=False
-        )
+        return AttemptResult(cell, usage=compute(cell, store, say))
     except (Exception, SystemExit) as error:
-        return AttemptResult(
-            cell, f"{type(error).__name__}: {' '.join(str(error).split())}", traceback.format_exc()
-        )
+        line, details = " ".join(str(error).split()), traceback.format_exc()
+        if isinstance(error, SymmergeError):  # the same input gives the same error
+            return AttemptResult(cell, line, details, again=False)
+        return AttemptResult(cell, f"{type(error).__name__}: {line}", details)
 
 
 @dataclass
@@ -78,12 +85,12 @@ class _Worker:
     process: SpawnProcess
     pipe: Connection
     cell: Cell | None = None
-    knows: list[Any] = field(default_factory=list)
+    kinds: list[Any] = field(default_factory=list)  # of cells it has computed
 
 
 @final
 class LocalEngine:
-    """Processes of this machine that live as long as the run: loading torch once each is enough."""
+    """Processes of this machine that live as long as the run, so that each imports torch once."""
 
     def __init__(self, workers: int = 1, heavy: int | None = None) -> None:
         self.workers, self.heavy = workers, heavy or workers
@@ -93,21 +100,20 @@ class LocalEngine:
         self._store, self._say = store, say
 
     def start(self, cell: Cell) -> None:
-        idle = [
-            worker for worker in self._all if worker.cell is None and worker.process.is_alive()
-        ] or [self._hired()]
+        alive = [worker for worker in self._all if worker.process.is_alive()]
+        idle = [worker for worker in alive if worker.cell is None] or [self._new_worker()]
         kind = _kind(cell)
-        chosen = max(idle, key=lambda worker: (kind in worker.knows, -len(worker.knows)))
-        chosen.cell = cell
-        if kind not in chosen.knows:
-            chosen.knows.append(kind)
-        with suppress(OSError):  # it died just now: `wait` will say so
-            chosen.pipe.send(cell)
+        worker = max(idle, key=lambda worker: (kind in worker.kinds, -len(worker.kinds)))
+        worker.cell = cell
+        if kind not in worker.kinds:
+            worker.kinds.append(kind)
+        with suppress(OSError):  # it died just now: `wait` will report it
+            worker.pipe.send(cell)
 
     def wait(self) -> list[AttemptResult]:
         busy = [worker for worker in self._all if worker.cell is not None]
         connection.wait([worker.pipe for worker in busy], PATIENCE)
-        return [ended for worker in busy for ended in self._heard(worker)]
+        return [result for worker in busy for result in self._receive(worker)]
 
     def close(self) -> None:
         for worker in self._all:
@@ -117,30 +123,28 @@ class LocalEngine:
             worker.pipe.close()
         self._all.clear()
 
-    def _hired(self) -> _Worker:
+    def _new_worker(self) -> _Worker:
         ours, theirs = get_context("spawn").Pipe()
         process = get_context("spawn").Process(target=_work, args=(theirs, self._store))
-        with _as_workers_start():
+        with _worker_environment():
             process.start()
         theirs.close()
         self._all.append(_Worker(process, ours))
         return self._all[-1]
 
-    def _heard(self, worker: _Worker) -> Iterator[AttemptResult]:
-        """What a worker has said since; its death, if it died."""
-        cell, alive = (
-            worker.cell,
-            worker.process.is_alive(),
-        )  # asked first: the last words of one that dies are still in the pipe
+    def _receive(self, worker: _Worker) -> Iterator[AttemptResult]:
+        """Pass on a worker's messages; yield its result, or its death."""
+        # First: the last messages of a dead worker are still in the pipe.
+        alive, cell = worker.process.is_alive(), worker.cell
         assert cell is not None
         try:
             while worker.pipe.poll():
-                said = worker.pipe.recv()
-                if isinstance(said, AttemptResult):
+                message = worker.pipe.recv()
+                if isinstance(message, AttemptResult):
                     worker.cell = None
-                    yield said
+                    yield message
                     return
-                self._say(cell, said)
+                self._say(cell, message)
         except (EOFError, OSError):
             alive = False
         if not alive:
@@ -148,15 +152,15 @@ class LocalEngine:
             worker.process.kill()
             self._all.remove(worker)
             worker.pipe.close()
-            yield AttemptResult(cell, f"the worker died ({_way_of_death(worker.process.exitcode)})")
+            yield AttemptResult(cell, f"the worker died ({_cause(worker.process.exitcode)})")
 
 
 def _kind(cell: Cell) -> tuple[Any, ...]:
-    """A worker that computed a cell of a kind has most of what another of it needs: data, on a GPU what was compiled."""
+    """Cells of a kind share loaded data and, on a GPU, compiled code: one worker computes them."""
     return cell.step, cell.settings.get("recipe"), cell.settings.get("config")
 
 
-def _way_of_death(code: int | None) -> str:
+def _cause(code: int | None) -> str:
     if code is not None and code < 0:
         why = ": perhaps there was too little memory" if code == -signal.SIGKILL else ""
         return f"{signal.Signals(-code).name}{why}"
@@ -165,37 +169,40 @@ def _way_of_death(code: int | None) -> str:
 
 @contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Ctrl-C waits: a second one must not keep the first from ending what it should end. (A mask would not do: other threads hear it, too.)"""
-    if threading.current_thread() is not threading.main_thread():  # it is only heard there
+    """Defer Ctrl-C: a second one must not disturb the clean-up after the first.
+
+    A signal mask would not do: other threads receive the signal, too.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only that one receives it
         yield
         return
-    heard: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if heard:
+        if received:
             signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager
-def _as_workers_start() -> Iterator[None]:
-    """A new process inherits the environment and which signals are held back: Ctrl-C is for the run, which ends its workers itself."""
+def _worker_environment() -> Iterator[None]:
+    """What a new worker inherits: the environment, and Ctrl-C blocked, as the run ends its workers."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    ensure_running()  # now: begun together with the first worker, it would let Ctrl-C through again
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    ensure_running()  # started together with the first worker, it would unblock Ctrl-C
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.update(ENVIRONMENT)
     try:
         yield
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _work(pipe: Connection, store: Store) -> None:
-    """The life of a local worker: one cell after the other, until the run ends or dies."""
+    """A local worker: one cell after the other, until the run ends or dies."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     while True:
         pipe.send(attempt(pipe.recv(), store, pipe.send))

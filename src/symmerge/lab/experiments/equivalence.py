@@ -1,4 +1,7 @@
-"""F: functional equivalence of attention under position encodings. Parts re-initialised and retrained, orders of heads, metrics, symmetry groups."""
+"""F: functional equivalence of attention under position encodings.
+
+Components initialised afresh and retrained, orders of heads, metrics, symmetry groups.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from symmerge.lab.experiments.components import (
 from symmerge.lab.experiments.tables import Experiment, ResultTable, Size, TableEntry
 from symmerge.lab.training.recipes import training_recipe
 
-PARTS = {
+REINITIALIZED = {
     "(i) first attention": "first-attention",
     "(ii) all attention": "attention",
     "(iii) first layer": "first-layer",
@@ -29,7 +32,7 @@ PARTS = {
 }
 METHODS = {"naive": "none", "two-stage": "two-stage", "ours": "symmerge"}
 METRICS = ("frobenius", "cosine", "spectrum", "best")
-# size -> column -> training recipe: absolute positions against rotary ones
+# size -> column -> training recipe: absolute against rotary positions
 MODELS = {
     "small": {"absolute: GPT-2": "gpt2-docs", "rotary: Llama": "llama-docs"},
     "published": {
@@ -46,7 +49,7 @@ IMAGES = {
     "small": {"absolute: ViT": "vit-digits", "rotary: DINOv3": "dinov3-digits"},
     "published": {"absolute: ViT": "cifar10-vit-short", "rotary: DINOv3": "cifar10-dinov3"},
 }
-RETRAINED = 120  # steps of a small model: it has most of what it knew
+RETRAINED = 120  # steps of a small model: most of it is still trained
 _BODY: Mapping[str, Any] = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -88,22 +91,29 @@ QUANTITIES = {
     "of these inside attention": "attention",
     "discrete, as a power of ten": "discrete",
 }
-ABOUT = "A trained model, a part of it re-initialised and the whole retrained, three times; loss barriers of the three pairs."
-DIFFERS = "The paper shows these as figures, without numbers, on other data and sizes; the comparison is naive against matched, absolute against rotary."
+ABOUT = (
+    "A trained model, a component of it initialised afresh and the whole retrained, three times;"
+    " loss barriers of the three pairs."
+)
+DIFFERS = (
+    "The paper shows figures without numbers, on other data and sizes;"
+    " compare naive with matched, and absolute with rotary."
+)
+MIDPOINT = "Loss of the midpoint over the mean of the ends (negative: the midpoint is better)"
 
 
 def columns(size: Size, recipes: Mapping[str, Mapping[str, str]] = MODELS) -> Mapping[str, str]:
     return by_scale(size, recipes)
 
 
-def retrained(size: Size, recipe: str, part: str) -> list[Cell]:
-    """Models that share all but what was re-initialised. (iv) shares nothing: fresh models."""
-    if part == "everything":
+def retrained(size: Size, recipe: str, component: str) -> list[Cell]:
+    """Models that share all but a component. (iv) shares nothing: models of different seeds."""
+    if component == "everything":
         return models(size, recipe)
     base = model(size, recipe, 0)
     steps = training_recipe(recipe).schedule.steps // 3 if size.name == "published" else RETRAINED
     return [
-        retrained_from(size, base, part, seed, {"steps": steps})
+        retrained_from(size, base, component, seed, {"steps": steps})
         for seed in range(1, size.seeds + 1)
     ]
 
@@ -123,91 +133,65 @@ def retrain_images(size: Size) -> tuple[ResultTable, ...]:
 def _retrain(size: Size, recipes: Mapping[str, str]) -> tuple[ResultTable, ...]:
     entries: list[TableEntry] = []
     for column, recipe in recipes.items():
-        for name, part in PARTS.items():
-            found = retrained(size, recipe, part)
-            entries += [
-                row(f"{name}, {method}", column, lines(size, found, chosen))
-                for method, chosen in METHODS.items()
-            ]
-            if (
-                size.name == "published" and part != "first-attention"
-            ):  # there nothing is left to learn
-                entries.append(
-                    row(
-                        f"{name}, ours, learned",
-                        column,
-                        lines(size, found, "learned", **LONG_LEARNING),
-                    )
-                )
+        for name, component in REINITIALIZED.items():
+            cells = retrained(size, recipe, component)
+            methods = {label: lines(size, cells, method) for label, method in METHODS.items()}
+            # After (i), nothing is left to learn.
+            if size.name == "published" and component != "first-attention":
+                methods["ours, learned"] = lines(size, cells, "learned", **LONG_LEARNING)
+            entries += [row(f"{name}, {label}", column, of) for label, of in methods.items()]
     return (ResultTable("Re-initialised and retrained", tuple(entries), ABOUT, DIFFERS),)
 
 
 def head_orders(size: Size) -> tuple[ResultTable, ...]:
     entries: list[TableEntry] = []
+    count = 1 if size.name == "smoke" else None
     for column, recipe in list(columns(size).items())[:2]:
-        cells = [
-            orders(size, pair)
-            for pair in pairs(retrained(size, recipe, "first-attention"))[
-                : 1 if size.name == "smoke" else None
-            ]
-        ]
+        compared = pairs(retrained(size, recipe, "first-attention"))[:count]
+        cells = [orders(size, pair) for pair in compared]
         entries += [row(name, column, cells, name) for name in ("ours", "best", "median", "worst")]
         entries.append(row("place of ours among all orders", column, cells, "place"))
-    return (
-        ResultTable(
-            "Every order of the heads, with the best bases inside",
-            tuple(entries),
-            "Loss of the middle over the mean of the ends (below zero: the middle is better); the first attention layer was re-initialised.",
-            DIFFERS,
-        ),
-    )
+    title = "Every order of the heads, with the best bases inside"
+    about = f"{MIDPOINT}; the first attention layer was re-initialised."
+    return (ResultTable(title, tuple(entries), about, DIFFERS),)
 
 
 def metrics(size: Size) -> tuple[ResultTable, ...]:
-    entries = [
-        row(
-            metric,
-            column,
-            lines(size, retrained(size, recipe, "attention"), "two-stage", metric=metric),
-            "middle",
-        )
-        for column, recipe in list(columns(size).items())[:2]
-        for metric in METRICS
-    ]
-    return (
-        ResultTable(
-            "How pairs of heads are scored",
-            tuple(entries),
-            "Loss of the middle over the mean of the ends (below zero: the middle is better); all attention was re-initialised.",
-            DIFFERS,
-        ),
-    )
+    entries: list[TableEntry] = []
+    for column, recipe in list(columns(size).items())[:2]:
+        cells = retrained(size, recipe, "attention")
+        for metric in METRICS:
+            compared = lines(size, cells, "two-stage", metric=metric)
+            entries.append(row(metric, column, compared, "midpoint"))
+    about = f"{MIDPOINT}; all attention was re-initialised."
+    return (ResultTable("How pairs of heads are scored", tuple(entries), about, DIFFERS),)
 
 
 def groups(size: Size) -> tuple[ResultTable, ...]:
     entries = [
-        row(name, column, [freedom(size, *of)], quantity)
-        for name, of in GROUPS.items()
+        row(name, column, [freedom(size, architecture, config)], quantity)
+        for name, (architecture, config) in GROUPS.items()
         for column, quantity in QUANTITIES.items()
     ]
-    return (
-        ResultTable(
-            "Symmetry groups", tuple(entries), "Of canonical models, all layers together.", ""
-        ),
-    )
+    about = "Of canonical models, all layers together."
+    return (ResultTable("Symmetry groups", tuple(entries), about, ""),)
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     "f-retrain": Experiment(
-        "parts re-initialised and retrained, absolute against rotary positions",
+        "components re-initialised and retrained, absolute against rotary positions",
         "F, protocol",
         retrain,
     ),
     "f-retrain-masked": Experiment(
-        "parts re-initialised and retrained: models of masked text", "F, protocol", retrain_masked
+        "components re-initialised and retrained: models of masked text",
+        "F, protocol",
+        retrain_masked,
     ),
     "f-retrain-images": Experiment(
-        "parts re-initialised and retrained: classifiers of images", "F, protocol", retrain_images
+        "components re-initialised and retrained: classifiers of images",
+        "F, protocol",
+        retrain_images,
     ),
     "f-orders": Experiment("every order of the heads, ours marked", "F, ablation", head_orders),
     "f-metrics": Experiment("metrics by which heads are matched", "F, ablation", metrics),

@@ -1,4 +1,4 @@
-"""Models that are there already, in the place of trained ones, and the data that comes with them: what they are, wherever they lie."""
+"""External models: existing ones in place of trained ones, with their data, known by content."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from symmerge.checkpoints.files import replacing
 from symmerge.checkpoints.hashes import checkpoint_digest, path_digest
 from symmerge.checkpoints.hub import local_folder
 from symmerge.errors import DataError, MismatchError
@@ -20,18 +21,24 @@ from symmerge.models.tables import check_same_table
 from symmerge.models.widening import widen
 
 ALIASES = {"multiberts": tuple(f"google/multiberts-seed_{seed}" for seed in range(1, 6))}
-"""Names for several models at once."""
-_THERE = "is for models that are trained, and --models are there already: leave one of them out"
-_LEARNED = "is for models that are measured as they are, and these are trained further, on the experiment's own tasks: leave it out (their data sets: --data FOLDER)"
-# options that do not go with models that are measured as they are, and with those that are trained further
-AS_THEY_ARE = {"--seeds": _THERE, "--data": _THERE}
-FURTHER = {"--seeds": _THERE, "--test-data": _LEARNED, "--train-data": _LEARNED}
-MEANINGS = (".tsv", ".csv", ".jsonl", ".npz", ".xz")  # endings of files that say how they are read
+"""Names that stand for several models."""
+_TRAINED = "is for models that are trained, and --models exist already: leave one of them out"
+_MEASURED = (
+    "is for models that are measured as they are, and these are fine-tuned on the experiment's own"
+    " tasks: leave it out (their data sets: --data FOLDER)"
+)
+# Options that do not go with models measured as they are, and with fine-tuned ones.
+REFUSED_AS_IS = {"--seeds": _TRAINED, "--data": _TRAINED}
+REFUSED_FURTHER = {"--seeds": _TRAINED, "--test-data": _MEASURED, "--train-data": _MEASURED}
+FORMATS = (".tsv", ".csv", ".jsonl", ".npz", ".xz")  # endings that decide how a file is read
 
 
 @dataclass(frozen=True)
 class Accepts:
-    """What an experiment takes where models are given: at least so many, alike, or of different widths; measured as they are, or trained further first."""
+    """Which external models an experiment accepts: how many, of which widths.
+
+    `widths`: of different widths, otherwise alike. `further`: they are fine-tuned first.
+    """
 
     least: int = 2
     widths: bool = False
@@ -40,12 +47,12 @@ class Accepts:
     @property
     def refuses(self) -> Mapping[str, str]:
         """Options that do not go with such models, and why."""
-        return FURTHER if self.further else AS_THEY_ARE
+        return REFUSED_FURTHER if self.further else REFUSED_AS_IS
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """As tasks take it, and a hash of what it is; names that are no files stand for themselves."""
+    """Data as tasks take it, and a hash of its content; a name that is no file is its own hash."""
 
     place: str
     content: str
@@ -53,7 +60,7 @@ class DataSource:
     @classmethod
     def at(cls, data: str) -> DataSource:
         path = Path(data)
-        return cls(str(path.absolute()), _content(path)) if path.exists() else cls(data, data)
+        return cls(str(path.absolute()), _digest(path)) if path.exists() else cls(data, data)
 
     @property
     def record(self) -> dict[str, str]:
@@ -69,14 +76,14 @@ class ExternalModel:
 
     @property
     def label(self) -> str:
-        return f"{Path(self.name).name} ({self.content[:6]})"  # folders are often called alike
+        return f"{Path(self.name).name} ({self.content[:6]})"  # folders often share a name
 
 
 @dataclass(frozen=True)
 class ExternalModels:
-    """Models of one kind, and what they are measured on and matched by: nothing that is given, where they are trained further.
+    """Models of one kind, and the data they are measured on and matched with.
 
-    What `record` says decides results, and where things lie does not.
+    There is no data if the models are fine-tuned first. Results depend on `record`, not on paths.
     """
 
     models: tuple[ExternalModel, ...]
@@ -97,16 +104,15 @@ class ExternalModels:
 
     @property
     def places(self) -> dict[str, str]:
-        return {part: data.place for part, data in self.data.items() if data}
+        return {split: data.place for split, data in self.data.items() if data}
 
     @property
     def record(self) -> dict[str, Any]:
-        data = {part: data.record if data else None for part, data in self.data.items()}
         return {
             "architecture": self.architecture,
             "models": [model.content for model in self.models],
             "task": self.task,
-            **data,
+            **{split: data.record if data else None for split, data in self.data.items()},
         }
 
 
@@ -119,38 +125,33 @@ def gather_external(
     *,
     samples: int | None = None,
 ) -> ExternalModels:
-    """The models by folder, name on the hub or short name, and their data: everything is looked at before anything is computed."""
-    names = [
-        one
-        for name in names
-        for one in (ALIASES.get(name, (name,)) if not Path(name).is_dir() else (name,))
-    ]
+    """Models by folder, hub name or alias, and their data; all checked before any computation."""
+    names = [name for alias in names for name in _expand(alias)]
     if len(names) < accepts.least:
         raise MismatchError(
-            f"--models {' '.join(names)}: {experiment} needs {accepts.least} models or more, {len(names)} given; add some"
+            f"--models {' '.join(names)}: {experiment} needs {accepts.least} models or more,"
+            f" {len(names)} given; add some"
         )
     on, by = (None, None) if accepts.further else _data(experiment, test, train)
     folders = [local_folder(name) for name in names]
-    opened = [load(folder) for folder in folders]
-    check_models(experiment, accepts, opened)
-    found = tuple(
+    loaded = [load(folder) for folder in folders]
+    check_models(experiment, accepts, loaded)
+    models = tuple(
         ExternalModel(name, folder, checkpoint_digest(folder), model.parameters)
-        for name, folder, model in zip(names, folders, opened, strict=True)
+        for name, folder, model in zip(names, folders, loaded, strict=True)
     )
-    _different(found)
-    kind, first = task_of(opened[0]), opened[0].spec
+    _check_distinct(models)
+    task, spec = task_of(loaded[0]), loaded[0].spec
     if on:
-        make_task(kind, on.place, opened[:1], samples=samples)
+        make_task(task, on.place, loaded[:1], samples=samples)
     if by and by.place != "self":
-        make_task(kind, by.place, opened[:1], max_samples=1)
-    return ExternalModels(
-        found,
-        first.architecture,
-        sum(name.startswith("ff.") for name in first.spaces),
-        kind,
-        on,
-        by,
-    )
+        make_task(task, by.place, loaded[:1], max_samples=1)
+    layers = sum(name.startswith("ff.") for name in spec.spaces)
+    return ExternalModels(models, spec.architecture, layers, task, on, by)
+
+
+def _expand(name: str) -> tuple[str, ...]:
+    return (name,) if Path(name).is_dir() else ALIASES.get(name, (name,))
 
 
 def check_models(experiment: str, accepts: Accepts, models: Sequence[Model]) -> None:
@@ -163,28 +164,25 @@ def check_models(experiment: str, accepts: Accepts, models: Sequence[Model]) -> 
         ]
         if not unequal:
             raise MismatchError(
-                f"{experiment} merges a narrow model into a wide one, and all of --models are equally wide: add one of another width"
+                f"{experiment} merges a narrow model into a wide one,"
+                " and all of --models are equally wide: add one of another width"
             )
         for narrow, wide in unequal:
-            widen(narrow, wide)  # lazy: it only refuses
+            widen(narrow, wide)  # lazy: it only checks
     else:
         check_same_table(models)
     check_same_tokenizers(models)
 
 
 def relink(cells: Iterable[Cell], store: Store) -> None:
-    """Where finished cells point to given models, let them point to where those lie now: the same content may have moved."""
+    """Point finished cells at where their external models are now: they may have moved."""
     for cell in with_needs(cells):
-        link = store.folder(cell) / "model"
-        if (
-            "place" in cell.beside
-            and store.done(cell)
-            and not (link.is_symlink() and link.readlink() == Path(cell.beside["place"]))
-        ):
-            beside = link.with_name(".model")
-            beside.unlink(missing_ok=True)
-            beside.symlink_to(cell.beside["place"])
-            beside.replace(link)
+        if "place" not in cell.beside or not store.done(cell):
+            continue
+        link, place = store.folder(cell) / "model", Path(cell.beside["place"])
+        if not (link.is_symlink() and link.readlink() == place):
+            with replacing(link) as beside:
+                beside.symlink_to(place)
 
 
 def _data(
@@ -192,33 +190,31 @@ def _data(
 ) -> tuple[DataSource, DataSource | None]:
     if test is None:
         raise DataError(
-            f"{experiment} with --models needs something to measure on: add --test-data DATA (a file, a folder or a name, as --data of barrier)"
+            f"{experiment} with --models needs something to measure on:"
+            " add --test-data DATA (a file, a folder or a name, as --data of barrier)"
         )
     if test == "self":
         raise DataError("--test-data self: every pair would be measured on other text; give data")
     on, by = DataSource.at(test), DataSource.at(train) if train else None
     if by and by.content == on.content:
         raise DataError(
-            f"--train-data {train} is what is measured on: a merge fitted to it would look better than it is; give other data"
+            f"--train-data {train} is what is measured on:"
+            " a merge fitted to it would look better than it is; give other data"
         )
     return on, by
 
 
-def _different(models: Sequence[ExternalModel]) -> None:
-    seen: dict[str, str] = {}
+def _check_distinct(models: Sequence[ExternalModel]) -> None:
+    names: dict[str, str] = {}
     for model in models:
-        if model.content in seen:
+        if other := names.get(model.content):
             raise MismatchError(
-                f"{seen[model.content]} and {model.name} are the same checkpoint: name every model once"
+                f"{other} and {model.name} are the same checkpoint: name every model once"
             )
-        seen[model.content] = model.name
+        names[model.content] = model.name
 
 
-def _content(path: Path) -> str:
-    """Bytes, and what names say about them: endings of files, places in a folder."""
-    return "".join(
-        [
-            path_digest(path),
-            *(ending for ending in path.suffixes if path.is_file() and ending.lower() in MEANINGS),
-        ]
-    )
+def _digest(path: Path) -> str:
+    """Hash of the content and of what decides how it is read: file endings, names in a folder."""
+    endings = path.suffixes if path.is_file() else ()
+    return path_digest(path) + "".join(ending for ending in endings if ending.lower() in FORMATS)

@@ -1,8 +1,11 @@
-"""T: generalized linear mode connectivity for Transformers. Methods, samplers, iterations, soft permutations, widths, many models."""
+"""T: generalized linear mode connectivity for Transformers.
+
+Methods, samplers, iterations, soft permutations, widths, many models.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +23,13 @@ from symmerge.lab.experiments.components import (
     unequal,
 )
 from symmerge.lab.experiments.components import differs as differs_from
-from symmerge.lab.experiments.external import Accepts
+from symmerge.lab.experiments.external import Accepts, ExternalModels
 from symmerge.lab.experiments.tables import Experiment, ResultTable, Size, TableEntry
 from symmerge.lab.training.files import describe_files, has_data
 from symmerge.lab.training.recipes import training_recipe
 
+Rows = dict[str, tuple[str, Mapping[str, Any]]]
+"""Row -> method and its options."""
 METHODS = {
     "vanilla": "none",
     "activation matching": "activations",
@@ -32,62 +37,36 @@ METHODS = {
     "learned, permutations only": "learned-permutations",
     "learned": "learned",
 }
-# row -> what the paper's Table 1 has, by data set
+# Published: Table 1, by row and data set.
+DATA_SETS = ("cifar10", "cifar100", "tiny-imagenet", "shakespeare", "books")
 TABLE_1 = {
-    "vanilla": {
-        "cifar10": 1.69,
-        "cifar100": 2.46,
-        "tiny-imagenet": 2.84,
-        "shakespeare": 2.02,
-        "books": 4.34,
-    },
-    "activation matching": {
-        "cifar10": 1.27,
-        "cifar100": 2.11,
-        "tiny-imagenet": 1.86,
-        "shakespeare": 1.43,
-        "books": 4.05,
-    },
-    "weight matching": {
-        "cifar10": 0.36,
-        "cifar100": 0.69,
-        "tiny-imagenet": 0.47,
-        "shakespeare": 0.34,
-        "books": 1.56,
-    },
-    "learned, permutations only": {
-        "cifar10": 0.45,
-        "cifar100": 0.53,
-        "tiny-imagenet": 0.29,
-        "shakespeare": 0.63,
-        "books": 1.60,
-    },
-    "learned": {
-        "cifar10": 0.00,
-        "cifar100": 0.00,
-        "tiny-imagenet": 0.00,
-        "shakespeare": 0.02,
-        "books": 0.42,
-    },
+    name: dict(zip(DATA_SETS, numbers, strict=True))
+    for name, numbers in {
+        "vanilla": (1.69, 2.46, 2.84, 2.02, 4.34),
+        "activation matching": (1.27, 2.11, 1.86, 1.43, 4.05),
+        "weight matching": (0.36, 0.69, 0.47, 0.34, 1.56),
+        "learned, permutations only": (0.45, 0.53, 0.29, 0.63, 1.60),
+        "learned": (0.00, 0.00, 0.00, 0.02, 0.42),
+    }.items()
 }
-PICTURES = {"steps": 1500, "inputs": 20_000, "start": "weights"}
-WHERE_THERE = ("cifar100", "tiny-imagenet")  # columns that are left out where their data is not
-# size -> column -> training recipe, what learned methods are told
+IMAGES = {"steps": 1500, "inputs": 20_000, "start": "weights"}
+OPTIONAL = ("cifar100", "tiny-imagenet")  # columns that are left out without their data
+# size -> column -> training recipe, options of learned methods
 MODELS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "small": {"digits": ("vit-digits", {}), "documentation": ("gpt2-docs", {})},
     "published": {
-        "cifar10": ("cifar10-vit", PICTURES),
-        "cifar100": ("cifar100-vit", PICTURES),
-        "tiny-imagenet": ("tiny-imagenet-vit", PICTURES),
+        "cifar10": ("cifar10-vit", IMAGES),
+        "cifar100": ("cifar100-vit", IMAGES),
+        "tiny-imagenet": ("tiny-imagenet-vit", IMAGES),
         "shakespeare": ("shakespeare-gpt2", {"steps": 300, "batch_size": 16, "start": "weights"}),
         "books": ("books-gpt2", LONG_LEARNING),
     },
 }
-# what is varied is varied on a picture and a text, at the published size with models that do not overfit
+# Ablations: one image and one text data set; at the published size, models that do not overfit.
 VARIED: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "small": MODELS["small"],
     "published": {
-        "cifar10": ("cifar10-vit-short", PICTURES),
+        "cifar10": ("cifar10-vit-short", IMAGES),
         "shakespeare": MODELS["published"]["shakespeare"],
     },
 }
@@ -107,102 +86,98 @@ SAMPLERS = {
 SWEEPS = (1, 2, 5, 10)
 INPUTS = (32, 256)
 FEWER_STEPS = {"small": 20, "published": 100}
-SMALL_DIFFERS = "Small models and embedded data (digits, Python's documentation), so the numbers are no reproduction; the published size is."
+SMALL_DIFFERS = (
+    "Small models and embedded data (digits, Python's documentation): no reproduction;"
+    " the published size is one."
+)
+PUBLISHED_DIFFERS = (
+    "Merged models are stock checkpoints of the original size; the paper's have heads inflated"
+    " by one."
+)
+SPACES = (("residual",), ("heads",), ("ff",), ("residual", "heads"), ("residual", "heads", "ff"))
+LABELS = "labels instead of the parents' answers"
+NO_DATA = "no data at all"
 
 
 def chosen(size: Size) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
-    """Every data set; of those that few people have, the ones that are there."""
+    """Every data set; of the optional ones, those that exist."""
     without = absent(size)
-    return {
-        column: found for column, found in columns_of(size, MODELS).items() if column not in without
-    }
+    columns = columns_of(size, MODELS)
+    return {column: columns[column] for column in columns if column not in without}
 
 
 def absent(size: Size) -> list[str]:
-    found = columns_of(size, MODELS)
+    columns = columns_of(size, MODELS)
     return [
         column
-        for column in WHERE_THERE
-        if column in found and not has_data(training_recipe(found[column][0]), size.data)
+        for column in OPTIONAL
+        if column in columns and not has_data(training_recipe(columns[column][0]), size.data)
     ]
 
 
 def first(size: Size) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
-    """Two data sets: a picture and a text."""
+    """One image and one text data set."""
     return columns_of(size, VARIED)
 
 
-def told(method: str, learning: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a method: only learned ones are told how much to learn."""
+def options_of(method: str, learning: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a method: learned ones learn so much, and only one of them has a start."""
     if not method.startswith("learned"):
         return {}
-    return dict(
-        learning
-        if method == "learned"
-        else {name: value for name, value in learning.items() if name != "start"}
-    )
+    return {n: value for n, value in learning.items() if n != "start" or method == "learned"}
 
 
 def differs(size: Size) -> str:
-    published = "Merged models are stock checkpoints of the original size; the paper's have heads inflated by one."
-    return differs_from(size, published if size.name == "published" else SMALL_DIFFERS)
+    return differs_from(size, PUBLISHED_DIFFERS if size.name == "published" else SMALL_DIFFERS)
 
 
 def methods(size: Size) -> tuple[ResultTable, ...]:
     entries: list[TableEntry] = []
     for column, (recipe, learning) in chosen(size).items():
         for name, method in METHODS.items():
-            cells = lines(size, models(size, recipe), method, **told(method, learning))
+            cells = lines(size, models(size, recipe), method, **options_of(method, learning))
             entries.append(row(name, column, cells, published=TABLE_1[name].get(column)))
             if name == "learned":
-                entries.append(
-                    row("learned: middle below the better parent", column, cells, "gain")
-                )
+                gain = "learned: midpoint below the better parent"
+                entries.append(row(gain, column, cells, "gain"))
     without = "".join(
-        f" Left out: {column}, whose data is not there; put {describe_files(column)} into the folder of --data."
+        f" Left out: {column}, whose data is missing;"
+        f" put {describe_files(column)} into the folder of --data."
         for column in absent(size)
     )
     about = "Highest loss over the straight line between the ends, held-out data."
-    return (
-        ResultTable("Barriers by method (Table 1)", tuple(entries), about, differs(size) + without),
-    )
+    title = "Barriers by method (Table 1)"
+    return (ResultTable(title, tuple(entries), about, differs(size) + without),)
+
+
+def _ablation(
+    size: Size, title: str, about: str, rows: Callable[[Mapping[str, Any]], Rows]
+) -> tuple[ResultTable, ...]:
+    """Lines of an image and a text data set, by rows that depend on their learning options."""
+    entries = [
+        row(name, column, lines(size, models(size, recipe), method, **options))
+        for column, (recipe, learning) in first(size).items()
+        for name, (method, options) in rows(learning).items()
+    ]
+    return (ResultTable(title, tuple(entries), about, differs(size)),)
 
 
 def samplers(size: Size) -> tuple[ResultTable, ...]:
-    entries = [
-        row(name, column, lines(size, models(size, recipe), "learned", **learning, sampler=sampler))
-        for column, (recipe, learning) in first(size).items()
-        for name, sampler in SAMPLERS.items()
-    ]
-    return (
-        ResultTable(
-            "Where on the line is learned",
-            tuple(entries),
-            "Sampler of the interpolation weight; barrier of learned matching.",
-            differs(size),
-        ),
-    )
+    def rows(learning: Mapping[str, Any]) -> Rows:
+        return {n: ("learned", {**learning, "sampler": by}) for n, by in SAMPLERS.items()}
+
+    about = "Sampler of the interpolation weight; barrier of learned matching."
+    return _ablation(size, "Where on the line is learned", about, rows)
 
 
 def iterations(size: Size) -> tuple[ResultTable, ...]:
-    entries = [
-        row(
-            f"{method}, {sweeps} sweeps",
-            column,
-            lines(size, models(size, recipe), method, max_sweeps=sweeps),
-        )
-        for column, (recipe, _) in first(size).items()
+    rows = {
+        f"{method}, {sweeps} sweeps": (method, {"max_sweeps": sweeps})
         for method in ("permutations", "orthogonal")
         for sweeps in SWEEPS
-    ]
-    return (
-        ResultTable(
-            "Sweeps of weight matching, permutation against orthogonal",
-            tuple(entries),
-            "",
-            differs(size),
-        ),
-    )
+    }
+    title = "Sweeps of weight matching, permutation against orthogonal"
+    return _ablation(size, title, "", lambda _: rows)
 
 
 def soft(size: Size) -> tuple[ResultTable, ...]:
@@ -212,126 +187,95 @@ def soft(size: Size) -> tuple[ResultTable, ...]:
         "soft": ("soft", learning),
         "soft, hardened": ("soft-hardened", learning),
     }
-    entries = [
-        row(name, column, lines(size, models(size, recipe), method, **options))
-        for column, (recipe, _) in first(size).items()
-        for name, (method, options) in rows.items()
-    ]
-    return (
-        ResultTable(
-            "Soft permutations",
-            tuple(entries),
-            "A soft permutation is no symmetry: its barrier is taken over the parents.",
-            differs(size),
-        ),
-    )
+    about = "A soft permutation is no symmetry: its barrier is taken over the parents."
+    return _ablation(size, "Soft permutations", about, lambda _: rows)
 
 
 def spaces(size: Size) -> tuple[ResultTable, ...]:
-    parts = (("residual",), ("heads",), ("ff",), ("residual", "heads"), ("residual", "heads", "ff"))
-    entries = [
-        row(
-            " + ".join(some),
-            column,
-            lines(size, models(size, recipe), "learned", **learning, spaces=list(some)),
-        )
-        for column, (recipe, learning) in first(size).items()
-        for some in parts
-    ]
-    return (
-        ResultTable(
-            "Which symmetries are learned",
-            tuple(entries),
-            "All start from the same weight matching.",
-            differs(size),
-        ),
-    )
+    def rows(learning: Mapping[str, Any]) -> Rows:
+        return {
+            " + ".join(names): ("learned", {**learning, "spaces": list(names)}) for names in SPACES
+        }
+
+    about = "All start from the same weight matching."
+    return _ablation(size, "Which symmetries are learned", about, rows)
 
 
 def needs(size: Size) -> tuple[ResultTable, ...]:
     """Every row changes one thing of the first; the last is its start."""
-    fewer, start = (
-        by_scale(size, FEWER_STEPS),
-        by_scale(size, {"small": "weights-only", "published": "weights"}),
+    start = by_scale(size, {"small": "weights-only", "published": "weights"})
+    changes = _changes(by_scale(size, FEWER_STEPS))
+    for name in _impossible(size.external):
+        del changes[name]
+
+    def rows(learning: Mapping[str, Any]) -> Rows:
+        learned: Rows = {
+            name: ("learned", {**learning, "start": start, **change})
+            for name, change in changes.items()
+        }
+        return {
+            **learned,
+            "weights, not learned": ("symmerge" if start == "weights" else start, {}),
+        }
+
+    about = (
+        "Barrier of learned matching. Each row changes one thing of the first; without data,"
+        " language models generate text, and dead leaves are drawn for others."
     )
-    rows: dict[str, Mapping[str, Any]] = {
+    return _ablation(size, "What learned matching needs", about, rows)
+
+
+def _changes(fewer_steps: int) -> dict[str, Mapping[str, Any]]:
+    return {
         "from weights": {},
         "from activations": {"start": "activations"},
         "from models as they are": {"start": "identity"},
-        "labels instead of the parents' answers": {"target": "labels"},
+        LABELS: {"target": "labels"},
         **{f"{count} inputs": {"inputs": count} for count in INPUTS},
-        f"{fewer} steps": {"steps": fewer},
+        f"{fewer_steps} steps": {"steps": fewer_steps},
         "permutations stay": {"permutations": False},
-        "no data at all": {"data": "self"},
+        NO_DATA: {"data": "self"},
     }
-    if size.external and size.external.task not in SELF_SOURCES:
-        del rows["no data at all"]
-    if (
-        size.external
-        and size.external.train
-        and size.external.train.place == "self"
-        and size.external.task not in SELF_LABELLED
-    ):
-        del rows["labels instead of the parents' answers"]
-    entries: list[TableEntry] = []
-    for column, (recipe, base) in first(size).items():
-        found = models(size, recipe)
-        entries += [
-            row(name, column, lines(size, found, "learned", **{**base, "start": start, **changes}))
-            for name, changes in rows.items()
-        ]
-        entries.append(
-            row(
-                "weights, not learned",
-                column,
-                lines(size, found, {"weights": "symmerge"}.get(start, start)),
-            )
-        )
-    about = "Barrier of learned matching. Each row changes one thing of the first; without data, language models write text, and dead leaves are drawn for others."
-    return (ResultTable("What learned matching needs", tuple(entries), about, differs(size)),)
+
+
+def _impossible(external: ExternalModels | None) -> Iterator[str]:
+    """Rows that external models cannot have: nothing generates their data, or its labels."""
+    if external and external.task not in SELF_SOURCES:
+        yield NO_DATA
+    own = external and external.train and external.train.place == "self"
+    if external and own and external.task not in SELF_LABELLED:
+        yield LABELS
 
 
 def widths(size: Size) -> tuple[ResultTable, ...]:
     entries: list[TableEntry] = []
     for column, (recipe, learning) in first(size).items():
-        found = unequal(size, recipe, WIDER.get(recipe, {}))
-        rows = {"padded average": ("none", {}), "weight matching": ("symmerge", {})}
-        rows |= {
-            f"learned, {name}": ("learned", {**learning, "sampler": name})
-            for name in ("narrow", "wide")
-        }
-        entries += [
-            row(name, column, [line(size, pair, method, **options) for pair in found], "middle")
-            for name, (method, options) in rows.items()
-        ]
+        pairs = unequal(size, recipe, WIDER.get(recipe, {}))
+        rows: Rows = {"padded average": ("none", {}), "weight matching": ("symmerge", {})}
+        for name in ("narrow", "wide"):
+            rows[f"learned, {name}"] = ("learned", {**learning, "sampler": name})
+        for name, (method, options) in rows.items():
+            cells = [line(size, pair, method, **options) for pair in pairs]
+            entries.append(row(name, column, cells, "midpoint"))
     wide = "" if size.external else "; the wide model is half as wide again"
-    return (
-        ResultTable(
-            "A narrow model in a wide one",
-            tuple(entries),
-            f"Loss of the middle over the mean of the ends{wide}.",
-            differs(size),
-        ),
-    )
+    about = f"Loss of the midpoint over the mean of the ends{wide}."
+    return (ResultTable("A narrow model in a wide one", tuple(entries), about, differs(size)),)
 
 
 def many(size: Size) -> tuple[ResultTable, ...]:
     entries: list[TableEntry] = []
     count = str(size.seeds) if size.external and size.seeds != 3 else "three"
     for column, (recipe, learning) in first(size).items():
-        found = models(replace(size, seeds=3), recipe)
+        cells = models(replace(size, seeds=3), recipe)
         for name in ("vanilla", "weight matching", "learned"):
-            cell = together(size, found, METHODS[name], **told(METHODS[name], learning))
+            merged = together(size, cells, METHODS[name], **options_of(METHODS[name], learning))
             entries += [
-                row(f"{name}: {count} merged", column, [cell], "all"),
-                row(f"{name}: mean of the pairs", column, [cell], "pairs"),
+                row(f"{name}: {count} merged", column, [merged], "all"),
+                row(f"{name}: mean of the pairs", column, [merged], "pairs"),
             ]
-    about = (
-        f"Loss of the mean of {count} over the mean of their own losses, and the pairs' barriers."
-    )
-    return (
-        ResultTable(f"{count.capitalize()} models in one", tuple(entries), about, differs(size)),
-    )
+    title = f"{count.capitalize()} models in one"
+    about = f"Loss of the mean of {count} over the mean of their losses, and the pairs' barriers."
+    return (ResultTable(title, tuple(entries), about, differs(size)),)
 
 
 ANY = Accepts()
@@ -340,7 +284,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "every method on every data set, with standard errors", "T, Table 1", methods, ANY
     ),
     "t-samplers": Experiment(
-        "where between the models learning looks", "T, ablation", samplers, ANY
+        "which points of the line are learned from", "T, ablation", samplers, ANY
     ),
     "t-iterations": Experiment(
         "sweeps of weight matching, permutations against rotations", "T, ablation", iterations, ANY
@@ -350,7 +294,10 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     ),
     "t-spaces": Experiment("what each symmetry buys when it is learned", "ours", spaces, ANY),
     "t-learning": Experiment(
-        "what learned matching needs: a start, a target, inputs, steps, flips", "ours", needs, ANY
+        "what learned matching needs: a start, a target, inputs, steps, permutations",
+        "ours",
+        needs,
+        ANY,
     ),
     "t-widths": Experiment(
         "a narrow model merged into a wide one", "T, widths", widths, Accepts(widths=True)

@@ -1,4 +1,4 @@
-"""Before anything is computed: how large, where, on what, how long; and what is refused."""
+"""Checks and estimates before anything is computed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from symmerge.lab.experiments.external import ExternalModels
 from symmerge.lab.experiments.runner import missing
 from symmerge.lab.experiments.store import Store
 from symmerge.lab.experiments.tables import SIZES, ResultTable, Size, cells_of
-from symmerge.lab.training import files as sources
+from symmerge.lab.training import files
 from symmerge.lab.training.pretrained import check_start
 from symmerge.lab.training.recipes import training_recipe
 from symmerge.models.model import load
 
 CPU_TIMES = 40
-"""How much longer a CPU takes for what is made for a GPU."""
+"""How many times longer a CPU takes for what is meant for a GPU."""
 GPU_WORKERS, GPU_HEAVY = 9, 3
-"""How many cells a GPU bears at once, and how many of those that train or learn: processes take turns there."""
+"""Cells at once on a GPU, and how many of them may train or learn: processes take turns there."""
 IDENTITY = "experiment.json"
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}
 
@@ -38,14 +38,13 @@ def make_size(
     data: Path | None = None,
     external: ExternalModels | None = None,
 ) -> Size:
-    """One of the sizes, with other seeds, another device or models of the user's where they are given."""
+    """One of the sizes, with other seeds, another device or external models."""
     if name not in SIZES:
         raise MismatchError(f"--size {name}: choose one of {', '.join(SIZES)}")
     size = SIZES[name]
-    count = len(external.models) if external else seeds or size.seeds
     return replace(
         size,
-        seeds=count,
+        seeds=len(external.models) if external else seeds or size.seeds,
         device=device or size.device,
         data=data.absolute() if data else None,
         external=external,
@@ -53,19 +52,18 @@ def make_size(
 
 
 def check_data(name: str, tables: tuple[ResultTable, ...], size: Size, store: Store) -> None:
-    """That data which does not come with the installation is there, as far as something is still to be computed from it."""
+    """Check that the data sets exist that missing cells are computed from."""
     for recipe in _recipes(tables, store):
         try:
-            sources.check_data(training_recipe(recipe), size.data)
+            files.check_data(training_recipe(recipe), size.data)
         except DataError as error:
-            raise DataError(
-                f"{name} at size {size.name} needs the data of {recipe}: {error}, or use --size small"
-            ) from error
+            needs = f"{name} at size {size.name} needs the data of {recipe}"
+            raise DataError(f"{needs}: {error}, or use --size small") from error
 
 
 def digests(tables: tuple[ResultTable, ...], size: Size, store: Store) -> dict[str, str]:
-    """The data that something is still to be computed from, each with a hash of what it is."""
-    return sources.digests(map(training_recipe, _recipes(tables, store)), size.data)
+    """Hashes of the data sets that missing cells are computed from."""
+    return files.digests(map(training_recipe, _recipes(tables, store)), size.data)
 
 
 def _recipes(tables: tuple[ResultTable, ...], store: Store) -> dict[str, None]:
@@ -77,97 +75,97 @@ def _recipes(tables: tuple[ResultTable, ...], store: Store) -> dict[str, None]:
 
 
 def check_same_data(folder: Path, data: Mapping[str, str]) -> None:
-    """That data is what it was when others of the folder's cells were computed."""
-    held = _held(folder).get("data", {})
-    if others := [name for name, digest in data.items() if held.get(name, digest) != digest]:
+    """Check that data sets are those that the folder's other cells were computed from."""
+    known = _identity_in(folder).get("data", {})
+    if changed := [name for name, digest in data.items() if known.get(name, digest) != digest]:
         raise MismatchError(
-            f"{folder} was begun with other data ({' and '.join(others)} changed since): restore it, or choose another --out"
+            f"{folder} was begun with other data ({' and '.join(changed)} changed since):"
+            " restore it, or choose another --out"
         )
 
 
 def check_train_data(name: str, tables: tuple[ResultTable, ...]) -> None:
-    """That methods which look at data have some, where models are given."""
-    lacking = dict.fromkeys(
+    """Check that methods that use data have some, if models are external."""
+    methods = dict.fromkeys(
         cell.settings["method"]
         for cell in cells_of(tables)
         if cell.settings.get("train", "") is None
     )
-    if lacking:
-        remedy = "add --train-data DATA, other data than --test-data (language models can write their own: --train-data self)"
+    if methods:
         raise DataError(
-            f"{name}: the methods {', '.join(lacking)} look at data or learn from it: {remedy}"
+            f"{name}: the methods {', '.join(methods)} use data: add --train-data DATA, other data"
+            " than --test-data (language models can generate it: --train-data self)"
         )
 
 
 def check_starts(tables: tuple[ResultTable, ...]) -> None:
-    """That models which are given can be trained further, where that is what an experiment does."""
-    trained = [cell for cell in with_needs(cells_of(tables)) if "recipe" in cell.settings]
-    begun = (
+    """Check that external models can be fine-tuned, if an experiment does that."""
+    cells = [cell for cell in with_needs(cells_of(tables)) if "recipe" in cell.settings]
+    starts = (
         (cell.settings["recipe"], need.beside["place"])
-        for cell in trained
+        for cell in cells
         for need in cell.needs
         if "place" in need.beside
     )
-    for recipe, place in dict.fromkeys(begun):
+    for recipe, place in dict.fromkeys(starts):
         check_start(training_recipe(recipe), load(place))
 
 
 def check_device(tables: tuple[ResultTable, ...], size: Size, store: Store) -> None:
-    """That there is the GPU a size is made for, or else how long it would take without."""
+    """Check for the GPU that a size is meant for; without one, say how long it would take."""
     left = missing(cells_of(tables), store)
-    if (
-        size.device == "cpu" or torch.cuda.is_available() or not left
-    ):  # what was computed elsewhere is shown anywhere
-        return
+    if size.device == "cpu" or torch.cuda.is_available() or not left:
+        return  # finished results are shown on any machine
     long = duration(CPU_TIMES * sum((cell.cost.seconds for cell in left), 0.0))
     raise MismatchError(
-        f"size {size.name} is made for a GPU, and PyTorch sees none here: on one core it would take about {long};"
-        " use --size small, or --device cpu if that is what you want"
+        f"size {size.name} is made for a GPU, and PyTorch sees none here: on one core it would take"
+        f" about {long}; use --size small, or --device cpu if that is what you want"
     )
 
 
 def default_workers(cells: Iterable[Cell], device: str) -> int:
-    """How many cells this machine computes at once: one per core, as far as half of its memory reaches and a GPU bears."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2e9
-    most = GPU_WORKERS if device.startswith("cuda") else cores
-    return max(
-        1, min(cores, most, int(room / max((cell.cost.gigabytes for cell in cells), default=1.0)))
-    )
+    """Cells at once on this machine: one per core, within half of the memory and a GPU's limit."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2e9
+    largest = max((cell.cost.gigabytes for cell in cells), default=1.0)
+    limit = GPU_WORKERS if device.startswith("cuda") else cores
+    return max(1, min(cores, limit, int(memory / largest)))
 
 
 def check_folder(folder: Path, name: str, size: Size, *, resume: bool) -> None:
-    """That a folder is new, or belongs to the same experiment and is to be continued."""
+    """Check that a folder is new, or holds the same experiment and is to be resumed."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file: choose another --out")
     if _is_new(folder):
         return
     if not (folder / IDENTITY).is_file():
         raise CheckpointError(f"{folder} exists and holds no experiment: choose another --out")
-    holds = _held(folder)
-    if (holds.get("name"), holds.get("size")) != (name, size.name):
+    there = _identity_in(folder)
+    if (there.get("name"), there.get("size")) != (name, size.name):
         raise MismatchError(
-            f"{folder} holds {holds.get('name')} at size {holds.get('size')}, not {name} at size {size.name}: choose another --out"
+            f"{folder} holds {there.get('name')} at size {there.get('size')},"
+            f" not {name} at size {size.name}: choose another --out"
         )
-    if {**holds, "data": None} != {**_identity(name, size), "data": None}:
+    if {**there, "data": None} != {**_identity(name, size), "data": None}:
         raise MismatchError(
-            f"{folder} holds {name} of other models or other data: choose another --out, or give those it began with"
+            f"{folder} holds {name} of other models or other data:"
+            " choose another --out, or give those it began with"
         )
     if not resume and any((folder / "cells").glob("[!.]*")):
         raise MismatchError(
-            f"{folder} exists: add --resume to go on there (what is finished is kept), or choose another --out"
+            f"{folder} exists: add --resume to continue there (finished cells are kept),"
+            " or choose another --out"
         )
 
 
 def claim(folder: Path, name: str, size: Size, data: Mapping[str, str]) -> None:
-    """Say in the folder whose it is, and what its data is."""
+    """Write into the folder which experiment it holds, and hashes of its data."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(
             folder / IDENTITY,
-            {**_identity(name, size), "data": {**_held(folder).get("data", {}), **data}},
+            {**_identity(name, size), "data": {**_identity_in(folder).get("data", {}), **data}},
         )
     except OSError as error:
         raise CheckpointError(
@@ -175,45 +173,33 @@ def claim(folder: Path, name: str, size: Size, data: Mapping[str, str]) -> None:
         ) from error
 
 
-def _held(folder: Path) -> dict[str, Any]:
+def _identity_in(folder: Path) -> dict[str, Any]:
     return read_json(folder / IDENTITY) if (folder / IDENTITY).is_file() else {}
 
 
 def _is_new(folder: Path) -> bool:
-    return not folder.exists() or all(
-        file.name.startswith(".") for file in folder.iterdir()
-    )  # hidden: what a killed run left
+    """Absent or empty; hidden files are what a killed run left."""
+    return not folder.exists() or all(file.name.startswith(".") for file in folder.iterdir())
 
 
 def _identity(name: str, size: Size) -> dict[str, Any]:
-    return {
-        "name": name,
-        "size": size.name,
-        **({"external": size.external.record} if size.external else {}),
-    }
+    external = {"external": size.external.record} if size.external else {}
+    return {"name": name, "size": size.name, **external}
 
 
 def plan_rows(
     tables: tuple[ResultTable, ...], size: Size, store: Store
 ) -> Iterator[dict[str, Any]]:
-    """Every cell in the order of computation: is it done, and what it is expected to take. The last row has the totals of what is left."""
+    """Every cell in order, its state and expected cost; the last row totals what is left."""
     cells = with_needs(cells_of(tables))
     left = missing(cells_of(tables), store)
     states = {cell.key: "to do" for cell in left}
     for cell in cells:
         state = "done" if store.done(cell) else states.get(cell.key, "not needed")
-        yield {
-            "cell": cell.label or cell.key,
-            "step": cell.step.partition(":")[2],
-            "state": state,
-            **_cost([cell], size),
-        }
-    yield {
-        "cell": f"total: {len(cells)} cells",
-        "step": "",
-        "state": f"{len(left)} to do",
-        **_cost(left, size),
-    }
+        step = cell.step.partition(":")[2]
+        yield {"cell": cell.label or cell.key, "step": step, "state": state, **_cost([cell], size)}
+    total, state = f"total: {len(cells)} cells", f"{len(left)} to do"
+    yield {"cell": total, "step": "", "state": state, **_cost(left, size)}
 
 
 def _cost(cells: Iterable[Cell], size: Size) -> dict[str, str]:
@@ -226,7 +212,7 @@ def _cost(cells: Iterable[Cell], size: Size) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """About how long, in words.
+    """A duration, rounded, with its unit.
 
     >>> duration(90.0), duration(5400.0), duration(3e5)
     ('90 s', '90 min', '3.5 days')

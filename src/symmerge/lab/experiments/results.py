@@ -1,4 +1,4 @@
-"""What an experiment found, as one JSON file, its page, and in words."""
+"""Results of an experiment: one JSON file, a page, and tables to print."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_results(
     tables: tuple[ResultTable, ...],
     outcome: RunOutcome,
 ) -> dict[str, Any]:
-    """Write `results.json` and its page. No times and no places are in them: the same cells give the same bytes."""
+    """Write `results.json` and its page; no times and no paths, so the same cells give the same bytes."""
     record = {
         "schema": EXPERIMENT,
         "name": name,
@@ -100,27 +100,23 @@ def _is_line(result: Result) -> bool:
 
 
 def printed_rows(table: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """The rows of a table as people read them: mean ± standard error, and what is published."""
+    """The rows of a table to print: mean ± standard error, and the published number."""
     at = {(entry["row"], entry["column"]): entry for entry in table["entries"]}
     for row in table["rows"]:
-        yield {"": row, **{column: _words(at.get((row, column))) for column in table["columns"]}}
+        yield {"": row, **{column: _text(at.get((row, column))) for column in table["columns"]}}
 
 
-def _words(entry: Mapping[str, Any] | None) -> str:
+def _text(entry: Mapping[str, Any] | None) -> str:
     if entry is None:
         return ""
-    found, asked = len(entry["values"]), len(entry["cells"])
-    mean = (
-        _number(entry["mean"])
-        if entry["mean"] is not None
-        else "not finite"
-        if found
-        else "missing"
-    )
+    present, expected = len(entry["values"]), len(entry["cells"])
+    mean = "not finite" if present else "missing"
+    if entry["mean"] is not None:
+        mean = _number(entry["mean"])
     error = "" if entry["standard_error"] is None else f" ± {_number(entry['standard_error'])}"
-    some = f", {found} of {asked}" if 0 < found < asked else ""
+    incomplete = f", {present} of {expected}" if 0 < present < expected else ""
     published = "" if entry["published"] is None else f" (published {entry['published']:g})"
-    return f"{mean}{error}{some}{published}"
+    return f"{mean}{error}{incomplete}{published}"
 
 
 def _number(value: float) -> str:

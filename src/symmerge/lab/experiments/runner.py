@@ -1,4 +1,4 @@
-"""Compute cells in the order of their needs, as many at once as an engine can; what fails is tried again, then reported."""
+"""Compute cells, needs first, as many at once as an engine can; failures are retried."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from symmerge.lab.experiments.store import Store
 
 State = Literal["started", "said", "computed", "again", "failed"]
 Report = Callable[[Cell, State, str], None]
-"""Called with a cell, what has become of it, and more about that in words."""
+"""Called with a cell, its new state, and details for people."""
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """Results and reasons of failures by key; every cell that was asked for is in one of them."""
+    """Results and reasons of failures by key; every requested cell is in one of them."""
 
     results: dict[str, Result]
     failed: dict[str, str]
@@ -27,18 +27,18 @@ class RunOutcome:
 
 
 def missing(cells: Iterable[Cell], store: Store) -> list[Cell]:
-    """Cells that have to be computed, in an order in which they can be: what only finished cells need is not among them."""
+    """Cells to compute, needs first. What only finished cells need is left out."""
     cells = list(cells)
-    wanted, found = {cell.key for cell in cells}, []
+    wanted, absent = {cell.key for cell in cells}, []
     for cell in reversed(with_needs(cells)):
         if cell.key in wanted and not store.done(cell):
-            found.append(cell)
+            absent.append(cell)
             wanted.update(need.key for need in cell.needs)
-    return found[::-1]
+    return absent[::-1]
 
 
 def finished(cells: Iterable[Cell], store: Store) -> RunOutcome:
-    """What there is so far; nothing is computed."""
+    """The results that exist; nothing is computed."""
     results = {cell.key: store.result(cell) for cell in with_needs(cells) if store.done(cell)}
     return RunOutcome(results, {}, 0, len(results))
 
@@ -51,26 +51,25 @@ def run(
     attempts: int = 3,
     report: Report = lambda cell, state, detail: None,
 ) -> RunOutcome:
-    """Compute cells and all they need. An interrupt ends the workers and is passed on; what is finished stays finished."""
+    """Compute cells and all they need. An interrupt ends the workers; finished cells stay."""
     cells = list(cells)
     with store.locked():
-        work = _Work(missing(cells, store), attempts, store, report)
-        if work.waiting:
+        queue = _Queue(missing(cells, store), attempts, store, report)
+        if queue.waiting:
             engine.open(store, lambda cell, line: report(cell, "said", line))
             try:
-                work.through(engine)
+                queue.compute_all(engine)
             finally:
                 with deferred_interrupts():
                     engine.close()
                     store.sweep()
-        found = finished(cells, store)
-        return replace(
-            found, failed=work.failed, computed=work.computed, reused=found.reused - work.computed
-        )
+        outcome = finished(cells, store)
+        reused = outcome.reused - queue.computed
+        return replace(outcome, failed=queue.failed, computed=queue.computed, reused=reused)
 
 
-class _Work:
-    """What is still to be done, and what has become of the rest."""
+class _Queue:
+    """Cells that wait or run, and counts of the others."""
 
     def __init__(self, cells: list[Cell], attempts: int, store: Store, report: Report) -> None:
         self.waiting = {cell.key: cell for cell in cells}
@@ -80,54 +79,49 @@ class _Work:
         self._tries: Counter[str] = Counter()
         self._attempts, self._store, self._report = attempts, store, report
 
-    def through(self, engine: Engine) -> None:
+    def compute_all(self, engine: Engine) -> None:
         while self.waiting or self._running:
             while cell := self._next(engine):
                 self._running[cell.key] = self.waiting.pop(cell.key)
                 self._tries[cell.key] += 1
                 self._report(cell, "started", "")
                 engine.start(cell)
-            for ended in engine.wait():
-                self._settle(ended)
+            for result in engine.wait():
+                self._settle(result)
 
     def _next(self, engine: Engine) -> Cell | None:
-        """Of the cells that have all they need, and for which there is room, the first of the longest: what is short fills the gaps at the end."""
+        """The longest cell that has all it needs and fits: short ones fill the gaps at the end."""
         if len(self._running) >= engine.workers:
             return None
         unfinished = self.waiting.keys() | self._running.keys()
         full = sum(cell.cost.heavy for cell in self._running.values()) >= engine.heavy
-        ready = (
+        candidates = (
             cell
             for cell in self.waiting.values()
-            if not any(need.key in unfinished for need in cell.needs)
+            if not (full and cell.cost.heavy)
+            and not any(need.key in unfinished for need in cell.needs)
         )
-        return max(
-            (cell for cell in ready if not (full and cell.cost.heavy)),
-            key=lambda cell: cell.cost.seconds,
-            default=None,
-        )
+        return max(candidates, key=lambda cell: cell.cost.seconds, default=None)
 
-    def _settle(self, ended: AttemptResult) -> None:
-        cell = self._running.pop(ended.cell.key)
-        if not ended.problem:
+    def _settle(self, result: AttemptResult) -> None:
+        cell = self._running.pop(result.cell.key)
+        if not result.problem:
             self.computed += 1
-            if ended.taken:
-                self._store.record(ended.taken)
+            if result.usage:
+                self._store.record(result.usage)
             self._report(cell, "computed", "")
             return
-        self._store.log(cell, ended.details or ended.problem)
-        if ended.again and self._tries[cell.key] < self._attempts:
+        self._store.log(cell, result.details or result.problem)
+        if result.again and self._tries[cell.key] < self._attempts:
             self.waiting = {cell.key: cell, **self.waiting}
-            self._report(cell, "again", ended.problem)
+            self._report(cell, "again", result.problem)
         else:
-            self._fail(cell, ended.problem)
+            self._fail(cell, result.problem)
 
     def _fail(self, cell: Cell, reason: str) -> None:
         self.failed[cell.key] = reason
         self._report(cell, "failed", reason)
+        reason = f"not computed, because it needs '{cell.label or cell.key}', which failed"
         for other in [other for other in self.waiting.values() if cell in other.needs]:
             if self.waiting.pop(other.key, None):
-                self._fail(
-                    other,
-                    f"not computed, because it needs '{cell.label or cell.key}', which failed",
-                )
+                self._fail(other, reason)

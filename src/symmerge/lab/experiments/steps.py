@@ -1,6 +1,7 @@
-"""The steps that experiments are made of: train a model, measure a line between two, merge many, count symmetries.
+"""The steps of experiments: train a model, measure a line, merge many, count symmetries.
 
-Every step is `(settings, needs, folder, say) -> result`: see `cells.py`. A model that a cell trained lies in `folder / "model"`.
+Every step is `(settings, needs, folder, say) -> result`, see `cells.py`.
+The model of a cell is `folder / "model"`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from symmerge.lab.experiments.components import PLAIN
 from symmerge.lab.experiments.external import DataSource
 from symmerge.lab.training.loop import train as fit
 from symmerge.lab.training.prepared import held_out_data, training_data
-from symmerge.lab.training.recipes import TrainingRecipe, training_recipe, with_changes
+from symmerge.lab.training.recipes import training_recipe, with_changes
 from symmerge.matching.learned import FIRST_SAMPLES, LearnedMatching, most_inputs
 from symmerge.matching.recipes import Recipe, get_recipe, with_options
 from symmerge.matching.search import Matching
@@ -39,11 +40,14 @@ from symmerge.models.model import Model, load
 from symmerge.models.widening import widen
 from symmerge.verification.verdict import verify
 
-VERSION = 2
-CHANGED = "{} is not here, or not what it was when the experiment began: restore it, or start anew with what is there now"
+VERSION = 3
+CHANGED = (
+    "{} is missing, or not what it was when the experiment began:"
+    " restore it, or start again with what is there now"
+)
 Settings = Mapping[str, Any]
 Say = Callable[[str], None]
-# where learning starts -> who finds it, given what is learned from and the device
+# How learning starts, by name: from its data and device.
 STARTS: Mapping[str, Callable[[Task, str], Matching | Literal["identity"]]] = {
     "weights": lambda _, device: WeightMatching(device=device),
     "weights-only": lambda _, device: WeightMatching(generate_text=False, device=device),
@@ -53,22 +57,20 @@ STARTS: Mapping[str, Callable[[Task, str], Matching | Literal["identity"]]] = {
 
 
 def train(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
-    """A model of a training recipe, from its seed; or, where a cell is needed, from that cell's model with a part of it fresh."""
-    begin = {"begin": needs[0] / "model", "fresh": settings.get("fresh")} if needs else {}
-    fit(
-        _trained_by(settings),
-        settings["seed"],
-        folder / "model",
-        say,
-        data=_root(settings),
-        device=settings["device"],
-        **begin,
+    """Train a recipe from its seed, or from a needed model with a component fresh."""
+    recipe = with_changes(
+        training_recipe(settings["recipe"]),
+        config=settings.get("config", {}),
+        schedule=settings.get("schedule", {}),
     )
+    begin = {"begin": needs[0] / "model", "fresh": settings.get("fresh")} if needs else {}
+    options = {"data": _root(settings), "device": settings["device"], **begin}
+    fit(recipe, settings["seed"], folder / "model", say, **options)
     return {}
 
 
 def external(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
-    """A model that is there already: a link to it."""
+    """An external model: a link to it."""
     place = Path(settings["place"])
     if not place.is_dir() or checkpoint_digest(place) != settings["content"]:
         raise CheckpointError(CHANGED.format(place))
@@ -77,99 +79,78 @@ def external(settings: Settings, needs: list[Path], folder: Path, say: Say) -> R
 
 
 def line(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
-    """Two models brought together by a method, and the loss on the line between them."""
+    """Align two models by a method and measure the line between them."""
     a, b = _pair(needs)
-    held, (method, alike) = _task(settings, [a, b]), _brought(settings, a, b, say)
-    record = measure_lines(
-        a, b, [method], held, points=settings["points"], device=settings["device"]
-    )
-    return (
-        _measured(record.methods[0])
-        | alike
-        | (
-            {"changed": verify(b, method.b).difference}
-            if method.exact and method.name != PLAIN
-            else {}
-        )
-    )
+    task = _task(settings, [a, b])
+    method, correlations = _aligned(settings, a, b, say)
+    result = _measure(settings, a, b, method, task) | correlations
+    if method.exact and method.name != PLAIN:
+        result["changed"] = verify(b, method.b).difference
+    return result
 
 
 def orders(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
-    """Every order of the heads of the first attention layer, each with the best bases inside, and which one matching chooses."""
+    """Every order of the heads of the first attention layer, with the best bases inside them.
+
+    `place` is the rank of the order that matching chooses.
+    """
     a, b = _pair(needs)
-    held, chosen = _task(settings, [a, b]), get_recipe("two-stage")
-    free, fixed = (
-        chosen.prepare(b),
-        replace(chosen, restrict={**chosen.restrict, "head": "identity"}),
-    )
+    task, recipe = _task(settings, [a, b]), get_recipe("two-stage")
+    fixed = replace(recipe, restrict={**recipe.restrict, "head": "identity"})
+    free = recipe.prepare(b)
     heads = next(name for name in free.spec.hidden if name.partition(".")[0] == "head")
-    still, found = Alignment.identity(free.spec), []
+    identity, rows = Alignment.identity(free.spec), []
     for order in permutations(range(free.spec.sizes[heads])):
-        placed = apply(
-            Alignment(free.spec, {**still.elements, heads: {"index": torch.tensor(order)}}), free
-        )
-        moved = align(a, placed, fixed)
-        curve = measure_lines(
-            a,
-            b,
-            [LineMethod(PLAIN, "", moved.reference, moved.aligned)],
-            held,
-            points=settings["points"],
-            device=settings["device"],
-        )
-        found.append({"order": list(order), "distance": moved.after, **_measured(curve.methods[0])})
+        elements = {**identity.elements, heads: {"index": torch.tensor(order)}}
+        aligned = align(a, apply(Alignment(free.spec, elements), free), fixed)
+        method = LineMethod(PLAIN, "", aligned.reference, aligned.aligned)
+        measured = _measure(settings, a, b, method, task)
+        rows.append({"order": list(order), "distance": aligned.after, **measured})
         say(f"order {order}")
-    ours = align(a, b, chosen).solution.alignment[heads]["index"].tolist()
-    found.sort(key=lambda row: row["middle"])
-    place = next(at for at, row in enumerate(found, 1) if row["order"] == ours)
-    named = {
-        "best": found[0],
-        "ours": found[place - 1],
-        "median": found[len(found) // 2],
-        "worst": found[-1],
-    }
-    return {"orders": found, "place": place, **{name: row["middle"] for name, row in named.items()}}
+    chosen = align(a, b, recipe).solution.alignment[heads]["index"].tolist()
+    rows.sort(key=lambda row: row["midpoint"])
+    place = next(at for at, row in enumerate(rows, 1) if row["order"] == chosen)
+    ranks = {"best": 0, "ours": place - 1, "median": len(rows) // 2, "worst": -1}
+    midpoints = {name: rows[rank]["midpoint"] for name, rank in ranks.items()}
+    return {"orders": rows, "place": place, **midpoints}
 
 
 def together(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
-    """Many models brought together: how far the loss of their mean lies over theirs, and the mean barrier of the pairs by the same method."""
+    """Align many models: barriers of the means of the first ones, and mean barrier of the pairs."""
     models = [load(need / "model") for need in needs]
-    held = _task(settings, models)
+    task = _task(settings, models)
     if settings["method"] != PLAIN:
         models = list(align_many(models, _solver(settings, models), progress=say).models)
-    found = measure_simplex(
-        models, held, points=settings["points"], steps=1, device=settings["device"]
-    )
+    options = {"points": settings["points"], "device": settings["device"]}
+    simplex = measure_simplex(models, task, steps=1, **options)
     count = len(models)
-    pairs = [found.barriers[i][j] for i in range(count) for j in range(i)]
-    means = {f"mean_of_{merged}": found.barrier(merged) for merged in range(2, count + 1)}
+    pairs = [simplex.barriers[i][j] for i in range(count) for j in range(i)]
+    means = {f"mean_of_{merged}": simplex.barrier(merged) for merged in range(2, count + 1)}
     return {
         **means,
         "pairs": sum(pairs) / len(pairs),
-        "all": found.barrier(count),
-        "losses": [
-            found.at[mean_of_first(count, merged)]["loss"] for merged in range(1, count + 1)
-        ],
+        "all": simplex.barrier(count),
+        "losses": [simplex.at[mean_of_first(count, merged)]["loss"] for merged in range(1, count + 1)],
     }
 
 
 def freedom(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
-    """The symmetries of an architecture: degrees of freedom, and how many discrete ones there are (as a power of ten)."""
+    """The symmetries of an architecture: continuous dimensions, and discrete ones as log10."""
     import transformers
 
     kind = getattr(transformers, settings["architecture"])
-    found = summary(load(kind(kind.config_class(**settings["config"]))))
+    inspected = summary(load(kind(kind.config_class(**settings["config"]))))
     inside = sum(
         row["degrees of freedom"]
-        for row in found["spaces"]
+        for row in inspected["spaces"]
         if row["space"].partition(".")[0] in ("qk", "vo")
     )
     return {
-        "continuous": found["degrees of freedom"],
-        "discrete": found["discrete (log10)"],
+        "continuous": inspected["degrees of freedom"],
+        "discrete": inspected["discrete (log10)"],
         "attention": inside,
-        "parameters": found["parameters"],
-        "spaces": found["spaces"],
+        "parameters": inspected["parameters"],
+        "spaces": inspected["spaces"],
     }
 
 
@@ -177,102 +158,85 @@ def _root(settings: Settings) -> Path | None:
     return Path(settings["data"]) if settings.get("data") else None
 
 
-def _trained_by(settings: Settings) -> TrainingRecipe:
-    return with_changes(
-        training_recipe(settings["recipe"]),
-        config=settings.get("config", {}),
-        schedule=settings.get("schedule", {}),
-    )
-
-
 def _pair(needs: list[Path]) -> tuple[Model, Model]:
-    """Both models; a narrow one is written as wide as the other."""
+    """Both models, the wider one first."""
     a, b = (load(need / "model") for need in needs)
     return (a, b) if a.parameters >= b.parameters else (b, a)
 
 
 def _task(settings: Settings, models: list[Model]) -> Task:
     kind, source = _source(settings, models, "test")
-    return make_task(
-        kind, source, models[:1], samples=settings.get("samples"), max_samples=settings.get("most")
-    )
+    limits = {name: settings.get(name) for name in ("samples", "max_samples")}
+    return make_task(kind, source, models[:1], **limits)
 
 
-def _source(settings: Settings, models: list[Model], part: str) -> tuple[str, str]:
-    """The kind of task, and where to find what to measure on (`test`) or to look at (`train`): as given, or as the models were trained."""
+def _source(settings: Settings, models: list[Model], split: str) -> tuple[str, str]:
+    """Kind of task and its data, to measure on (`test`) or to align with (`train`)."""
     if "recipe" not in settings:
-        found = DataSource.at(settings["places"][part])
-        if found.content != settings[part]:
-            raise DataError(CHANGED.format(found.place))
-        return settings["task"], found.place
-    by = training_recipe(settings["recipe"])
-    find = {"test": held_out_data, "train": training_data}[part]
-    return by.task, find(by, _root(settings), _reader(by, models))
-
-
-def _reader(by: TrainingRecipe, models: list[Model]) -> Path | None:
-    """A classifier of texts: rows that are too long for it are left out."""
-    return models[0].path if by.task == "text" else None
+        data = DataSource.at(settings["places"][split])
+        if data.content != settings[split]:
+            raise DataError(CHANGED.format(data.place))
+        return settings["task"], data.place
+    recipe = training_recipe(settings["recipe"])
+    # Rows that are too long for a text classifier are left out.
+    reader = models[0].path if recipe.task == "text" else None
+    data_of = {"test": held_out_data, "train": training_data}[split]
+    return recipe.task, data_of(recipe, _root(settings), reader)
 
 
 def _solver(settings: Settings, models: list[Model]) -> Recipe:
-    """The method with its options, and with something to look at where it needs that: training data, never what is measured on; or none (`self`)."""
-    chosen, options = get_recipe(settings["method"]), dict(settings["options"])
-    if chosen.needs_data:
-        kind, source = (
-            (task_of(models[0]), "self")
-            if options.pop("data", None) == "self"
-            else _source(settings, models, "train")
-        )
-        asked, learns = options.pop("inputs", None), chosen.method != "activations"
-        task = make_task(
-            kind,
-            source,
-            models,
-            max_samples=asked or (most_inputs(kind, source) if learns else None),
-            seed=1,
-            device=settings["device"],
-        )
-        options["data"] = task if asked or learns else subsample(task, FIRST_SAMPLES[task.name])
+    """The method with its options and, if it needs data, training data or none (`self`)."""
+    recipe, options = get_recipe(settings["method"]), dict(settings["options"])
+    if recipe.needs_data:
+        own = options.pop("data", None) == "self"
+        kind, source = (task_of(models[0]), "self") if own else _source(settings, models, "train")
+        inputs, learns = options.pop("inputs", None), recipe.method != "activations"
+        limit = inputs or (most_inputs(kind, source) if learns else None)
+        device = settings["device"]
+        task = make_task(kind, source, models, max_samples=limit, seed=1, device=device)
+        options["data"] = task if inputs or learns else subsample(task, FIRST_SAMPLES[task.name])
     if "spaces" in options:
         options["spaces"] = tuple(options["spaces"])
     if "start" in options:
         options["start"] = STARTS[options["start"]](options["data"], settings["device"])
-    return with_options(chosen, **options, device=settings["device"])
+    return with_options(recipe, **options, device=settings["device"])
 
 
-def _brought(settings: Settings, a: Model, b: Model, say: Say) -> tuple[LineMethod, Result]:
-    """Both ends of the line, and how alike features are before and after, where that is known."""
-    name = settings["method"]
-    narrow = a.spec.sizes != b.spec.sizes
-    ready = widen(b, a) if narrow else b
+def _aligned(settings: Settings, a: Model, b: Model, say: Say) -> tuple[LineMethod, Result]:
+    """Both ends of the line, and the correlations of features before and after, if known."""
+    name, narrow = settings["method"], a.spec.sizes != b.spec.sizes
+    b = widen(b, a) if narrow else b
     if name == PLAIN:
-        return LineMethod(name, name, canonicalize(a, ("fold",)) if narrow else a, ready), {}
-    found = align(a, ready, _solver(settings, [a, ready]), progress=say)
-    correlations = found.solution.correlations
+        return LineMethod(name, name, canonicalize(a, ("fold",)) if narrow else a, b), {}
+    pair = align(a, b, _solver(settings, [a, b]), progress=say)
+    correlations = pair.solution.correlations
     alike = {
         f"{row.space} {row.layer} {when}": getattr(row, when)
         for row in (correlations.layers if correlations else ())
         for when in ("before", "after")
     }
-    return LineMethod(
-        name, name, found.reference, found.aligned, exact=not found.recipe.non_symmetric
-    ), {"alike": alike} if alike else {}
+    exact = not pair.recipe.non_symmetric
+    method = LineMethod(name, name, pair.reference, pair.aligned, exact=exact)
+    return method, {"alike": alike} if alike else {}
 
 
-def _measured(line: MethodLine) -> Result:
-    """Every metric along the line, both barriers, and the midpoint over the mean of the ends."""
-    points = [point.to_json() for point in line.points]
-    curves = {name: [point[name] for point in points] for name in points[0]}
-    losses = [point.metrics["loss"] for point in line.points]
-    del curves["loss"]
-    ends = line.over or (losses[0], losses[-1])
-    middle = losses[len(losses) // 2]
-    over = {"middle": middle - sum(ends) / 2, "gain": min(ends) - middle}
+def _measure(settings: Settings, a: Model, b: Model, method: LineMethod, task: Task) -> Result:
+    """Metrics along the line, both barriers, and the midpoint against the ends.
+
+    `midpoint` is its loss above the mean of the ends, `gain` below the better one.
+    """
+    options = {"points": settings["points"], "device": settings["device"]}
+    record = measure_lines(a, b, [method], task, **options).methods[0]
+    points = [point.to_json() for point in record.points]
+    curves = {name: [point[name] for point in points] for name in points[0] if name != "loss"}
+    losses = [point.metrics["loss"] for point in record.points]
+    ends = record.over or (losses[0], losses[-1])
+    midpoint = losses[len(losses) // 2]
     return {
-        "barrier_mean": line.barrier_mean,
-        "barrier_linear": line.barrier_linear,
-        **over,
+        "barrier_mean": record.barrier_mean,
+        "barrier_linear": record.barrier_linear,
+        "midpoint": midpoint - sum(ends) / 2,
+        "gain": min(ends) - midpoint,
         "losses": losses,
         "curves": curves,
     }

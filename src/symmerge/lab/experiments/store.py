@@ -1,4 +1,4 @@
-"""Where finished cells lie: one folder each, under its key, that appears whole or not at all."""
+"""Finished cells on disk: one folder per key, complete or absent."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from symmerge.lab.experiments.cells import Cell, Result
 
 RESULT = "result.json"
 LATE = 30.0
-"""Seconds after which another machine sees what one has written, even on a network file system that remembers old listings."""
+"""Seconds until another machine sees a new folder, even if a network file system caches listings."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a cell took, and where. Never part of a result."""
+    """Time, memory and host of a computed cell. Never part of a result."""
 
     key: str
     label: str
@@ -37,7 +37,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Store:
-    """`root/cells/KEY/` has `result.json`, `cell.json` and the files of the step; `root/times.jsonl` what cells took."""
+    """`root/cells/KEY/`: `result.json`, `cell.json` and the step's files; `root/times.jsonl`: usage."""
 
     root: Path
 
@@ -55,7 +55,7 @@ class Store:
         return read_json(self.folder(cell) / RESULT)
 
     def appears(self, cell: Cell) -> bool:
-        """Whether a cell that was finished elsewhere is to be seen here."""
+        """Whether a cell that was finished elsewhere becomes visible here."""
         until = time.monotonic() + LATE
         while not self.done(cell):
             if time.monotonic() > until:
@@ -64,28 +64,27 @@ class Store:
         return True
 
     def sweep(self, key: str = "") -> None:
-        """Clear what killed runs left, of one cell or of all."""
+        """Remove what killed runs left behind, of one cell or of all."""
         for left in self.cells.glob(f".{key}*.partial"):
             with suppress(OSError):
-                # Renamed first: whoever still writes there, presumed dead, cannot rename a half-cleared folder into place.
+                # Renamed first: a worker presumed dead must not move a half-removed folder into place.
                 shutil.rmtree(left.rename(left.with_suffix(".stale")), ignore_errors=True)
         for stale in self.cells.glob(f".{key}*.stale"):
             shutil.rmtree(stale, ignore_errors=True)
 
-    def record(self, taken: Usage) -> None:
+    def record(self, usage: Usage) -> None:
         with open(self.root / "times.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(taken)) + "\n")
+            file.write(json.dumps(asdict(usage)) + "\n")
 
     def log(self, cell: Cell, text: str) -> None:
-        """Keep all that is known about a failure, for whoever looks for its cause."""
+        """Append the details of a failure to failures.log."""
         with open(self.root / "failures.log", "a", encoding="utf-8") as file:
-            file.write(
-                f"{time.strftime('%Y-%m-%d %H:%M:%S')} {cell.key} {cell.label}\n{text.rstrip()}\n\n"
-            )
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.write(f"{now} {cell.key} {cell.label}\n{text.rstrip()}\n\n")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One run at a time, and nothing left from earlier ones."""
+        """Allow one run at a time, and remove what earlier ones left behind."""
         try:
             self.cells.mkdir(parents=True, exist_ok=True)
             file = open(self.root / ".lock", "w")  # noqa: SIM115
@@ -100,45 +99,48 @@ class Store:
                 raise MismatchError(
                     f"another run is at work in {self.root}: wait for it, or choose another folder"
                 ) from error
-            except OSError:  # a file system without locks: go on
+            except OSError:  # this file system has no locks: go on
                 pass
             self.sweep()
             yield
 
 
 def compute(cell: Cell, store: Store, say: Callable[[str], None]) -> Usage | None:
-    """Run the step of a cell beside its place and move it there. Nothing is done where the cell is finished already."""
+    """Run the step of a cell beside its place and move it there; None if it was finished."""
     if store.done(cell):
         return None
-    host = socket.gethostname()
-    for seen, what in [
-        (store.cells.is_dir(), store.cells),
-        *((store.appears(need), store.folder(need)) for need in cell.needs),
-    ]:
-        if not seen:
-            raise MismatchError(
-                f"{host} does not see {what}: cells must lie on a file system that all machines share; choose another --out"
-            )
+    _check_visible(cell, store)
     store.sweep(cell.key)
-    taken = None
+    usage = None
     try:
         with replacing(store.folder(cell)) as folder:
             folder.mkdir()
-            _forget_peak()
+            _reset_peak()
             start = time.perf_counter()
             result = cell.work([store.folder(need) for need in cell.needs], folder, say)
-            seconds = time.perf_counter() - start
-            taken = Usage(cell.key, cell.label, seconds, _peak(), host, os.getpid())
+            seconds, host = time.perf_counter() - start, socket.gethostname()
+            usage = Usage(cell.key, cell.label, seconds, _peak(), host, os.getpid())
             write_json(folder / "cell.json", _described(cell))
             write_json(folder / RESULT, result)
     except OSError:
-        if taken is None:  # the work failed; after it, another worker was faster
+        if usage is None:  # the step failed; otherwise another worker was faster
             raise
     if not store.done(cell):
         raise CheckpointError(
-            f"{store.folder(cell)} could not be written: was {store.cells} changed by someone else?"
+            f"{store.folder(cell)} could not be written: did someone else change {store.cells}?"
         )
-    return taken
+    return usage
+
+
+def _check_visible(cell: Cell, store: Store) -> None:
+    """Check that this machine sees the store, and the cells that this one needs."""
+    hidden = [] if store.cells.is_dir() else [store.cells]
+    hidden += [store.folder(need) for need in cell.needs if hidden or not store.appears(need)]
+    if hidden:
+        raise MismatchError(
+            f"{socket.gethostname()} does not see {hidden[0]}:"
+            " all machines must share the file system of the cells; choose another --out"
+        )
 
 
 def _described(cell: Cell) -> dict[str, Any]:
@@ -150,14 +152,14 @@ def _described(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _forget_peak() -> None:
-    """A worker computes many cells: count the memory of this one."""
+def _reset_peak() -> None:
+    """A worker computes many cells: measure the memory of this one."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def _peak() -> float:
-    """The most memory so far, in GB."""
+    """Peak memory so far, in GB."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1e6

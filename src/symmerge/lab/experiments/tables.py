@@ -1,4 +1,4 @@
-"""What an experiment shows: tables whose entries are means over cells, beside the published numbers."""
+"""What an experiment shows: tables of means over cells, beside the published numbers."""
 
 from __future__ import annotations
 
@@ -15,32 +15,37 @@ from symmerge.lab.experiments.external import Accepts, ExternalModels
 
 @dataclass(frozen=True)
 class Size:
-    """How large an experiment is: `smoke` shows that everything works, `small` runs on two cores in minutes, `published` as the paper says, on a GPU."""
+    """How large an experiment is.
+
+    `smoke` shows that everything works, `small` runs on two cores in minutes, `published` is the
+    paper's size, for a GPU. `external` models replace those trained from seeds.
+    """
 
     name: str
     seeds: int
     points: int
     device: str = "cpu"
-    data: Path | None = None  # where data sets lie that do not come with the installation
-    external: ExternalModels | None = (
-        None  # models that are there already, in the place of those trained from seeds
-    )
+    data: Path | None = None  # folder of data sets that do not come with the installation
+    external: ExternalModels | None = None
 
 
 @dataclass(frozen=True)
 class TableEntry:
-    """One number of a table: the mean of a quantity over some cells, and what the paper has there."""
+    """One number of a table: the mean of a quantity over cells, and the published number.
+
+    `quantity` is a key of the cells' results, or several with / between them.
+    """
 
     row: str
     column: str
     cells: tuple[Cell, ...]
-    quantity: str = "barrier_linear"  # a name in the cells' results, or several with / between them
+    quantity: str = "barrier_linear"
     published: float | None = None
 
 
 @dataclass(frozen=True)
 class ResultTable:
-    """`differs`: in what our setting is another than the paper's."""
+    """`differs`: how our setting differs from the paper's."""
 
     title: str
     entries: tuple[TableEntry, ...]
@@ -50,9 +55,9 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class Experiment:
-    """`tables` declares the whole grid of a size; nothing is computed by asking for it.
+    """`tables` declares the grid of a size; it computes nothing.
 
-    `takes`: which models may be given to it instead of trained ones; None where training is part of what it shows.
+    `accepts`: which external models may replace trained ones; None if training is the subject.
     """
 
     about: str
@@ -68,35 +73,43 @@ SIZES: Mapping[str, Size] = {
 }
 
 
-def with_columns(tables: tuple[ResultTable, ...], wanted: Sequence[str]) -> tuple[ResultTable, ...]:
-    """Only columns whose name contains one of these words; all, if there are none."""
-    known = list(dict.fromkeys(entry.column for table in tables for entry in table.entries))
-    for word in wanted:
-        if not any(word in column for column in known):
+def with_columns(
+    tables: tuple[ResultTable, ...], patterns: Sequence[str]
+) -> tuple[ResultTable, ...]:
+    """Only columns whose name contains one of the patterns; all, if there are none."""
+    columns = list(dict.fromkeys(entry.column for table in tables for entry in table.entries))
+    for pattern in patterns:
+        if not any(pattern in column for column in columns):
             raise MismatchError(
-                f"--column {word}: no column has that in its name; there are {', '.join(known)}"
+                f"--column {pattern}: no column has that in its name;"
+                f" choose from {', '.join(columns)}"
             )
-    chosen = {column for column in known if not wanted or any(word in column for word in wanted)}
-    kept = (
+    chosen = {
+        column
+        for column in columns
+        if not patterns or any(pattern in column for pattern in patterns)
+    }
+    narrowed = (
         replace(table, entries=tuple(entry for entry in table.entries if entry.column in chosen))
         for table in tables
     )
-    return tuple(table for table in kept if table.entries)
+    return tuple(table for table in narrowed if table.entries)
 
 
 def cells_of(tables: tuple[ResultTable, ...]) -> tuple[Cell, ...]:
     """All cells that tables show, each once."""
-    return tuple(
-        dict.fromkeys(cell for table in tables for entry in table.entries for cell in entry.cells)
-    )
+    entries = (entry for table in tables for entry in table.entries)
+    return tuple(dict.fromkeys(cell for entry in entries for cell in entry.cells))
 
 
 def values_of(entry: TableEntry, results: Mapping[str, Mapping[str, Any]]) -> list[float]:
-    """The quantity of every cell that was computed."""
+    """The quantity of every cell that has a result."""
     return [
-        float(_at(results[cell.key], entry.quantity)) for cell in entry.cells if cell.key in results
+        float(_lookup(results[cell.key], entry.quantity))
+        for cell in entry.cells
+        if cell.key in results
     ]
 
 
-def _at(result: Any, path: str) -> Any:
-    return reduce(lambda found, name: found[name], path.split("/"), result)
+def _lookup(result: Any, path: str) -> Any:
+    return reduce(lambda value, name: value[name], path.split("/"), result)

@@ -195,6 +195,8 @@ PUBLISHED: Mapping[str, TrainingRecipe] = MappingProxyType(
         "cola-bert": _classifier("cola", "judges grammar", steps=720, evaluate_every=240),
         "mrpc-bert": _classifier("mrpc", "recognises paraphrases", steps=450, evaluate_every=112),
         "rte-bert": _classifier("rte", "recognises entailment", steps=280, evaluate_every=70),
-        "agnews-bert": _classifier("agnews", "sorts news", steps=1260, evaluate_every=315, classes=4),
+        "agnews-bert": _classifier(
+            "agnews", "sorts news", steps=1260, evaluate_every=315, classes=4
+        ),
     }
 )
