@@ -19,7 +19,6 @@ from symmerge.aligning.pair import align
 from symmerge.checkpoints.hashes import checkpoint_digest
 from symmerge.errors import CheckpointError, DataError
 from symmerge.evaluation.lines import LineMethod, measure_lines
-from symmerge.evaluation.results import MethodLine
 from symmerge.evaluation.simplices import mean_of_first, measure_simplex
 from symmerge.evaluation.tasks import Task, make_task, task_of
 from symmerge.evaluation.tasks.base import subsample
@@ -130,7 +129,9 @@ def together(settings: Settings, needs: list[Path], folder: Path, say: Say) -> R
         **means,
         "pairs": sum(pairs) / len(pairs),
         "all": simplex.barrier(count),
-        "losses": [simplex.at[mean_of_first(count, merged)]["loss"] for merged in range(1, count + 1)],
+        "losses": [
+            simplex.at[mean_of_first(count, merged)]["loss"] for merged in range(1, count + 1)
+        ],
     }
 
 
