@@ -13,8 +13,8 @@ import torch
 import symmerge as sm
 from symmerge.errors import MismatchError
 from symmerge.lab.small_models import small_model
-from symmerge.matching.evidence import Evidence, Weighting
-from symmerge.matching.recipes import DATA_FREE, RECIPES, get_recipe, read_counts, with_options
+from symmerge.matching.evidence import Evidence, Weighting, read_token_counts
+from symmerge.matching.recipes import DATA_FREE, RECIPES, get_recipe, with_options
 from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.sweeps import Sweeps
 from symmerge.models.distances import distance
@@ -113,6 +113,13 @@ def test_unknown_recipe_lists_those_there_are():
         get_recipe("git-rebasin")
 
 
+@pytest.mark.parametrize("name", ["weights-only", "learned", "soft"])
+def test_unknown_options_are_refused_with_the_list(name):
+    with pytest.raises(MismatchError, match=r"no option sweeps .* there are .*max_sweeps"):
+        with_options(RECIPES[name], sweeps=3)
+    with_options(RECIPES[name], max_sweeps=3, metric="cosine", seed=1)  # the control
+
+
 # own text
 
 
@@ -204,10 +211,10 @@ def test_counts_must_fit(tmp_path):
         sm.WeightMatching(token_counts=torch.ones(3)).solve(*models)
     np.save(tmp_path / "bad.npy", np.array([[1.0, 2.0]]))
     with pytest.raises(MismatchError, match="one count per token"):
-        read_counts(tmp_path / "bad.npy")
+        read_token_counts(tmp_path / "bad.npy")
     (tmp_path / "no.npy").write_text("1 2 3")
     with pytest.raises(MismatchError, match=r"\.npy"):
-        read_counts(tmp_path / "no.npy")
+        read_token_counts(tmp_path / "no.npy")
 
 
 # interrupts

@@ -16,11 +16,12 @@ from symmerge.cli import console
 from symmerge.distributed import local_device
 from symmerge.errors import MismatchError, SymmergeWarning, SymmetryError
 from symmerge.evaluation.tasks import SELF_SOURCES, Task, make_task, task_of
+from symmerge.matching.evidence import read_token_counts
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.learned import PARTS, LearnedMatching, most_inputs
 from symmerge.matching.learning.distillation import Target
 from symmerge.matching.learning.samplers import HELP as SAMPLERS
-from symmerge.matching.recipes import BY_METHOD, Recipe, get_recipe, read_counts, with_options
+from symmerge.matching.recipes import BY_METHOD, Recipe, get_recipe, with_options
 from symmerge.matching.universes import MEDOID
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.model import Model, device_of, load
@@ -505,7 +506,7 @@ def solver(
         if given is not None:
             choice(option, given, known)
     device_of(device)
-    counts = read_counts(token_counts) if token_counts else None
+    counts = read_token_counts(token_counts) if token_counts else None
     how = {
         "metric": metric,
         "inside": inside,

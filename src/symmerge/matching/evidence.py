@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from symmerge.checkpoints.weights import Weights
+from symmerge.errors import MismatchError
 from symmerge.matching.heads import attention_layers
 from symmerge.observation.activations import Activations, Score, extend_spec
 from symmerge.symmetry.spec import Spec
@@ -212,3 +215,19 @@ class Evidence:
         if self.ignore_unseen:
             weights = weights * (self.frequencies > 0)
         return (weights / weights.mean()).sqrt()
+
+
+def read_token_counts(path: Path) -> Float[Tensor, " vocabulary"]:
+    """How often each token occurred, from a .npy file."""
+    try:
+        counts = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise MismatchError(
+            f"{path} is no .npy file of counts ({error}): save one with numpy.save"
+        ) from error
+    if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.number) or (counts < 0).any():
+        raise MismatchError(
+            f"{path} holds {counts.dtype} of shape {list(counts.shape)}:"
+            " one count per token is needed, none negative"
+        )
+    return torch.from_numpy(counts.astype(np.float32))

@@ -1,16 +1,22 @@
-"""The published ways to match, by name, beside ours. Each is the same solver with other options, so differences are the methods' own."""
+"""Ours and the published ways to match, by name. All use the same solvers with other options.
+
+| recipe | moves | looks at |
+|---|---|---|
+| `symmerge`, `weights-only` | every symmetry | weights, with or without self-generated text |
+| `permutations` (git re-basin) | permutations | weights |
+| `orthogonal` (generalized LMC) | every symmetry | weights |
+| `two-stage` (attention equivalence) | attention | weights |
+| `activations`, `activations-untied` | every symmetry | weights and activations |
+| `correlation-...`, `residual-...` | permutations | correlation of activations |
+| `learned`, `learned-...` | every symmetry, or what was published | gradients of the midpoint |
+| `soft`, `soft-hardened` | mixtures of units and of heads | gradients of the midpoint |
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import Any, Literal
 
 from symmerge.errors import MismatchError
 from symmerge.matching.activations import ActivationMatching
@@ -27,201 +33,221 @@ from symmerge.symmetry.groups import RotaryPairs, Trivial
 
 Solver = Matching | LearnedMatching | SoftMatching
 
-RAW = Weighting(norm=0.0)
-"""Squared errors as they are: what the published methods minimise."""
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What may move, what is done to both models first, and how the solver is set."""
+    """A solver with its options, what may move, and the form both models take first.
+
+    `restrict` says for some spaces that only a "permutation" or the "identity" is allowed. A
+    recipe that is `non_symmetric` changes the function, and is for comparison only.
+    """
 
     about: str
     matching: Solver = field(default_factory=WeightMatching)
-    restrict: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    restrict: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[str, ...] = tuple(STEPS)
-    non_symmetric: str | None = None
+    non_symmetric: Literal["ignore-heads", "separate-streams", "soft"] | None = None
 
     @property
     def method(self) -> str:
-        """What it looks at, or how it finds its elements: weights, activations, learned or soft."""
+        """Its kind of solver: weights, activations, learned or soft."""
         return self.matching.method
 
     @property
     def needs_data(self) -> bool:
-        """Whether it looks at inputs; language models can write their own."""
+        """Whether it looks at inputs; for language models these may be self-generated."""
         return self.method != "weights"
 
     def restricted(self, model: Model) -> dict[str, str]:
-        """What this recipe forbids a model: a space it names may be absent, and rotary pairs can only stay where a permutation would break them."""
+        """What it forbids this model. Spaces may be absent; a permutation breaks rotary pairs."""
         groups = {name.partition(".")[0]: space.group for name, space in model.spec.spaces.items()}
-        found = {space: to for space, to in self.restrict.items() if space in groups}
+        still = {name for name, group in groups.items() if isinstance(group, RotaryPairs | Trivial)}
         return {
-            space: "identity"
-            if to == "permutation" and isinstance(groups[space], RotaryPairs | Trivial)
-            else to
-            for space, to in found.items()
+            space: "identity" if space in still else to
+            for space, to in self.restrict.items()
+            if space in groups
         }
 
     def prepare(self, model: Model) -> Model:
-        """The model with only what this recipe moves allowed to move, in the form it wants."""
-        model = (
-            NON_SYMMETRIC[self.non_symmetric](model)
-            if self.non_symmetric and self.non_symmetric in NON_SYMMETRIC
-            else model
-        )
+        """The model in the form it wants, with nothing else allowed to move."""
+        if self.non_symmetric in NON_SYMMETRIC:
+            model = NON_SYMMETRIC[self.non_symmetric](model)
         return canonicalize(model.restrict(**self.restricted(model)), self.steps)
 
 
-# What moves, by the names of the paper; the spaces that belong to each.
+SQUARED_ERROR = Weighting(norm=0.0, all_layers=True)
+"""Squared errors as they are, in all layers: what most published methods minimise."""
+
+REBASIN = WeightMatching(weighting=SQUARED_ERROR, generate_text=False, max_sweeps=50, tolerance=0.0)
+GENERALIZED = WeightMatching(
+    weighting=SQUARED_ERROR,
+    generate_text=False,
+    max_sweeps=15,
+    tolerance=-1.0,
+    heads=HeadOptions(metric="frobenius"),
+)
+TWO_STAGE = WeightMatching(
+    weighting=replace(SQUARED_ERROR, all_layers=False),
+    generate_text=False,
+    max_sweeps=1,
+    heads=HeadOptions(metric="frobenius", inside="gradient"),
+)
+PERMUTATIONS = {
+    "residual": "permutation",
+    "ff": "permutation",
+    "qk": "identity",
+    "vo": "identity",
+}
+CORRELATION = Weighting(
+    norm=0.0, stream=1.0, heads=1.0, units=1.0, weights=0.0, score="correlation", all_layers=False
+)
+FOLLOWING = HeadOptions(follow=True)
 COMPONENTS = {
     "ff": ("ff",),
     "attention": ("head", "query", "qk", "vo"),
     "residual": ("residual",),
     "classifier": ("pooled", "classifier", "transform"),
 }
-CORRELATION = Weighting(
-    norm=0.0, stream=1.0, heads=1.0, units=1.0, weights=0.0, score="correlation", all_layers=False
-)
+"""What moves, in the words of correlation-based merging: the spaces of each component."""
 
 
-def correlation(
+def _correlation(
     about: str,
     *components: str,
     still: tuple[str, ...] = (),
-    non_symmetric: str | None = None,
+    heads: HeadOptions = FOLLOWING,
+    places: Literal["all", "first", "last"] = "all",
     untie: bool = False,
-    **options: Any,
+    non_symmetric: Literal["ignore-heads", "separate-streams"] | None = None,
 ) -> Recipe:
-    """Permutations by the correlation of activations: the components named may move, but for the spaces that stay `still`."""
-    moving = {space for component in components for space in COMPONENTS[component]} - set(still)
-    restrict = {
-        space: "permutation" if space in moving else "identity"
-        for spaces in COMPONENTS.values()
-        for space in spaces
-    }
-    options = {"heads": HeadOptions(follow=True), **options}
-    matching = ActivationMatching(weighting=CORRELATION, held_out=0.0, max_sweeps=1, **options)
+    """Permute the components named, without the `still` spaces, by correlation of activations."""
+    moving = {space for component in components for space in COMPONENTS[component]} - {*still}
+    matching = ActivationMatching(
+        weighting=CORRELATION, held_out=0.0, max_sweeps=1, heads=heads, places=places
+    )
     return Recipe(
-        about, matching, MappingProxyType(restrict), ("untie",) if untie else (), non_symmetric
+        about=f"correlation of activations: {about}",
+        matching=matching,
+        restrict={
+            space: "permutation" if space in moving else "identity"
+            for spaces in COMPONENTS.values()
+            for space in spaces
+        },
+        steps=("untie",) if untie else (),
+        non_symmetric=non_symmetric,
     )
 
 
-def _published() -> dict[str, Recipe]:
-    """The modes of correlation-based merging of text Transformers."""
-    both, stream = ("ff", "attention"), "the stream alone, by its correlation"
-    found = {
-        "correlation": correlation(
-            "correlation of activations: units, and heads as wholes with the coordinates inside them",
-            *both,
-        ),
-        "correlation-ff": correlation("correlation of activations: units alone", "ff"),
-        "correlation-attention": correlation(
-            "correlation of activations: heads and the coordinates inside them alone", "attention"
-        ),
-        "correlation-monotonic": correlation(
-            "correlation of activations: units, and coordinates inside heads that stay in order",
-            *both,
-            still=("head",),
-        ),
-        "correlation-separate-qk": correlation(
-            "correlation, with an order of their own for queries and keys",
-            *both,
-            heads=HeadOptions(),
-        ),
-        "correlation-ignore-heads": correlation(
-            "correlation, heads torn apart: NO SYMMETRY, for comparison",
-            *both,
-            non_symmetric="ignore-heads",
-        ),
-        "correlation-classifier": correlation(
-            "correlation: units, heads, and what the classifier or the decoder reads",
-            *both,
-            "classifier",
-        ),
-        "correlation-all": correlation(
-            "correlation: units, heads, the stream, and what the classifier reads", *COMPONENTS
-        ),
-        "residual-separate": correlation(
-            f"{stream} anew after every block: NO SYMMETRY, for comparison",
-            "residual",
-            non_symmetric="separate-streams",
-        ),
-    }
-    for places in ("first", "last", "all"):
-        where = "in all layers together" if places == "all" else f"at its {places} place"
-        found[f"residual-{places}"] = correlation(f"{stream} {where}", "residual", places=places)
-        about = f"{stream} {where}; the decoder untied, and what it reads a space of its own"
-        found[f"residual-{places}-untied"] = correlation(
-            about, "residual", "classifier", places=places, untie=True
-        )
-    return found
-
-
-REBASIN = WeightMatching(
-    weighting=replace(RAW, all_layers=True), generate_text=False, max_sweeps=50, tolerance=0.0
-)
-GENERALIZED = WeightMatching(
-    weighting=replace(RAW, all_layers=True),
-    generate_text=False,
-    max_sweeps=15,
-    tolerance=-1.0,
-    heads=HeadOptions(metric="frobenius"),
-)
-PERMUTATIONS = Recipe(
-    "git re-basin: only permutations (units, heads, stream), from the weights as they are, sweeps until nothing changes",
-    REBASIN,
-    {"residual": "permutation", "ff": "permutation", "qk": "identity", "vo": "identity"},
-    steps=(),
-)
 RECIPES: Mapping[str, Recipe] = {
     "symmerge": Recipe(
-        "ours: every symmetry; evidence weighted by what the parents' own text says, several weightings, the best kept"
+        about="ours: every symmetry; the best of several weightings, scored on self-generated text"
     ),
     "weights-only": Recipe(
-        "ours without own text: every symmetry, from the tensors alone",
-        WeightMatching(generate_text=False),
+        about="ours without self-generated text: every symmetry, from the tensors alone",
+        matching=WeightMatching(generate_text=False),
     ),
-    "permutations": PERMUTATIONS,
+    "permutations": Recipe(
+        about="git re-basin: permutations of units, heads and stream, until nothing changes",
+        matching=REBASIN,
+        restrict=PERMUTATIONS,
+        steps=(),
+    ),
+    # Its inflated attention is no stock checkpoint: here a rotation inside each head instead.
     "orthogonal": Recipe(
-        "generalized linear mode connectivity: rotation of the stream from all layers, heads by the Frobenius distance of their circuits,"
-        " 15 sweeps; with a rotation inside each head, because its inflated attention is no stock checkpoint",
-        GENERALIZED,
+        about="generalized linear mode connectivity: stream rotated by all layers, heads by the"
+        " Frobenius distance of their circuits and rotated inside, 15 sweeps",
+        matching=GENERALIZED,
     ),
     "two-stage": Recipe(
-        "functional equivalence of attention: heads by the distance of their circuits, then any invertible basis inside (closed form under"
-        " rotary positions, gradient refinement otherwise); the stream and the units stay as they are",
-        WeightMatching(
-            weighting=replace(RAW, all_layers=False),
-            generate_text=False,
-            max_sweeps=1,
-            heads=HeadOptions(metric="frobenius", inside="gradient"),
-        ),
-        {"residual": "identity", "ff": "identity"},
+        about="functional equivalence of attention: heads by the distance of their circuits, then"
+        " any invertible basis inside; the stream and the units stay",
+        matching=TWO_STAGE,
+        restrict={"residual": "identity", "ff": "identity"},
     ),
     "activations": Recipe(
-        "ours with data: every symmetry, weights and activations mixed as a held-out part of the data says",
-        ActivationMatching(),
+        about="ours with data: every symmetry, weights and activations mixed by held-out data",
+        matching=ActivationMatching(),
     ),
     "activations-untied": Recipe(
-        "ours with data, tied tensors untied first, so that what a decoder reads moves by itself; the checkpoint grows by the decoder",
-        ActivationMatching(),
+        about="ours with data, tied tensors untied first: a decoder moves by itself, and is stored",
+        matching=ActivationMatching(),
         steps=("untie", *STEPS),
     ),
-    **_published(),
+    "correlation": _correlation("units, heads, and coordinates inside heads", "ff", "attention"),
+    "correlation-ff": _correlation("units alone", "ff"),
+    "correlation-attention": _correlation("heads and coordinates inside them alone", "attention"),
+    "correlation-monotonic": _correlation(
+        "units, and coordinates inside heads; heads keep their order",
+        "ff",
+        "attention",
+        still=("head",),
+    ),
+    "correlation-separate-qk": _correlation(
+        "units and heads; queries and keys in another order than values",
+        "ff",
+        "attention",
+        heads=HeadOptions(),
+    ),
+    "correlation-ignore-heads": _correlation(
+        "coordinates leave their heads; NO SYMMETRY, for comparison",
+        "ff",
+        "attention",
+        non_symmetric="ignore-heads",
+    ),
+    "correlation-classifier": _correlation(
+        "units, heads, and what the classifier or the decoder reads",
+        "ff",
+        "attention",
+        "classifier",
+    ),
+    "correlation-all": _correlation(
+        "units, heads, the stream, and what the classifier reads", *COMPONENTS
+    ),
+    "residual-separate": _correlation(
+        "the stream anew after every block; NO SYMMETRY, for comparison",
+        "residual",
+        non_symmetric="separate-streams",
+    ),
+    "residual-first": _correlation(
+        "the stream alone, by its first place", "residual", places="first"
+    ),
+    "residual-first-untied": _correlation(
+        "the stream by its first place, and the untied decoder's input",
+        "residual",
+        "classifier",
+        places="first",
+        untie=True,
+    ),
+    "residual-last": _correlation("the stream alone, by its last place", "residual", places="last"),
+    "residual-last-untied": _correlation(
+        "the stream by its last place, and the untied decoder's input",
+        "residual",
+        "classifier",
+        places="last",
+        untie=True,
+    ),
+    "residual-all": _correlation("the stream alone, by all layers", "residual"),
+    "residual-all-untied": _correlation(
+        "the stream by all layers, and the untied decoder's input",
+        "residual",
+        "classifier",
+        untie=True,
+    ),
     "learned": Recipe(
-        "ours, learned: every symmetry moves by gradient so that the middle answers what its parents say together",
-        LearnedMatching(),
+        about="ours, learned: every symmetry moves by gradient until the midpoint predicts what"
+        " its parents predict together",
+        matching=LearnedMatching(),
     ),
     "learned-permutations": Recipe(
-        "learned, permutations alone (units, heads, stream), from git re-basin's",
-        LearnedMatching(start=REBASIN, target="labels"),
-        PERMUTATIONS.restrict,
-        PERMUTATIONS.steps,
+        about="learned permutations of units, heads and stream, from those of git re-basin",
+        matching=LearnedMatching(start=REBASIN, target="labels"),
+        restrict=PERMUTATIONS,
+        steps=(),
     ),
     "learned-published": Recipe(
-        "learned as in generalized linear mode connectivity: rotation of the stream, units and heads, by labels, rate 3e-4, 30 times through the data"
-        " in batches of 128, from its weight matching; with the start's rotation inside each head, because its inflated attention is no stock checkpoint",
-        LearnedMatching(
+        about="learned as in generalized linear mode connectivity: stream, units and heads, from"
+        " labels, lr 3e-4, 30 epochs in batches of 128; bases inside heads stay as at the start",
+        matching=LearnedMatching(
             start=GENERALIZED,
             target="labels",
             lr=3e-4,
@@ -232,73 +258,74 @@ RECIPES: Mapping[str, Recipe] = {
         ),
     ),
     "soft": Recipe(
-        "learned soft permutations of units and heads, by Sinkhorn: NO SYMMETRY unless hardened",
-        SoftMatching(),
-        {"ff": "permutation"},
+        about="learned soft permutations of units and heads, by Sinkhorn; NO SYMMETRY",
+        matching=SoftMatching(),
+        restrict={"ff": "permutation"},
         non_symmetric="soft",
     ),
     "soft-hardened": Recipe(
-        "learned soft permutations of units and heads, each made the nearest permutation at the end",
-        SoftMatching(),
-        {"ff": "permutation"},
+        about="learned soft permutations of units and heads, rounded to the nearest permutation",
+        matching=SoftMatching(),
+        restrict={"ff": "permutation"},
     ),
 }
 
-
 BY_METHOD = {
-    method: {name: chosen for name, chosen in RECIPES.items() if chosen.method == method}
+    method: {name: recipe for name, recipe in RECIPES.items() if recipe.method == method}
     for method in ("weights", "activations", "learned", "soft")
 }
 DATA_FREE, WITH_DATA = BY_METHOD["weights"], BY_METHOD["activations"]
 
 
 def get_recipe(name: str) -> Recipe:
-    """One of `RECIPES`; others are refused with the list."""
+    """One of `RECIPES`; another name is refused with the list."""
     if name not in RECIPES:
         raise MismatchError(f"no recipe called '{name}': there are {', '.join(RECIPES)}")
     return RECIPES[name]
 
 
-def with_options(chosen: Recipe, **options: Any) -> Recipe:
-    """The recipe with some of its solver's options changed; None leaves one as it is. What a learned one does not know is meant for its start."""
-    given = {name: value for name, value in options.items() if value is not None}
-    if isinstance(chosen.matching, Matching):
-        return replace(chosen, matching=_matching(chosen.matching, given))
-    own = {
-        name: given.pop(name)
-        for name in (*given,)
-        if name in {known.name for known in fields(chosen.matching)}
-    }
-    learned = replace(chosen.matching, **own)
-    start = learned.start
-    both = {name: own[name] for name in ("seed", "device") if name in own}
-    if start is None and given:
-        start = LearnedMatching.first(learned.data)
+def with_options(recipe: Recipe, **options: Any) -> Recipe:
+    """The recipe with options of its solver changed: `with_options(recipe, lr=1e-3, tries=4)`.
+
+    None leaves an option as it is. Those of `HeadOptions` and the `score` of activations count as
+    the solver's own. What a learned solver does not have goes to the solver of its start.
+    """
+    changes = {name: value for name, value in options.items() if value is not None}
+    solver = recipe.matching
+    if isinstance(solver, Matching):
+        return replace(recipe, matching=_change(solver, changes))
+    own = {name: value for name, value in changes.items() if name in _names(solver)}
+    rest = {name: value for name, value in changes.items() if name not in own}
+    solver = replace(solver, **own)
+    start = solver.start
+    if start is None and rest:
+        start = LearnedMatching.first(solver.data)
     if isinstance(start, Matching):
-        start = _matching(start, {**given, **both})
-    return replace(chosen, matching=replace(learned, start=start))
+        shared = {name: own[name] for name in ("seed", "device") if name in own}
+        start = _change(start, {**rest, **shared}, also=_names(solver))
+    else:
+        _change(WeightMatching(), rest, also=_names(solver))  # no start to change: check the names
+    return replace(recipe, matching=replace(solver, start=start))
 
 
-def _matching(matching: Matching, given: Mapping[str, Any]) -> Matching:
-    heads = {name: given[name] for name in ("metric", "inside") if name in given}
-    others = {name: value for name, value in given.items() if name not in (*heads, "score")}
-    if "score" in given:
-        others["weighting"] = replace(
-            matching.weighting or matching.start(None), score=given["score"]
-        )
-    return replace(matching, **others, heads=replace(matching.heads, **heads))
-
-
-def read_counts(path: Path) -> Tensor:
-    """How often each token occurred, from a .npy file of whole numbers."""
-    try:
-        counts = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+def _change(
+    matching: Matching, changes: Mapping[str, Any], also: Set[str] = frozenset()
+) -> Matching:
+    """A solver with other options. Unknown ones are refused with the list of those there are."""
+    names, of_heads = _names(matching), _names(matching.heads)
+    known = names | of_heads | {"score"}
+    if unknown := changes.keys() - known:
         raise MismatchError(
-            f"{path} is no .npy file of counts ({error}): save one with numpy.save"
-        ) from error
-    if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.number) or (counts < 0).any():
-        raise MismatchError(
-            f"{path} holds {counts.dtype} of shape {list(counts.shape)}: one count per token is needed, none negative"
+            f"no option {', '.join(sorted(unknown))} of {matching.method} matching:"
+            f" there are {', '.join(sorted(known | also))}"
         )
-    return torch.from_numpy(counts.astype(np.float32))
+    own = {name: value for name, value in changes.items() if name in names}
+    heads = {name: value for name, value in changes.items() if name in of_heads}
+    if "score" in changes:
+        weighting = matching.weighting or matching.start(None)
+        own["weighting"] = replace(weighting, score=changes["score"])
+    return replace(matching, **{"heads": replace(matching.heads, **heads), **own})
+
+
+def _names(options: Solver | HeadOptions) -> set[str]:
+    return {item.name for item in fields(options)}
