@@ -12,7 +12,7 @@ from symmerge.symmetry.spec import Space
 TABLE = """
 model.embed_tokens.weight                         vocabulary   residual
 model.layers.{i}.input_layernorm.weight           residual~
-model.layers.{i}.self_attn.q_proj.weight          (head.{i} query.{i} qk.{i}) residual*
+model.layers.{i}.self_attn.q_proj.weight          (head.{i} query.{i} qk.{i})  residual*
 model.layers.{i}.self_attn.q_proj.bias            (head.{i} query.{i} qk.{i})  if qkv_bias
 model.layers.{i}.self_attn.k_proj.weight          (head.{i} qk.{i}*)  residual*
 model.layers.{i}.self_attn.k_proj.bias            (head.{i} qk.{i}*)           if qkv_bias

@@ -46,8 +46,7 @@ cls.predictions.bias                                          vocabulary        
 cls.predictions.decoder.bias                                  vocabulary               if untied
 classifier.dense.weight                                       classifier   residual*   if classifier
 classifier.dense.bias                                         classifier               if classifier
-classifier.out_proj.weight
-    label  classifier*  if classifier
+classifier.out_proj.weight                                    label       classifier* if classifier
 classifier.out_proj.bias                                      label                    if classifier
 """
 
