@@ -1,4 +1,4 @@
-"""A real Chromium without a window, driven over its debugging pipe: messages are JSON with a zero byte at the end."""
+"""A headless Chromium, driven over its debugging pipe: JSON messages, each with a zero byte."""
 
 import base64
 import json
@@ -24,9 +24,15 @@ FLAGS = [
     "--no-first-run",
     "about:blank",
 ]
-# Chromium reads commands from file 3 and writes answers to file 4. A child of our own puts the pipes there, by way of
-# numbers from 10 on: they may be 3 and 4 already, in the wrong order.
-START = "import fcntl, os, sys; r, w = (fcntl.fcntl(int(n), fcntl.F_DUPFD, 10) for n in sys.argv[1:3]); os.dup2(r, 3); os.dup2(w, 4); os.execv(sys.argv[3], sys.argv[3:])"
+# Chromium reads commands from file 3 and writes answers to file 4. A child process puts the pipes
+# there, by way of numbers from 10 on: they may be 3 and 4 already, in the wrong order.
+START = """
+import fcntl, os, sys
+r, w = (fcntl.fcntl(int(n), fcntl.F_DUPFD, 10) for n in sys.argv[1:3])
+os.dup2(r, 3)
+os.dup2(w, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 SECONDS = 90
 
 
@@ -103,7 +109,7 @@ class Page:
             )
 
     def complaints(self):
-        """Errors and warnings of the console, exceptions, and every request that is not for the page itself."""
+        """Errors and warnings of the console, exceptions, and requests other than for the page."""
         self.run("new Promise(done => setTimeout(done, 50))")
         bad = [event for event in self.events if event["method"] == "Runtime.exceptionThrown"]
         bad += [
@@ -133,7 +139,7 @@ class Page:
 
 @contextmanager
 def chromium():
-    """A page in a new browser that ends with the block, and after a while in any case: a test must not hang."""
+    """A page in a new browser; it ends with the block, or after a while: tests must not hang."""
     (read_commands, commands), (answers, write_answers) = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         line = [

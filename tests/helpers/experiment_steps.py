@@ -1,4 +1,7 @@
-"""Small steps and an experiment of them, for tests of engines and of the verb. As a script: the command line that knows this experiment."""
+"""Small steps and experiments of them, for tests of engines and of the verb.
+
+As a script: the command line with these experiments.
+"""
 
 import os
 import signal
@@ -17,7 +20,7 @@ PAUSE = "SYMMERGE_TEST_PAUSE"
 
 
 def note(settings, what):
-    """A line in the log; returns how often it is there now."""
+    """Append a line to the log; returns how often it occurs now."""
     line = f"{what} {settings['name']}"
     if file := settings.get("log", os.environ.get(LOG)):
         with open(file, "a") as log:
@@ -29,7 +32,7 @@ def note(settings, what):
 def add(settings, needs, folder, say):
     note(settings, "begin")
     time.sleep(float(os.environ.get(PAUSE, 0)))
-    (folder / "made.txt").write_text(settings["name"])
+    (folder / "name.txt").write_text(settings["name"])
     found = {
         "value": settings["value"]
         + sum(read_json(need / "result.json")["value"] for need in needs) / 3
@@ -57,7 +60,7 @@ def dies(settings, needs, folder, say):
 
 
 def held_back(settings, needs, folder, say):
-    """Which signals its process does not hear, first of all a process that was just started."""
+    """Which signals its process blocks."""
     return {
         "value": 0.0,
         "held": sorted(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())),
@@ -65,7 +68,7 @@ def held_back(settings, needs, folder, say):
 
 
 def patient(settings, needs, folder, say):
-    """Waits for ever the first time, after it has said who it is."""
+    """The first time, says its process id and waits."""
     if note(settings, "begin") == 1:
         say(f"process {os.getpid()}")
         time.sleep(600)
@@ -73,7 +76,7 @@ def patient(settings, needs, folder, say):
 
 
 def meets(settings, needs, folder, say):
-    """Ends when another one is there at the same time."""
+    """Ends when another one runs at the same time."""
     here = Path(settings["place"])
     (here / settings["name"]).touch()
     until = time.monotonic() + 60
@@ -102,7 +105,10 @@ def cell(step, name, *needs, beside=None, **settings):
 
 
 def grid(size, step="add"):
-    """Two models a seed, lines between them, one table. At the published size they say what they are trained by, so that its data is needed."""
+    """A model per seed, lines between them, one table.
+
+    At the published size models have a recipe, so that its data is needed.
+    """
     by = {"recipe": "shakespeare-gpt2"} if size.name == "published" and step == "add" else {}
     models = [cell("add", f"model {seed}", value=seed / 7, **by) for seed in range(size.seeds)]
     lines = [

@@ -1,4 +1,4 @@
-"""Small checkpoints as people have them: weights, config, and the tokenizer or image processor beside them."""
+"""Small checkpoint folders: weights, config, and tokenizer or image processor."""
 
 import json
 import string
@@ -22,7 +22,7 @@ MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.5]
 
 
 def run(*arguments, expect=0):
-    """A verb as from the command line, which must end with this exit code."""
+    """Run a verb as from the command line; it must end with this exit code."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == expect, (result.exit_code, result.output, result.exception)
     return result
@@ -58,7 +58,7 @@ def tokenizer(vocabulary=101):
 
 
 def checkpoint(folder, name, *, seed=0, **changes):
-    """A small model of the zoo in a folder, ready for tasks."""
+    """A small model in a folder, with all that tasks need."""
     model = small_model(name, seed=seed, **changes)
     model.save_pretrained(folder)
     if model.main_input_name == "pixel_values":

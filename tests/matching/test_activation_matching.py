@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
-from seeing import inputs, pair_statistics
+from observed_pairs import inputs, pair_statistics
 
 import symmerge as sm
 from symmerge.aligning.pair import write

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from seeing import inputs
+from observed_pairs import inputs
 
 import symmerge as sm
 from symmerge.lab.small_models import SMALL, small_model

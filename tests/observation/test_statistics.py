@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from seeing import inputs, pair_statistics
+from observed_pairs import inputs, pair_statistics
 
 import symmerge as sm
 from symmerge.errors import CheckpointError, DataError, MismatchError, SymmergeWarning

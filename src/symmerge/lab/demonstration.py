@@ -1,4 +1,7 @@
-"""The demonstration: models of two seeds, destroyed by averaging, saved by alignment. And every family, moved by a random symmetry."""
+"""The demo: models of two seeds, ruined by averaging, merged after alignment.
+
+Also a small model of every family, changed by a random symmetry.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from symmerge import report  # the module: what draws is loaded when it is used
+from symmerge import report  # the package: matplotlib is loaded on use
 from symmerge.aligning.pair import Aligned, align, write_evidence
 from symmerge.checkpoints.files import write_text
 from symmerge.checkpoints.folders import new_folder
@@ -29,7 +32,7 @@ from symmerge.symmetry.groups.linalg import one_thread
 from symmerge.verification.verdict import verify
 
 RECOMMENDED = "symmerge"
-# From weights: the search over activations has its own line.
+# Starts from weights: matching by activations is a method of its own here.
 LEARNED = with_options(RECIPES["learned"], steps=100, start=WeightMatching())
 METHODS = {
     **DATA_FREE,
@@ -37,11 +40,10 @@ METHODS = {
     "correlation": RECIPES["correlation"],
     "learned": LEARNED,
 }
-# samples of the training data that methods look at, or learn from
-SEEN = {"activations": {"image": 200, "clm": 48}, "learned": {"image": 1200, "clm": 200}}
-Bar = Callable[
-    [str, int], AbstractContextManager[Progress]
-]  # what is being done, and in how many steps
+# Training samples that methods use, by kind of task.
+SAMPLES = {"activations": {"image": 200, "clm": 48}, "learned": {"image": 1200, "clm": 200}}
+Bar = Callable[[str, int], AbstractContextManager[Progress]]
+"""Shows progress: what is being done, and its number of steps."""
 PLAIN = "none"
 
 
@@ -51,7 +53,7 @@ def _silent(what: str, steps: int) -> AbstractContextManager[Progress]:
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """The table of barriers, and where everything is."""
+    """The table of barriers, the page, and the merged models."""
 
     rows: tuple[dict[str, Any], ...]
     page: Path
@@ -67,11 +69,11 @@ def demo(
     points: int = 21,
     bar: Bar = _silent,
 ) -> DemoOutcome:
-    """Train two models of each recipe (once: OUT/models keeps them), merge them by every method, measure on held-out data, write it all.
+    """Train two models per recipe, merge them by every method, and measure on held-out data.
 
-    Methods that look at data see some of what the models were trained on, never what is measured on.
-
-    OUT gets a folder for each recipe (curve.json, curve.csv, curve.svg, structure.json, averaged, merged) and page.html.
+    Models stay in OUT/models and are trained once. Methods use training data at most.
+    OUT gets page.html, and a folder for each recipe: curve.json, curve.csv, curve.svg,
+    structure.json, averaged, merged.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -80,97 +82,76 @@ def demo(
             f"cannot write to {out}: {error.strerror}; choose another --out"
         ) from error
     with one_thread():
-        rows = [
-            row
-            for name, recipe in recipes.items()
-            for row in _pair(out, name, recipe, seed, methods, points, bar)
-        ]
-    return DemoOutcome(
-        tuple(rows),
-        report.report(out, out / "page.html"),
-        tuple(out / name / "merged" for name in recipes),
-    )
+        demo_of = _Demo(out, seed, methods, points, bar)
+        rows = [row for name, recipe in recipes.items() for row in demo_of.pair(name, recipe)]
+    page = report.report(out, out / "page.html")
+    return DemoOutcome(tuple(rows), page, tuple(out / name / "merged" for name in recipes))
 
 
-def _pair(
-    out: Path,
-    name: str,
-    recipe: TrainingRecipe,
-    seed: int,
-    methods: Mapping[str, Recipe],
-    points: int,
-    bar: Bar,
-) -> list[dict[str, Any]]:
-    folder = out / name
-    a, b = (
-        load(_parent(out / "models" / f"{name}-seed-{number}", name, recipe, number, bar))
-        for number in (2 * seed, 2 * seed + 1)
-    )
-    task = make_task(recipe.task, recipe.data, [a, b])
-    seen = {
-        how: make_task(
-            recipe.task, f"{recipe.data}:train", [a, b], max_samples=samples[recipe.task]
-        )
-        for how, samples in SEEN.items()
-    }
-    ready = {
-        key: with_options(method, data=seen[method.method]) if method.needs_data else method
-        for key, method in methods.items()
-    }
-    found = _aligned(a, b, name, ready, bar)
-    plain = LineMethod(PLAIN, "plain average", a, b)
-    lines = [
-        plain,
-        *(
-            LineMethod(key, key, one.reference, one.aligned, one.evidence(), one.solution.objective)
-            for key, one in found.items()
-        ),
-    ]
-    with bar(
-        f"{name}: measuring {len(lines)} curves", len(lines) * points * len(task.batches)
-    ) as tick:
-        curves = measure_lines(a, b, lines, task, points=points, progress=tick)
-    # Only what an earlier demonstration wrote is replaced.
-    with new_folder(folder, overwrite=(folder / "curve.json").exists()) as new:
-        best = _write(new, curves, a, b, found)
-    return _rows(name, task, curves, best)
+@dataclass(frozen=True)
+class _Demo:
+    out: Path
+    seed: int
+    methods: Mapping[str, Recipe]
+    points: int
+    bar: Bar
 
+    def pair(self, name: str, recipe: TrainingRecipe) -> list[dict[str, Any]]:
+        """Rows of the table for two models of a recipe; writes their folder."""
+        a, b = (load(self._parent(name, recipe, 2 * self.seed + which)) for which in (0, 1))
+        task = make_task(recipe.task, recipe.data, [a, b])
+        pairs = self._align(name, recipe, a, b)
+        lines = [LineMethod(PLAIN, "plain average", a, b)]
+        for key, pair in pairs.items():
+            evidence, objective = pair.evidence(), pair.solution.objective
+            lines.append(LineMethod(key, key, pair.reference, pair.aligned, evidence, objective))
+        steps = len(lines) * self.points * len(task.batches)
+        with self.bar(f"{name}: measuring {len(lines)} curves", steps) as tick:
+            curves = measure_lines(a, b, lines, task, points=self.points, progress=tick)
+        folder = self.out / name
+        # Only what an earlier demo wrote is replaced.
+        with new_folder(folder, overwrite=(folder / "curve.json").exists()) as new:
+            best = _write(new, curves, a, b, pairs)
+        return _rows(name, task, curves, best)
 
-def _parent(folder: Path, name: str, recipe: TrainingRecipe, seed: int, bar: Bar) -> Path:
-    """From the cache, if it was trained the very same way."""
-    if trained(recipe, seed, folder):
-        return folder
-    with bar(f"{name}: training, seed {seed}", recipe.schedule.steps) as tick:
-        return train(recipe, seed, folder, tick, overwrite=(folder / METRICS).exists())
+    def _parent(self, name: str, recipe: TrainingRecipe, seed: int) -> Path:
+        """A trained model: an existing one, if recipe and seed are the same."""
+        folder = self.out / "models" / f"{name}-seed-{seed}"
+        if trained(recipe, seed, folder):
+            return folder
+        with self.bar(f"{name}: training, seed {seed}", recipe.schedule.steps) as tick:
+            return train(recipe, seed, folder, tick, overwrite=(folder / METRICS).exists())
 
-
-def _aligned(
-    a: Model, b: Model, name: str, methods: Mapping[str, Recipe], bar: Bar
-) -> dict[str, Aligned]:
-    found = {}
-    with bar(f"{name}: aligning", len(methods)) as tick:
-        for key, recipe in methods.items():
-            found[key] = align(a, b, recipe)
-            tick(key)
-    return found
+    def _align(self, name: str, recipe: TrainingRecipe, a: Model, b: Model) -> dict[str, Aligned]:
+        source, pairs = f"{recipe.data}:train", {}
+        data = {
+            method: make_task(recipe.task, source, [a, b], max_samples=samples[recipe.task])
+            for method, samples in SAMPLES.items()
+        }
+        with self.bar(f"{name}: aligning", len(self.methods)) as tick:
+            for key, method in self.methods.items():
+                if method.needs_data:
+                    method = with_options(method, data=data[method.method])
+                pairs[key] = align(a, b, method)
+                tick(key)
+        return pairs
 
 
 def _write(
-    folder: Path, curves: CurveFile, a: Model, b: Model, found: Mapping[str, Aligned]
+    folder: Path, curves: CurveFile, a: Model, b: Model, pairs: Mapping[str, Aligned]
 ) -> str:
-    """Everything about a pair; returns the method with the lowest barrier."""
-    aligned = [method for method in curves.methods if method.name in found]
+    """Write everything about a pair of models; returns the method with the lowest barrier."""
+    aligned = [method for method in curves.methods if method.name in pairs]
     best = min(aligned, key=lambda method: method.barrier_mean).name
     write_curves(curves, folder)
     write_text(folder / "curve.svg", report.curve_svg(curves))
-    # The merge is by the recommended method: the one that did best here was found by looking at held-out data.
-    chosen = found.get(RECOMMENDED, found[best])
+    # Merged by the recommended method: the best one is known from held-out data alone.
+    chosen = pairs.get(RECOMMENDED, pairs[best])
     write_evidence(chosen, folder)
-    # How alike features are is known where some method looked at data.
-    if alike := next(
-        (one.solution.correlations for one in found.values() if one.solution.correlations), None
-    ):
-        alike.write(folder / "correlations.json")
+    # Correlations of features are known if a method used data.
+    known = (pair.solution.correlations for pair in pairs.values())
+    if correlations := next(filter(None, known), None):
+        correlations.write(folder / "correlations.json")
     save(merge(a, b), folder / "averaged")
     save(merge(chosen.reference, chosen.aligned, evidence=chosen.evidence()), folder / "merged")
     return best
@@ -198,7 +179,7 @@ def _midpoint(method: MethodLine) -> Mapping[str, float]:
 
 
 def family_rows(seed: int = 0) -> Iterator[dict[str, Any]]:
-    """For a small model of every family, moved by a random symmetry: how far its weights went, and how far its logits did."""
+    """Change of weights and logits under a random symmetry, for a small model of every family."""
     for name in SMALL:
         model = load(small_model(name, seed=seed))
         _, moved = random_member(model, seed)

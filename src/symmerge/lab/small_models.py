@@ -1,4 +1,7 @@
-"""Small stock models of every family, with gains and biases that look trained: fresh ones hide mistakes behind ones and zeros."""
+"""Small stock models of every family, with gains and biases that look trained.
+
+Fresh ones are ones and zeros, which hide mistakes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _MODERN: dict[str, Any] = {**_TEXT, "local_attention": 16, **dict.fromkeys(_TOKE
 _ROTARY_VIT: dict[str, Any] = {**_BODY, "image_size": 16, "patch_size": 4, "layerscale_value": 0.5}
 _MODERN_BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 
-# name -> (transformers class, config): every family, and every variant that changes its table or its groups
+# Class and config of every family, and of every variant that changes its table or its groups.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", _TEXT),
     "bert-untied": ("BertForMaskedLM", {**_TEXT, "tie_word_embeddings": False}),
@@ -120,7 +123,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
 def small_model(
     name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any
 ) -> PreTrainedModel:
-    """A stock transformers model of `SMALL`, the same for the same seed; `changes` go into its config."""
+    """A model of `SMALL`, the same for the same seed; `changes` go into its config."""
     import transformers
 
     architecture, config = SMALL[name]
@@ -134,7 +137,7 @@ def small_model(
 
 @torch.no_grad()
 def perturb(model: PreTrainedModel, seed: int = 0) -> None:
-    """Give gains, biases and embeddings the spread that training gives them; matrices keep a healthy scale."""
+    """Add noise: gains, biases and embeddings spread as after training; matrices keep scale."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
         scale = 0.2 if parameter.ndim < 2 else parameter.shape[-1] ** -0.5

@@ -1,4 +1,4 @@
-"""Cells are computed once, whoever computes them: keys, the store, retries, failures, workers that die, interrupts, Ray."""
+"""Cells are computed once: keys, store, retries, failures, dying workers, interrupts, Ray."""
 
 import json
 import os
@@ -92,7 +92,7 @@ def test_a_cell_is_computed_once_and_appears_whole(tmp_path, log):
     assert {file.name for file in store.folder(sums).iterdir()} == {
         "result.json",
         "cell.json",
-        "made.txt",
+        "name.txt",
     }
     described = json.loads((store.folder(sums) / "cell.json").read_text())
     assert (
@@ -364,14 +364,21 @@ def test_ray_says_what_is_not_there(tmp_path):
 
 
 def test_no_worker_hears_ctrl_c(tmp_path):
-    """Not the first one either, with which multiprocessing starts a helper that lets signals through. In a process that has not started any yet."""
-    code = (
-        "from pathlib import Path\nfrom experiment_steps import cell\nfrom symmerge.lab.experiments.engines import LocalEngine\n"
-        "from symmerge.lab.experiments.runner import run\nfrom symmerge.lab.experiments.store import Store\n"
-        "if __name__ == '__main__':\n"
-        f"    found = run([cell('held_back', 'a'), cell('held_back', 'b')], Store(Path({str(tmp_path / 'out')!r})), LocalEngine(2))\n"
-        "    print([result['held'] for result in found.results.values()])\n"
-    )
+    """Also the first worker, which multiprocessing starts together with a helper that unblocks
+    signals. In a process that has not started any yet."""
+    code = f"""
+from pathlib import Path
+
+from experiment_steps import cell
+from symmerge.lab.experiments.engines import LocalEngine
+from symmerge.lab.experiments.runner import run
+from symmerge.lab.experiments.store import Store
+
+if __name__ == "__main__":
+    cells = [cell("held_back", "a"), cell("held_back", "b")]
+    outcome = run(cells, Store(Path({str(tmp_path / "out")!r})), LocalEngine(2))
+    print([result["held"] for result in outcome.results.values()])
+"""
     (tmp_path / "script.py").write_text(code)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     said = subprocess.run(
@@ -385,7 +392,8 @@ def test_no_worker_hears_ctrl_c(tmp_path):
 
 
 def test_a_second_ctrl_c_leaves_no_worker(tmp_path, monkeypatch, log):
-    """Without the pause that `run` asks for, the second one comes between the workers, and Python waits at its end for those that are left."""
+    """Not deferred, the second one would come between two workers, and Python would wait for
+    the others at its end."""
     close = LocalEngine.close
 
     def disturbed(engine):
@@ -408,7 +416,7 @@ def test_a_second_ctrl_c_leaves_no_worker(tmp_path, monkeypatch, log):
 
 
 def test_workers_go_on_with_what_they_know(tmp_path):
-    """Two rounds of two kinds on two workers, in the second round in the other order: each kind stays with its worker."""
+    """Two rounds of two kinds on two workers, in reverse order: each kind keeps its worker."""
     engine, processes, store = LocalEngine(2), {}, Store(tmp_path)
     with store.locked(), closing(engine):
         engine.open(store, lambda one, line: None)
@@ -464,7 +472,7 @@ def test_of_heavy_cells_few_at_once(tmp_path):
 
 
 def test_the_longest_that_can_be_computed_is_first(log, tmp_path):
-    """As they come where they are equally long; and nothing before what it needs, however long it is."""
+    """Equally long ones in order; and nothing before what it needs, however long it is."""
 
     def lasting(seconds, name, *needs):
         return replace(cell("add", name, *needs, value=1.0), cost=Cost(seconds))

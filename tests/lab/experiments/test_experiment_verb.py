@@ -1,4 +1,4 @@
-"""The verb `experiment` as a user runs it: what it writes and prints, what it refuses, dry runs, kill -9, Ctrl-C."""
+"""The verb `experiment`: what it writes, prints and refuses, dry runs, kill -9, Ctrl-C."""
 
 import json
 import os
@@ -206,7 +206,7 @@ def test_what_is_finished_is_shown_without_computing(tmp_path, monkeypatch):
 REFUSED = {
     "no such column": (
         ("sums", "--out", "x", "--column", "pictures"),
-        "--column pictures: no column has that in its name; there are text, all",
+        "--column pictures: no column has that in its name; choose from text, all",
     ),
     "unknown": (("nothing",), "no experiment is called nothing"),
     "no folder": (("sums",), "add --out DIR"),
@@ -219,7 +219,7 @@ REFUSED = {
     "device": (("sums", "--out", "x", "--device", "tpu"), "there are cpu and cuda"),
     "data": (
         ("sums", "--out", "x", "--size", "published"),
-        "needs the data of shakespeare-gpt2: shakespeare does not come with the installation: put tiny",
+        "needs the data of shakespeare-gpt2: shakespeare does not come with the installation",
     ),
     "no such data": (
         ("sums", "--out", "x", "--size", "published", "--data", "."),
@@ -317,7 +317,10 @@ def wait_for(condition, seconds=60.0):
 
 
 def living(tmp_path):
-    """Processes that a run has started, and those they have: all know where the log is. Ray's agents, which do no work, may stay for a minute."""
+    """Processes of a run and their children: all have the log in their environment.
+
+    Ray's agents, which do no work, may stay for a minute.
+    """
     found, mark = [], f"{experiment_steps.LOG}={tmp_path}".encode()
     for file in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Every experiment of the catalog at its smoke size, through the engine: all cells computed, functions kept, tables full, pages written."""
+"""Every experiment at its smoke size: no cell fails, functions stay the same, tables are full."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import pytest
 from fixtures import run as run_verb
 
 from symmerge.errors import DataError, MismatchError
-from symmerge.lab.experiments import components as parts
+from symmerge.lab.experiments import components
 from symmerge.lab.experiments.catalog import EXPERIMENTS
 from symmerge.lab.experiments.cells import with_needs
 from symmerge.lab.experiments.engines import LocalEngine
@@ -51,15 +51,15 @@ def test_every_table_is_full(tables, outcome):
 
 
 def test_methods_keep_both_ends(tables, outcome):
-    """The lines of a pair by all methods begin and end alike, whatever lies between: proof that no method changed a function."""
-    ends, middles = {}, {}
+    """The lines of a pair have the same ends by all methods: none changed a function."""
+    ends, midpoints = {}, {}
     for cell in {
         cell for shown in tables.values() for cell in cells_of(shown) if cell.step.endswith(":line")
     }:
         losses = outcome.results[cell.key]["losses"]
         if cell.settings["method"] not in NON_SYMMETRIC:
             ends.setdefault(cell.needs, []).append((losses[0], losses[-1]))
-            middles.setdefault(cell.needs, set()).add(round(losses[1], 4))
+            midpoints.setdefault(cell.needs, set()).add(round(losses[1], 4))
             assert outcome.results[cell.key].get("changed", 0.0) < 1e-4, cell.label
     for pair, found in ends.items():
         assert all(
@@ -67,7 +67,7 @@ def test_methods_keep_both_ends(tables, outcome):
             for many in found
             for one, first in zip(many, found[0], strict=True)
         ), [need.label for need in pair]
-    assert max(map(len, middles.values())) > 5  # methods do differ between the ends
+    assert max(map(len, midpoints.values())) > 5  # methods do differ between the ends
 
 
 def test_what_experiments_share_is_one_cell(tables):
@@ -184,7 +184,7 @@ def test_what_is_needed_follows_from_the_cells(tmp_path, monkeypatch):
     ):
         with pytest.raises(
             DataError,
-            match=rf"{name} at size published needs the data of [\w-]+: .*{missing} is missing.*, or use --size small",
+            match=rf"{name} at size published needs the data of [\w-]+: .*{missing} is missing",
         ):
             check_data(name, EXPERIMENTS[name].tables(size), size, store)
     for name in EXPERIMENTS:
@@ -195,7 +195,7 @@ def test_what_is_needed_follows_from_the_cells(tmp_path, monkeypatch):
 
 
 def test_one_folder_has_one_data_set(tmp_path):
-    """The same files elsewhere are the same data; another file of the same name is refused, and so is another Python's documentation."""
+    """Another file of the same name is refused, and so is another Python's documentation."""
     out, size = tmp_path / "out", replace(SIZES["published"], data=tmp_path)
     store, tables = Store(out), EXPERIMENTS["f-retrain-images"].tables(size)
     (tmp_path / "cifar10.npz").write_bytes(b"pictures")
@@ -211,7 +211,7 @@ def test_one_folder_has_one_data_set(tmp_path):
     (tmp_path / "cifar10.npz").write_bytes(b"others")
     with pytest.raises(
         MismatchError,
-        match=r"was begun with other data \(cifar10.npz changed since\): restore it, or choose another --out",
+        match=r"was begun with other data \(cifar10.npz changed since\): restore it",
     ):
         check_same_data(out, digests(tables, size, store))
     said = run_verb(
@@ -237,17 +237,17 @@ def test_one_folder_has_one_data_set(tmp_path):
 
 def test_words_about_a_recipe_are_no_part_of_a_cell(monkeypatch):
     def key():
-        return parts.model(SMOKE, "vit-digits", 0).key
+        return components.model(SMOKE, "vit-digits", 0).key
 
     before, recipe = key(), training_recipe("vit-digits")
     monkeypatch.setattr(
-        parts,
+        components,
         "training_recipe",
         lambda name: replace(recipe, about="other words", accepts="a while"),
     )
     assert key() == before
     monkeypatch.setattr(
-        parts,
+        components,
         "training_recipe",
         lambda name: replace(recipe, schedule=replace(recipe.schedule, lr=1.0)),
     )

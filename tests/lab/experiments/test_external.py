@@ -1,4 +1,4 @@
-"""Experiments on models that are there already: cells go by what models and data are, wherever they lie; what is refused."""
+"""Experiments on external models: cells depend on content, not on paths; what is refused."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ WIDER = {"n_embd": 72, "n_head": 6, "n_inner": 192}
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Three models of masked text, three of causal text and a wider one, two of images; a text to learn from and another to measure on."""
+    """Small models of several kinds, one wider; a text to learn from and another to test on."""
     folder = tmp_path_factory.mktemp("home")
     for kind, count in {"bert": 3, "gpt2": 3, "vit": 2}.items():
         for seed in range(count):
@@ -256,7 +256,7 @@ def test_each_row_of_what_learning_needs_is_another_cell():
 
 
 def test_widths_and_many_and_features(tmp_path):
-    """What differs from lines between equal models: unequal pairs, all at once, as many layers as there are."""
+    """Unequal pairs, all models at once, and a row for every layer."""
     asked = {
         "t-widths": size_of("t-widths", "gpt2-0", "gpt2-1", "wide"),
         "t-many": size_of("t-many", "gpt2-0", "gpt2-1", "gpt2-2"),
@@ -406,7 +406,7 @@ REFUSED = {
     "seeds": (
         ("v-heads", "bert-0", "bert-1"),
         {"more": ["--seeds", 3]},
-        "--seeds is for models that are trained, and --models are there already",
+        "--seeds is for models that are trained, and --models exist already",
     ),
     "data sets": (
         ("v-heads", "bert-0", "bert-1"),

@@ -1,4 +1,4 @@
-"""Models that are there already and are trained further: classifiers fine-tuned from pretrained models that are given."""
+"""Classifiers fine-tuned from external pretrained models."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ WORDS = "embeddings.word_embeddings.weight"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Pretrained models of two seeds, as MultiBERTs are stored; and pairs that no classifier of texts begins from."""
+    """Pretrained models of two seeds, as MultiBERTs; pairs that no classifier starts from."""
     folder = tmp_path_factory.mktemp("home")
     kinds = {
         "bert": "bert-pretraining",
@@ -94,7 +94,7 @@ def test_classifiers_begin_from_the_models_given(home, tmp_path):
         and "models given" in (out / "page.html").read_text()
     )
 
-    # A dozen steps lead nowhere far: every classifier is near the model it began from, and not near the other one.
+    # After a dozen steps a classifier is still near the model it began from, not near the other.
     size = size_of("bert-0", "bert-1")
     lines = cells_of(EXPERIMENTS["v-tasks"].tables(size))
     tuned = [words_of(out / "cells" / cell.key / "model") for cell in lines[0].needs]
@@ -108,7 +108,8 @@ def test_classifiers_begin_from_the_models_given(home, tmp_path):
         for cell in lines
     )
 
-    # The same files elsewhere, after a run: what is finished counts, and a classifier that is lost is trained again from the new place, to the same bytes.
+    # The same files elsewhere, after a run: finished cells count, and a lost classifier is trained
+    # again from the new place, to the same bytes.
     copies = [
         str(shutil.copytree(home / f"bert-{seed}", moved / f"base-{seed}")) for seed in (0, 1)
     ]
@@ -213,7 +214,7 @@ def test_tables_in_a_folder_and_rows_that_are_too_long(tmp_path):
     )
 
 
-BEGINS = "a classifier on python-topics begins from a stock model of the type bert, for masked-lm"
+BEGINS = "a classifier on python-topics starts from a stock model of the type bert, for masked-lm"
 REFUSED = {
     "text that goes on": (("gpt2-0", "gpt2-1"), ("is a GPT2LMHeadModel, for causal-lm", BEGINS)),
     "pictures": (("vit-0", "vit-1"), ("is a ViTForImageClassification", BEGINS)),
@@ -234,9 +235,7 @@ REFUSED = {
     ),
     "too few positions": (
         ("short-0", "short-1"),
-        (
-            "short-0 takes 40 tokens, and python-topics has rows of 48: a classifier on python-topics needs a model with more positions",
-        ),
+        ("short-0 takes 40 tokens, and python-topics has rows of 48",),
     ),
     "one": (("bert-0",), ("v-tasks needs 2 models or more, 1 given",)),
     "measured on": (

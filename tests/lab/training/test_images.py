@@ -390,7 +390,7 @@ def test_a_column_of_labels_will_do(root):
 def test_what_is_missing_is_named_with_its_place(data, root, tmp_path):
     with pytest.raises(
         DataError,
-        match=rf"data/{data}\.npz is missing, .*: put it there, or the folder {PUBLISHED_AS[data][0]} beside it, or give another folder",
+        match=rf"data/{data}\.npz is missing, .*, or the folder {PUBLISHED_AS[data][0]} beside it",
     ):
         train(TRAINING[RECIPES[data]], 0, tmp_path / "out", data=root)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Parts initialised anew: exactly those parameters change, as the stock class initialises them, and the seed decides to what."""
+"""Re-initialised components: exactly their parameters change, as the stock class and seed say."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def folder(tmp_path_factory):
 
 
 def inside(model, classes):
-    """Parameters below modules of some classes, in the model's order: a list for each module, norms of the stream left out of attention's."""
+    """Parameters below modules of these classes, a list for each, without norms of the stream."""
     found = [
         (name, module) for name, module in model.named_modules() if type(module).__name__ in classes
     ]

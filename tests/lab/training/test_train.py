@@ -1,4 +1,4 @@
-"""Training: the seed decides the weights, the folder is a stock checkpoint, and nothing is left of a run that did not end."""
+"""Training: the seed decides the weights, the folder is a stock checkpoint or absent."""
 
 import inspect
 import json
@@ -174,7 +174,7 @@ def test_training_sees_no_test_data(tmp_path):
 
 @pytest.mark.parametrize("name", ["vit-digits", "gpt2-docs"])
 def test_training_helps(name, folders, tmp_path):
-    """A fresh model gives every answer the same chance; a few steps later the loss is lower, on held-out data too."""
+    """A fresh model predicts uniformly; a few steps later the held-out loss is lower, too."""
     recipe = short(name, steps=30, batch_size=32)
     train(recipe, 0, tmp_path / "longer")
     models = [sm.load(folders[name]), sm.load(tmp_path / "longer")]
@@ -213,7 +213,7 @@ def test_what_exists_is_refused_before_the_work(folders):
 def test_an_unknown_recipe_is_refused_with_the_list():
     with pytest.raises(
         MismatchError,
-        match=r"no training recipe called 'magic': there are vit-digits, gpt2-docs, llama-docs.*--list",
+        match=r"no training recipe called 'magic': choose one of vit-digits.*--list",
     ):
         training_recipe("magic")
 
@@ -437,7 +437,7 @@ COMPILED = {  # what a compiler must take whole, one of every kind of lesson
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_step_is_one_graph(name, monkeypatch):
-    """Without breaks: only then it can be captured on a GPU. `fullgraph` raises where there is one."""
+    """Without breaks: only then a GPU can capture it. `fullgraph` raises at a break."""
     monkeypatch.setattr(
         lessons_module, "augment", inspect.unwrap(lessons_module.augment)
     )  # without the checks of shapes that tests have

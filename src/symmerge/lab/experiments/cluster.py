@@ -89,7 +89,7 @@ class RayEngine:
         return result
 
     def _check_nodes(self) -> None:
-        """Check for GPUs, and that every node sees the folder; later nodes fail at their first cell."""
+        """Check for GPUs, and that every node sees the folder (later ones fail in their cells)."""
         from ray.util import scheduling_strategies as strategies  # type: ignore[import-not-found]
 
         if self._gpus and not self._ray.cluster_resources().get("GPU"):

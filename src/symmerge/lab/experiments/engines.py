@@ -188,7 +188,7 @@ def deferred_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _worker_environment() -> Iterator[None]:
-    """What a new worker inherits: the environment, and Ctrl-C blocked, as the run ends its workers."""
+    """What a new worker inherits: variables, and Ctrl-C blocked, as the run ends its workers."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     ensure_running()  # started together with the first worker, it would unblock Ctrl-C
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -33,7 +33,7 @@ def write_results(
     tables: tuple[ResultTable, ...],
     outcome: RunOutcome,
 ) -> dict[str, Any]:
-    """Write `results.json` and its page; no times and no paths, so the same cells give the same bytes."""
+    """Write `results.json` and its page. No times, no paths: the same cells give the same bytes."""
     record = {
         "schema": EXPERIMENT,
         "name": name,

@@ -20,7 +20,7 @@ from symmerge.lab.experiments.cells import Cell, Result
 
 RESULT = "result.json"
 LATE = 30.0
-"""Seconds until another machine sees a new folder, even if a network file system caches listings."""
+"""Seconds until another machine sees a new folder, if a network file system caches listings."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Store:
-    """`root/cells/KEY/`: `result.json`, `cell.json` and the step's files; `root/times.jsonl`: usage."""
+    """`root/cells/KEY/`: result.json, cell.json and the step's files; `root/times.jsonl`: usage."""
 
     root: Path
 
@@ -67,7 +67,7 @@ class Store:
         """Remove what killed runs left behind, of one cell or of all."""
         for left in self.cells.glob(f".{key}*.partial"):
             with suppress(OSError):
-                # Renamed first: a worker presumed dead must not move a half-removed folder into place.
+                # Renamed first: a worker presumed dead must not move half a folder into place.
                 shutil.rmtree(left.rename(left.with_suffix(".stale")), ignore_errors=True)
         for stale in self.cells.glob(f".{key}*.stale"):
             shutil.rmtree(stale, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A recipe's data as splits to train on, and the tokenizer or image processor that belongs to it."""
+"""A recipe's data as splits, with the tokenizer or image processor that belongs to it."""
 
 from __future__ import annotations
 
