@@ -129,7 +129,9 @@ def measure(case: str, folder: Path, merge: bool) -> dict[str, Any]:
     found = profile.runcall(sm.align, *models)
     solved = time.perf_counter() - began
     if merge:
-        sm.save(sm.merge(found.reference, found.aligned), folder / f"{case}-merged", overwrite=True)
+        sm.save(
+            sm.average(found.reference, found.aligned), folder / f"{case}-merged", overwrite=True
+        )
     whole = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     passes = sum(forward(model) for model in models)

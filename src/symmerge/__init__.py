@@ -1,32 +1,44 @@
 """symmerge: merge Transformers that were trained from different initialisations."""
 
-from symmerge.aligning.equivalence import same
-from symmerge.aligning.many import AlignedMany, align_many
-from symmerge.aligning.pair import Aligned, align
-from symmerge.errors import SymmergeError
-from symmerge.evaluation.lines import Curve, barrier
-from symmerge.evaluation.planes import plane
-from symmerge.evaluation.tasks import make_task
-from symmerge.matching.activations import ActivationMatching
-from symmerge.matching.base import Solution
-from symmerge.matching.learned import LearnedMatching
-from symmerge.matching.soft import SoftMatching
-from symmerge.matching.weights import WeightMatching
-from symmerge.merging.combining import combine
-from symmerge.merging.means import merge
-from symmerge.merging.soups import soup
-from symmerge.models.alignment import Alignment, apply
-from symmerge.models.canonical.form import canonicalize
-from symmerge.models.interpolation import mean
-from symmerge.models.model import Model, load, save
-from symmerge.models.widening import widen
-from symmerge.verification.verdict import Verdict, verify
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from symmerge.aligning.aligned import Aligned
+    from symmerge.aligning.equivalence import Certificate, same
+    from symmerge.aligning.many import AlignedMany, align_many
+    from symmerge.aligning.options import AlignOptions
+    from symmerge.aligning.pair import align
+    from symmerge.errors import SymmergeError
+    from symmerge.evaluation.lines import Curve, barrier
+    from symmerge.evaluation.planes import plane
+    from symmerge.evaluation.tasks import make_task
+    from symmerge.matching.activations import ActivationMatching
+    from symmerge.matching.base import Solution
+    from symmerge.matching.learned import LearnedMatching
+    from symmerge.matching.recipes import RECIPES as recipes
+    from symmerge.matching.soft import SoftMatching
+    from symmerge.matching.weights import WeightMatching
+    from symmerge.merging.combining import combine
+    from symmerge.merging.means import average
+    from symmerge.merging.pipeline import merge
+    from symmerge.merging.rescaling import repair
+    from symmerge.merging.soups import soup
+    from symmerge.models.alignment import Alignment, apply
+    from symmerge.models.canonical.form import canonicalize
+    from symmerge.models.interpolation import mean
+    from symmerge.models.model import Model, load, save
+    from symmerge.models.orbit import random_member
+    from symmerge.models.widening import widen
+    from symmerge.verification.verdict import Verdict, verify
 
 __all__ = [
     "ActivationMatching",
+    "AlignOptions",
     "Aligned",
     "AlignedMany",
     "Alignment",
+    "Certificate",
     "Curve",
     "LearnedMatching",
     "Model",
@@ -38,6 +50,7 @@ __all__ = [
     "align",
     "align_many",
     "apply",
+    "average",
     "barrier",
     "canonicalize",
     "combine",
@@ -46,10 +59,41 @@ __all__ = [
     "mean",
     "merge",
     "plane",
+    "random_member",
+    "recipes",
+    "repair",
     "same",
     "save",
     "soup",
     "verify",
     "widen",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+
+
+def _homes() -> dict[str, tuple[str, str]]:
+    """Public name -> (module, name there), read off the imports for type checkers above."""
+    import ast
+    from pathlib import Path
+
+    tree = ast.parse(Path(__file__).read_text("utf-8"))
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for node in nodes
+        if (node.module or "").startswith("symmerge.")
+        for alias in node.names
+    }
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: `symmerge --help` waits for no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, there = _homes()[name]
+    value = globals()[name] = getattr(import_module(module), there)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,16 +12,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import symmerge as sm
-from symmerge.aligning.vocabularies import (
-    _axes,
-    align_spelled,
-    counts,
-    fill,
-    kind_of,
-    respell,
-    shared,
-    verify_shared,
-)
+from symmerge.aligning.tokens import kind_of, match_tokens, verify_shared
+from symmerge.aligning.vocabularies import _axes, fill, respell
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import FunctionChanged, MismatchError, SymmergeWarning, SymmetryError
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers, tokenizer_of
@@ -33,6 +25,7 @@ from symmerge.models.orbit import random_member
 from symmerge.verification.verdict import gate
 
 module = importlib.import_module("symmerge.aligning.vocabularies")
+align = partial(sm.align, shared_tokens=True)
 ONE = sm.WeightMatching(dtype=torch.float64, generate_text=False)
 EXACT = 1e-12
 ONLY_A, ONLY_B = "QXZ0129\n", "äöüßéñ"
@@ -138,7 +131,7 @@ def swapped(first, second):
 
 
 def test_tokens_are_matched_by_string_and_special_ones_by_role(pair):
-    found = shared(*pair("gpt2"))
+    found = match_tokens(*pair("gpt2"))
     assert (found.tokens, found.filled, found.dropped, found.unnamed) == (
         len(MINE) - len(ONLY_A),
         len(ONLY_A),
@@ -155,8 +148,7 @@ def test_tokens_are_matched_by_string_and_special_ones_by_role(pair):
         assert found.rows[number] == expected
     assert (found.rows[len(MINE) :] == -1).all()
     assert (
-        torch.equal(counts(found), (found.rows >= 0).float())
-        and counts(found).sum() == found.tokens
+        torch.equal(found.counts, (found.rows >= 0).float()) and found.counts.sum() == found.tokens
     )
 
 
@@ -175,14 +167,14 @@ def test_a_token_with_several_roles_is_matched_once(tmp_path):
         {"bos_token": "<e>", "eos_token": "<e>", "pad_token": "<e>"},
         rows=4,
     )
-    assert shared(a, b).rows.tolist() == [3, -1, -1, 0, 1, 2]
-    assert shared(b, a).rows.tolist() == [3, 4, 5, 0]
+    assert match_tokens(a, b).rows.tolist() == [3, -1, -1, 0, 1, 2]
+    assert match_tokens(b, a).rows.tolist() == [3, 4, 5, 0]
 
 
 def test_a_string_goes_before_a_role(tmp_path):
     a = spelled(tmp_path / "a", "gpt2", ["<s>", "<e>", *"abc"], {"eos_token": "<s>"}, rows=5)
     b = spelled(tmp_path / "b", "gpt2", ["<e>", "<s>", *"abc"], {"eos_token": "<e>"}, rows=5)
-    assert shared(a, b).rows.tolist() == [1, 0, 2, 3, 4]
+    assert match_tokens(a, b).rows.tolist() == [1, 0, 2, 3, 4]
 
 
 # the same function on shared tokens
@@ -191,7 +183,7 @@ def test_a_string_goes_before_a_role(tmp_path):
 @pytest.mark.parametrize("name", FAMILIES + MORE)
 def test_b_computes_the_same_on_shared_tokens(pair, name):
     a, b = pair(name)
-    found = shared(a, b)
+    found = match_tokens(a, b)
     respelled = respell(b, a, found)
     verdict = verify_shared(b, respelled, found, dtype=torch.float64)
     assert verdict.same and verdict.difference <= EXACT and "shared tokens" in verdict.inputs
@@ -213,7 +205,7 @@ def test_b_computes_the_same_on_shared_tokens(pair, name):
 
 def test_only_swapped_rows_of_tokens_that_b_knows_matter(pair):
     a, b = pair("gpt2")
-    found, respelled = shared(a, b), respell(b, a)
+    found, respelled = match_tokens(a, b), respell(b, a)
     unknown = [MINE.index(token) for token in ONLY_A[:2]]
     assert verify_shared(
         b, with_rows(respelled, swapped(*unknown)), found, dtype=torch.float64
@@ -222,7 +214,7 @@ def test_only_swapped_rows_of_tokens_that_b_knows_matter(pair):
 
 def test_every_table_of_the_vocabulary_is_rearranged(pair):
     a, b = pair("bert-untied")
-    found, respelled = shared(a, b), respell(b, a)
+    found, respelled = match_tokens(a, b), respell(b, a)
     tables = set(_axes(b.spec))
     heads = {
         "cls.predictions.decoder.weight",
@@ -244,7 +236,8 @@ def test_every_table_of_the_vocabulary_is_rearranged(pair):
 @pytest.mark.parametrize("rows", [(71, 69), (71, 130), (200, 69)])
 def test_rows_that_no_token_names(pair, rows):
     a, b = pair("gpt2", planted=True, rows=rows)
-    found, both = align_spelled(a, b, ONE)
+    found = align(a, b, ONE)
+    both = found.shared
     assert both.unnamed == rows[0] - len(MINE) and both.tokens == len(MINE) - len(ONLY_A)
     assert worst(found.reference, found.aligned) <= 1e-6
     assert found.aligned.weights["transformer.wte.weight"].shape == (rows[0], 48)
@@ -270,10 +263,11 @@ def test_it_reads_with_a_s_tokenizer_and_its_ids(pair, tmp_path):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_planted_copy_is_recovered(pair, name):
     a, b = pair(name, planted=True)
-    found, both = align_spelled(a, b, ONE)
+    found = align(a, b, ONE)
+    both = found.shared
     assert worst(found.reference, found.aligned) <= 1e-6 and found.after <= 1e-6
     assert (
-        sm.verify(a, sm.merge(found.reference, found.aligned), dtype=torch.float64).difference
+        sm.verify(a, sm.average(found.reference, found.aligned), dtype=torch.float64).difference
         <= 1e-6
     )
     assert verify_shared(b, found.aligned, both, dtype=torch.float64).difference <= 1e-10
@@ -286,7 +280,7 @@ def test_a_planted_copy_is_recovered(pair, name):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 def test_unknown_rows_are_no_evidence_and_become_a_s(pair, name):
     a, b = pair(name, planted=True)
-    both = shared(a, b)
+    both = match_tokens(a, b)
     respelled = respell(b, a)
     generator = torch.Generator().manual_seed(0)
 
@@ -297,7 +291,7 @@ def test_unknown_rows_are_no_evidence_and_become_a_s(pair, name):
         return tensor
 
     loud = with_rows(respelled, noisy)
-    counted = sm.align(a, loud, replace(ONE, token_counts=counts(both)))
+    counted = sm.align(a, loud, replace(ONE, token_counts=both.counts))
     filled = fill(counted.aligned, counted.reference, both)
     assert (
         worst(counted.reference, filled) <= 1e-6 < worst(counted.reference, counted.aligned)
@@ -316,9 +310,9 @@ def test_a_merge_loads_in_transformers_with_a_s_tokenizer_and_is_a(pair, tmp_pat
     import transformers
 
     a, b = pair(name, planted=True, dtype=torch.float32)
-    found, _ = align_spelled(a, b, sm.WeightMatching(generate_text=False))
+    found = align(a, b, sm.WeightMatching(generate_text=False))
     out = sm.save(
-        sm.merge(found.reference, found.aligned, evidence=found.evidence()), tmp_path / "merged"
+        sm.average(found.reference, found.aligned, evidence=found.evidence()), tmp_path / "merged"
     )
     kind = getattr(transformers, a.spec.architecture)
     merged, stock, other = (
@@ -350,9 +344,10 @@ def test_a_merge_loads_in_transformers_with_a_s_tokenizer_and_is_a(pair, tmp_pat
 
 def test_unrelated_models_keep_a_s_rows_and_b_s_function(pair):
     a, b = pair("gpt2")
-    found, both = align_spelled(a, b, ONE)
+    found = align(a, b, ONE)
+    both = found.shared
     assert verify_shared(b, found.aligned, both, dtype=torch.float64).difference <= 1e-10
-    merged = sm.merge(found.reference, found.aligned)
+    merged = sm.average(found.reference, found.aligned)
     for table in _axes(merged.spec):
         rows = [model.weights[table] for model in (merged, found.reference)]
         assert torch.equal(rows[0][~both.known], rows[1][~both.known]) and not torch.equal(
@@ -374,7 +369,8 @@ def test_text_is_written_once_b_knows_every_token(pair, monkeypatch, matching):
     monkeypatch.setattr(
         "symmerge.matching.weights.make_probe", spy(made, "symmerge.observation.probe")
     )
-    found, both = align_spelled(a, b, matching)
+    found = align(a, b, matching)
+    both = found.shared
     assert all(
         (model.weights[table][~both.known].norm(dim=-1) > 0).all()
         for model in made
@@ -405,10 +401,11 @@ def test_counts_that_are_given_still_count(pair):
     given = torch.arange(101.0)
     seen = []
     solver = replace(ONE, token_counts=given)
-    found, both = align_spelled(a, b, solver, progress=seen.append)
+    found = align(a, b, solver, progress=seen.append)
+    both = found.shared
     assert (
         found.solution.settings["tokens_that_occur"]
-        == int((given * counts(both) > 0).sum())
+        == int((given * both.counts > 0).sum())
         == both.tokens - 1
     )
     assert worst(found.reference, found.aligned) <= 1e-6
@@ -416,8 +413,8 @@ def test_counts_that_are_given_still_count(pair):
 
 def test_too_few_shared_rows_do_not_determine_the_stream(pair):
     a, b = pair("llama")
-    both, ready = shared(a, b), [sm.canonicalize(model) for model in (a, respell(b, a))]
-    few = counts(both) * (torch.arange(101) < 20)
+    both, ready = match_tokens(a, b), [sm.canonicalize(model) for model in (a, respell(b, a))]
+    few = both.counts * (torch.arange(101) < 20)
 
     def determined(frequencies):
         return Evidence(
@@ -428,7 +425,7 @@ def test_too_few_shared_rows_do_not_determine_the_stream(pair):
             ignore_unseen=frequencies is not None,
         ).determined
 
-    assert determined(None) and determined(counts(both)) and not determined(few)
+    assert determined(None) and determined(both.counts) and not determined(few)
 
 
 # the same tokenizer
@@ -439,15 +436,15 @@ def test_the_same_tokenizer_rearranges_nothing(tmp_path):
         sm.load(checkpoint(tmp_path / str(seed), "gpt2", seed=seed, dtype=torch.float64))
         for seed in range(2)
     )
-    both = shared(a, b)
+    both = match_tokens(a, b)
     assert (
         both.same
         and both.tokens == len(MINE)
         and torch.equal(both.rows, torch.arange(101))
         and not both.filled + both.dropped
     )
-    assert respell(b, a) is b and fill(b, a, both) is b and counts(both).all()
-    found, plain = align_spelled(a, b, ONE)[0], sm.align(a, b, ONE)
+    assert respell(b, a) is b and fill(b, a, both) is b and both.counts.all()
+    found, plain = align(a, b, ONE), sm.align(a, b, ONE)
     assert all(
         torch.equal(found.aligned.weights[name], plain.aligned.weights[name])
         for name in plain.aligned.weights
@@ -458,7 +455,7 @@ def test_the_same_tokenizer_rearranges_nothing(tmp_path):
 def test_one_token_more_is_not_the_same(tmp_path):
     a = spelled(tmp_path / "a", "gpt2", MINE, SPECIAL, rows=101)
     b = spelled(tmp_path / "b", "gpt2", [*MINE, "ä"], SPECIAL, rows=101)
-    both = shared(a, b)
+    both = match_tokens(a, b)
     assert not both.same and both.dropped == 1 and respell(b, a) is not b
 
 
@@ -467,8 +464,9 @@ def test_one_token_more_is_not_the_same(tmp_path):
 
 def test_the_gate_goes_by_shared_tokens(pair, tmp_path):
     a, b = pair("gpt2", planted=True, dtype=torch.float32)
-    found, both = align_spelled(a, b, sm.WeightMatching(generate_text=False))
-    check = gate(b, compare=partial(verify_shared, found=both))
+    found = align(a, b, sm.WeightMatching(generate_text=False))
+    both = found.shared
+    check = gate(b, compare=partial(verify_shared, shared=both))
     sm.save(found.aligned, tmp_path / "aligned", gate=check)
     assert json.loads((tmp_path / "aligned" / "symmerge.json").read_text())["verified"][
         "inputs"
@@ -481,10 +479,10 @@ def test_the_gate_goes_by_shared_tokens(pair, tmp_path):
 def test_a_wrong_filling_is_refused(pair, monkeypatch):
     a, b = pair("gpt2")
     monkeypatch.setattr(
-        module, "fill", lambda aligned, reference, found: with_rows(aligned, swapped(10, 11))
+        module, "fill", lambda aligned, reference, shared: with_rows(aligned, swapped(10, 11))
     )
     with pytest.raises(FunctionChanged):
-        align_spelled(a, b, ONE)
+        align(a, b, ONE)
 
 
 KINDS = {
@@ -504,8 +502,11 @@ def test_tokenizers_of_other_kinds_are_refused(tmp_path, kind):
             MismatchError,
             match=f"is {kind}, that of .* {other}: .*; give models with tokenizers of one kind",
         ):
-            shared(a, spelled(tmp_path / other, "gpt2", KINDS[other], {}, rows=4))
-    assert shared(a, spelled(tmp_path / "alike", "gpt2", KINDS[kind][::-1], {}, rows=4)).tokens == 4
+            match_tokens(a, spelled(tmp_path / other, "gpt2", KINDS[other], {}, rows=4))
+    assert (
+        match_tokens(a, spelled(tmp_path / "alike", "gpt2", KINDS[kind][::-1], {}, rows=4)).tokens
+        == 4
+    )
 
 
 def test_a_few_marked_tokens_make_no_kind():
@@ -516,17 +517,17 @@ def test_few_shared_tokens_are_warned_of_and_too_few_refused(tmp_path):
     words = [f"w{number}" for number in range(200)]
     a = spelled(tmp_path / "a", "gpt2", words, {}, rows=200)
     with pytest.warns(SymmergeWarning, match=r"has 99 of the 200 tokens of .*, less than 50%"):
-        shared(a, spelled(tmp_path / "b", "gpt2", [*words[:99], "x"], {}, rows=100))
+        match_tokens(a, spelled(tmp_path / "b", "gpt2", [*words[:99], "x"], {}, rows=100))
     with pytest.raises(
         MismatchError,
         match=r"has 1 of the 200 tokens of .*: too few to go by .*; give models whose tokenizers",
     ):
-        shared(a, spelled(tmp_path / "c", "gpt2", ["w0", "x"], {}, rows=2))
+        match_tokens(a, spelled(tmp_path / "c", "gpt2", ["w0", "x"], {}, rows=2))
 
 
 def test_half_is_enough_without_a_word(tmp_path, recwarn):
     words = [f"w{number}" for number in range(20)]
-    shared(
+    match_tokens(
         spelled(tmp_path / "a", "gpt2", words, {}, rows=20),
         spelled(tmp_path / "b", "gpt2", words[10:], {}, rows=10),
     )
@@ -537,13 +538,13 @@ def test_models_without_tokens_or_tokenizers_are_refused(pair, tmp_path):
     a, b = pair("gpt2")
     for two in ((a, sm.load(small_model("gpt2"))), (sm.load(small_model("gpt2")), b)):
         with pytest.raises(MismatchError, match="has no tokenizer: copy the files"):
-            shared(*two)
+            match_tokens(*two)
     with pytest.raises(MismatchError, match="reads no tokens"):
-        shared(sm.load(small_model("vit")), b)
+        match_tokens(sm.load(small_model("vit")), b)
     with pytest.raises(
         MismatchError, match="has a token 70, the model knows 60: it is another model's"
     ):
-        shared(a, spelled(tmp_path / "small", "gpt2", MINE, SPECIAL, rows=60))
+        match_tokens(a, spelled(tmp_path / "small", "gpt2", MINE, SPECIAL, rows=60))
 
 
 def test_positions_that_hang_on_the_pad_token_are_refused(tmp_path):
@@ -565,4 +566,4 @@ def test_positions_that_hang_on_the_pad_token_are_refused(tmp_path):
 
 def test_recipes_that_are_no_symmetries_are_refused(pair):
     with pytest.raises(SymmetryError, match="no symmetry"):
-        align_spelled(*pair("gpt2"), RECIPES["correlation-ignore-heads"])
+        align(*pair("gpt2"), RECIPES["correlation-ignore-heads"])

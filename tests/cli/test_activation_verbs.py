@@ -14,7 +14,8 @@ from fixtures import checkpoint, run, tokenizer
 from transformers import PreTrainedTokenizerFast
 
 import symmerge as sm
-from symmerge.cli import gathering, several
+from symmerge.aligning import pair as aligning
+from symmerge.cli import statistics as verb
 from symmerge.observation.gathering import Gatherer
 from symmerge.observation.moments import SUMS
 from symmerge.observation.statistics import Statistics
@@ -123,7 +124,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_before_any_work(place, pair, tmp_path, monkeypatch, verb, case):
     name, arguments, words = REFUSED[case]
-    monkeypatch.setattr(several, "solve", lambda *_, **__: pytest.fail("it began to work"))
+    monkeypatch.setattr(aligning, "solve_pair", lambda *_, **__: pytest.fail("it began to work"))
     result = run(
         verb,
         *pair(name),
@@ -332,7 +333,7 @@ REFUSED_STATISTICS = {
 @pytest.mark.parametrize("case", REFUSED_STATISTICS)
 def test_statistics_refused(place, pair, tmp_path, monkeypatch, case):
     arguments, words = REFUSED_STATISTICS[case]
-    monkeypatch.setattr(gathering, "gather_pair", lambda *_, **__: pytest.fail("it began to work"))
+    monkeypatch.setattr(verb, "gather_pair", lambda *_, **__: pytest.fail("it began to work"))
     given = [one.format(place=place) for one in arguments]
     result = run(
         "statistics",

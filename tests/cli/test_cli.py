@@ -17,26 +17,11 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import symmerge as sm
-from symmerge.cli import app
-from symmerge.cli.options import families
+from symmerge.cli import VERBS, app, command_for
+from symmerge.cli.options.matching import abbreviated
 from symmerge.lab.small_models import SMALL, small_model
 from symmerge.matching.recipes import BY_METHOD
 
-VERBS = (
-    "inspect",
-    "random",
-    "apply",
-    "canonical",
-    "verify",
-    "align",
-    "merge",
-    "same",
-    "statistics",
-    "barrier",
-    "report",
-    "train",
-    "demo",
-)
 HEAD, WTE = "lm_head.weight", "transformer.wte.weight"
 
 
@@ -287,13 +272,32 @@ def test_options_from_yaml(saved, tmp_path):
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_shows_an_example(verb):
     words = " ".join(run(verb, "--help").stdout.split())
-    assert f"Example: symmerge {verb}" in words and "--config" in words
+    example = f"Example{'s' * (verb == 'experiment')}: symmerge {verb}"
+    assert example in words and "--config" in words
 
 
 def test_help_lists_the_verbs():
     words = run("--help").stdout
     assert all(verb in words for verb in VERBS) and "Exit codes: 0" in words
-    assert {command.callback.__name__ for command in app.registered_commands} >= set(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_line_of_a_verb_is_its_own(verb):
+    assert command_for(verb).help.splitlines()[0] == VERBS[verb]
+
+
+@pytest.mark.parametrize(
+    ("words", "loaded"), [(["--help"], set()), (["inspect", "--help"], {"torch"})]
+)
+def test_help_waits_for_no_heavy_import(words, loaded):
+    """The verb's own help is the control."""
+    heavy = ("torch", "transformers", "numpy", "scipy")
+    code = (
+        f"import sys; sys.argv = ['symmerge', *{words}]; import symmerge.cli as cli\n"
+        f"try: cli.main()\nexcept SystemExit: print({{*{heavy}}} & {{*sys.modules}}, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert eval(done.stderr) >= loaded and ("torch" in eval(done.stderr)) == bool(loaded)
 
 
 def test_help_names_every_recipe_and_choice():
@@ -301,7 +305,7 @@ def test_help_names_every_recipe_and_choice():
     words = " ".join(run("align", "--help").stdout.replace("│", " ").split())
     assert (
         all(
-            f"{method.capitalize()}: {families(names)}." in words
+            f"{method.capitalize()}: {abbreviated(names)}." in words
             for method, names in BY_METHOD.items()
         )
         and "correlation, -ff, -attention" in words

@@ -103,7 +103,7 @@ def test_two_models_combine_in_other_ways(how, three, tmp_path):
     run("merge", *three[:2], "--out", tmp_path / "out", *FAST, "--combine", how)
     found = sm.align(sm.load(three[0]), sm.load(three[1]), sm.WeightMatching(generate_text=False))
     wanted = sm.combine([found.reference, found.aligned], how)
-    merged, average = sm.load(tmp_path / "out"), sm.merge(found.reference, found.aligned)
+    merged, average = sm.load(tmp_path / "out"), sm.average(found.reference, found.aligned)
     assert (
         max(
             (merged.weights[name] - wanted.weights[name]).abs().max().item()

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import symmerge as sm
-from symmerge.cli import measuring
+from symmerge.cli import barrier as verb
 from symmerge.evaluation.tasks import make_task
 from symmerge.lab.training import recipes
 from symmerge.verification.modules import full_module
@@ -96,7 +96,7 @@ def test_the_ends_are_the_models_and_the_middle_their_average(two, place, model)
     )
     task, (a, b) = task_of(place, model(), model(seed=1))
     plain, moved = record["methods"]
-    expected = [alone(task, one)["loss"] for one in (a, sm.merge(a, b), b)]
+    expected = [alone(task, one)["loss"] for one in (a, sm.average(a, b), b)]
     assert [point["loss"] for point in plain["points"]] == pytest.approx(expected, rel=1e-6)
     assert [moved["points"][at]["loss"] for at in (0, -1)] == pytest.approx(
         [expected[0], expected[-1]], rel=1e-4
@@ -185,7 +185,7 @@ def test_what_is_printed(place, model, three):
 
 def test_progress_is_told_for_each_pair(measure, model, monkeypatch):
     told = []
-    monkeypatch.setattr(measuring.console, "note", told.append)
+    monkeypatch.setattr(verb.console, "note", told.append)
     for count in (3, 2):
         measure(f"told-{count}", *(model(seed=seed) for seed in range(count)), method="none")
     assert [line.rpartition("gpt2-")[2] for line in told] == [
@@ -243,7 +243,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_input_is_one_line(tmp_path, place, model, monkeypatch, case):
     models, more, words = REFUSED[case]
-    monkeypatch.setattr(measuring, "solve", lambda *_, **__: pytest.fail("it began to work"))
+    monkeypatch.setattr(verb, "solve_pair", lambda *_, **__: pytest.fail("it began to work"))
     given = [model(seed=seed, **changes) for seed, changes in models]
     result = run(
         "barrier",
@@ -312,7 +312,7 @@ def test_the_line_between_merges_by_circuits(place, model, measure):
     assert [losses[0], losses[-1]] == [alone(task, end)["loss"] for end in (low, high)]
     assert (
         abs(losses[0] - losses[-1]) > 1e-3
-        and abs(losses[0] - alone(task, sm.merge(parent, other, 0.25))["loss"]) > 1e-4
+        and abs(losses[0] - alone(task, sm.average(parent, other, 0.25))["loss"]) > 1e-4
     )  # no average of factors
     assert alone(task, start)["loss"] == pytest.approx(alone(task, parent)["loss"], rel=1e-5)
 

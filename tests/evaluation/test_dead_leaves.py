@@ -237,7 +237,7 @@ def test_without_labels_there_is_no_loss(pair):
     )
     wrong = {
         "barrier": lambda: sm.barrier(*pair, synthetic, 3),
-        "repair": lambda: repair(sm.merge(*pair), pair, synthetic),
+        "repair": lambda: repair(sm.average(*pair), pair, synthetic),
         "evaluate": lambda: synthetic.evaluate(full_module(pair[0], torch.float32)),
         "labels": lambda: LearnedMatching(data=synthetic, target="labels"),
         "labels, no data": lambda: sm.align(*pair, LearnedMatching(target="labels")),

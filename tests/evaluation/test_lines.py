@@ -37,7 +37,7 @@ from symmerge.evaluation.tasks.readouts import (
     ValueReadout,
 )
 from symmerge.lab.small_models import small_model
-from symmerge.merging.means import merge
+from symmerge.merging.means import average
 from symmerge.models.canonical.form import canonicalize
 from symmerge.models.interpolation import mean
 from symmerge.models.model import load
@@ -135,7 +135,7 @@ def test_every_point_is_the_merge_at_that_point(name, canonical):
     assert curve.ts == (0, 0.25, 0.5, 0.75, 1)
     assert curve.points[0] == loss(task, a) and curve.points[-1] == loss(task, b)
     for at in (1, 2):
-        assert curve.points[at] == pytest.approx(loss(task, merge(a, b, curve.ts[at])), rel=1e-5)
+        assert curve.points[at] == pytest.approx(loss(task, average(a, b, curve.ts[at])), rel=1e-5)
     assert (
         abs(curve.points[0]["loss"] - curve.points[2]["loss"]) > 1e-4
     )  # the control: points differ

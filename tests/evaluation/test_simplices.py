@@ -11,7 +11,7 @@ import torch
 from fixtures import Counted, checkpoint, run
 
 import symmerge as sm
-from symmerge.cli import several
+from symmerge.aligning import comparison
 from symmerge.errors import MismatchError
 from symmerge.evaluation.results import SimplexFile
 from symmerge.evaluation.simplices import (
@@ -367,7 +367,7 @@ def test_json_is_what_was_written(folder, measured, tmp_path):
 def test_what_does_not_go_together_is_refused_before_any_work(
     folder, tmp_path, monkeypatch, models, more, told
 ):
-    monkeypatch.setattr(several, "align_many", lambda *_, **__: pytest.fail("it began to work"))
+    monkeypatch.setattr(comparison, "align_many", lambda *_, **__: pytest.fail("it began to work"))
     result = barrier(folder, tmp_path / "out", *more, models=models, expect=2)
     assert (
         told in result.stderr and result.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
@@ -382,7 +382,7 @@ def test_who_cannot_be_brought_along_is_named(
     folder, tmp_path, monkeypatch, interrupted, code, told
 ):
     """Of fewer models the numbers would be others: nothing is compared that cannot be."""
-    real = several.align_many
+    real = comparison.align_many
 
     def failing(models, *more, **options):
         found = real(models[:2], *more, **options)
@@ -393,6 +393,6 @@ def test_who_cannot_be_brought_along_is_named(
             ),
         )
 
-    monkeypatch.setattr(several, "align_many", failing)
+    monkeypatch.setattr(comparison, "align_many", failing)
     result = barrier(folder, tmp_path / "out", "--method", FAST, expect=code)
     assert told in " ".join(result.stderr.split()) and list(tmp_path.iterdir()) == []

@@ -9,7 +9,8 @@ import pytest
 from transformers import pipeline
 from typer.testing import CliRunner
 
-from symmerge.cli import app, making
+from symmerge.cli import app
+from symmerge.cli import demo as verb
 from symmerge.errors import CheckpointError
 from symmerge.lab import demonstration as module
 from symmerge.lab.demonstration import demo
@@ -95,7 +96,7 @@ def test_merged_checkpoints_run_in_a_stock_pipeline(out):
 def test_the_verb(out, tmp_path, monkeypatch):
     """On models that are there: the table for programs and for people, and where everything is."""
     place, outcome = out
-    monkeypatch.setattr(making, "show", partial(demo, recipes=ONE, methods=METHODS, points=3))
+    monkeypatch.setattr(verb, "run_demo", partial(demo, recipes=ONE, methods=METHODS, points=3))
     assert json.loads(
         CliRunner().invoke(app, ["demo", "--out", str(place), "--json"]).stdout
     ) == list(outcome.rows[: 1 + len(METHODS)])
@@ -106,7 +107,7 @@ def test_the_verb(out, tmp_path, monkeypatch):
         and refused.stderr.startswith("error: cannot write to ")
         and refused.stderr.count("\n") == 1
     )
-    monkeypatch.setattr(making, "show", lambda *_, **__: outcome)
+    monkeypatch.setattr(verb, "run_demo", lambda *_, **__: outcome)
     said = CliRunner().invoke(app, ["demo", "--out", str(place)]).stdout.splitlines()
     assert said[1].split("\t") == list(outcome.rows[0]) and len(said) == 2 + len(
         outcome.rows

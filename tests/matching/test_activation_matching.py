@@ -7,11 +7,11 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import linear_sum_assignment
 from observed_pairs import inputs, pair_statistics
+from scipy.optimize import linear_sum_assignment
 
 import symmerge as sm
-from symmerge.aligning.pair import write
+from symmerge.aligning.aligned import write_aligned
 from symmerge.errors import MismatchError, SymmergeWarning, SymmetryError
 from symmerge.evaluation.data.self_generated import sample_text
 from symmerge.evaluation.tasks import make_task
@@ -165,10 +165,10 @@ def test_what_is_no_symmetry_is_another_function_and_is_not_written(name, which,
     found = solved(a, b, RECIPES[which], batches=1)
     assert sm.verify(b, found.aligned, dtype=torch.float64).difference > 1e-2
     with pytest.raises(SymmetryError, match="no symmetry"):
-        write(found, a, b, tmp_path / "out")
+        write_aligned(found, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     exact = solved(a, b, RECIPES["correlation"], batches=1)  # the control: one that is
-    write(exact, a, b, tmp_path / "out")
+    write_aligned(exact, tmp_path / "out")
     assert (tmp_path / "out/aligned/model.safetensors").exists()
 
 

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 import symmerge as sm
+from symmerge.aligning.aligned import solve_pair
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import MismatchError
 from symmerge.lab.small_models import SMALL, small_model
+from symmerge.matching.recipes import RECIPES
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.distances import distance
 from symmerge.models.orbit import random_member
@@ -97,7 +99,11 @@ def test_pairs_that_do_not_compare_are_refused():
         MismatchError,
         match=r"differ in: .*residual OrthogonalFixingOnes\(48\) / OrthogonalFixingOnes\(24\)",
     ):
-        sm.align(sm.load(small_model("gpt2")), sm.load(small_model("gpt2", n_embd=24)))
+        solve_pair(
+            sm.load(small_model("gpt2")),
+            sm.load(small_model("gpt2", n_embd=24)),
+            RECIPES["weights-only"],
+        )
 
 
 def test_same_decides_by_alignment():
@@ -122,7 +128,9 @@ def test_merge_is_a_stock_checkpoint_between_its_parents(tmp_path):
 
     a, b = (sm.load(small_model("vit", seed=seed)) for seed in (0, 1))
     found = sm.align(a, b)
-    merged = sm.load(sm.save(sm.merge(found.reference, found.aligned, t=0.25), tmp_path / "merged"))
+    merged = sm.load(
+        sm.save(sm.average(found.reference, found.aligned, t=0.25), tmp_path / "merged")
+    )
     for name in merged.weights:
         expected = 0.75 * found.reference.weights[name] + 0.25 * found.aligned.weights[name]
         assert torch.allclose(merged.weights[name], expected, atol=1e-6)
@@ -141,12 +149,12 @@ def test_merging_a_model_with_its_own_orbit_gives_the_model_back():
     moved = random_member(model, seed=1)[1]
     found = sm.align(model, moved, ONE)
     assert (
-        sm.verify(model, sm.merge(found.reference, found.aligned), dtype=torch.float64).difference
+        sm.verify(model, sm.average(found.reference, found.aligned), dtype=torch.float64).difference
         <= 1e-6
     )
     assert (
         sm.verify(
-            model, sm.merge(sm.canonicalize(model), sm.canonicalize(moved)), dtype=torch.float64
+            model, sm.average(sm.canonicalize(model), sm.canonicalize(moved)), dtype=torch.float64
         ).difference
         >= 1e-1
     )

@@ -183,7 +183,7 @@ def test_a_permuted_stream_and_ties_mix_too():
     )
     solution = options.solve(a, b)
     assert solution.relaxed is not None and list(solution.relaxed.elements) == ["residual"]
-    numbers, merged = solution.settings["soft"], sm.merge(a, relax(solution, b))
+    numbers, merged = solution.settings["soft"], sm.average(a, relax(solution, b))
     assert min(solution.objective) < solution.objective[0] and numbers["end"]["function"] > 1e-3
     assert sm.verify(b, apply(solution.alignment, b), dtype=torch.float64).difference <= 1e-10
     _, held = options._exact().lessons([a, b], lambda line: None)

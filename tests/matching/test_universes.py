@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import symmerge as sm
-from symmerge.aligning.many import align_many, write
+from symmerge.aligning.many import align_many, write_aligned_many
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.lab.small_models import small_model
@@ -156,7 +156,7 @@ def test_all_stay_the_functions_they_were(tmp_path):
     for before, after in zip(models, found.models, strict=True):
         assert sm.verify(before, after).same
     assert not sm.verify(models[0], found.models[1]).same
-    write(found, models, tmp_path / "out")
+    write_aligned_many(found, tmp_path / "out")
     for number, folder in ((0, "aligned-0"), (1, "reference"), (2, "aligned-2")):
         assert sm.verify(models[number], sm.load(tmp_path / "out" / folder)).same
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {
@@ -226,5 +226,5 @@ def test_what_cannot_be_compared_is_named():
     assert all(model.where in str(told.value) for model in odd)
     with pytest.raises(MismatchError, match="give two models or more"):
         match_universe(models[:1], ONE)
-    with pytest.raises(MismatchError, match="counted from 0"):
+    with pytest.raises(MismatchError, match="a place from 0 to 1"):
         align_many(models, ONE, reference=2)

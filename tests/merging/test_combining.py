@@ -15,7 +15,14 @@ from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks import Task
 from symmerge.evaluation.tasks.readouts import ImageReadout
 from symmerge.lab.small_models import small_model
-from symmerge.merging.combining import METHODS, agreed, by_chance, combine, largest, slerp
+from symmerge.merging.combining import (
+    METHODS,
+    agreeing_mean,
+    combine,
+    keep_largest,
+    keep_random,
+    slerp,
+)
 from symmerge.merging.soups import soup
 from symmerge.models.model import load
 from symmerge.verification.modules import full_module
@@ -97,17 +104,17 @@ def test_nearly_parallel_tensors_are_taken_straight(x, y):
 def test_ties_by_hand():
     """Trim to half, elect, and the mean of those that agree."""
     differences = [tensor(5, -1, 2, 0.5), tensor(3, 4, -6, 0.1), tensor(-1, 2, -3, 0.2)]
-    thinned = [largest(one, 0.5, chance()) for one in differences]
+    thinned = [keep_largest(one, 0.5, chance()) for one in differences]
     assert [one.tolist() for one in thinned] == [[5, 0, 2, 0], [0, 4, -6, 0], [0, 2, -3, 0]]
-    assert agreed(thinned, [1 / 3] * 3).tolist() == pytest.approx([5, 3, -4.5, 0])
-    assert agreed(thinned, [0.8, 0.1, 0.1]).tolist() == pytest.approx(
+    assert agreeing_mean(thinned, [1 / 3] * 3).tolist() == pytest.approx([5, 3, -4.5, 0])
+    assert agreeing_mean(thinned, [0.8, 0.1, 0.1]).tolist() == pytest.approx(
         [5, 3, 2, 0]
     )  # the first model's vote outweighs both
     assert torch.stack(thinned).mean(0).tolist() != pytest.approx([5, 3, -4.5, 0])  # the control
-    assert largest(tensor(1, 2), 0.1, chance()).tolist() == [0, 2]  # never nothing
+    assert keep_largest(tensor(1, 2), 0.1, chance()).tolist() == [0, 2]  # never nothing
     view = torch.arange(6.0).reshape(2, 3).T
     assert torch.equal(
-        largest(view, 0.5, chance()), view * (view > 2)
+        keep_largest(view, 0.5, chance()), view * (view > 2)
     )  # as tensors that are transposed when read
 
 
@@ -118,8 +125,8 @@ def test_ties_of_models_are_ties_of_their_differences(three):
     elsewhere = combine(three, "ties", [0.2, 0.5, 0.3], base=c, density=0.25)
     for name in found.weights:
         x = a.weights[name]
-        expected = x + agreed(
-            [largest(other.weights[name] - x, 0.25, chance()) for other in (b, c)], [0.5, 0.3]
+        expected = x + agreeing_mean(
+            [keep_largest(other.weights[name] - x, 0.25, chance()) for other in (b, c)], [0.5, 0.3]
         )
         torch.testing.assert_close(found.weights[name], expected)
     assert largest_difference(found, same) == 0  # the first is the base unless another is given
@@ -138,7 +145,7 @@ def test_ties_of_models_are_ties_of_their_differences(three):
 
 def test_dare_drops_by_density_and_keeps_the_mean():
     difference = torch.linspace(-1, 2, 2000, dtype=torch.float64)
-    draws = torch.stack([by_chance(difference, 0.3, chance(seed)) for seed in range(400)])
+    draws = torch.stack([keep_random(difference, 0.3, chance(seed)) for seed in range(400)])
     assert (draws != 0).double().mean().item() == pytest.approx(0.3, abs=0.005)
     torch.testing.assert_close(draws[draws != 0], (difference / 0.3).expand_as(draws)[draws != 0])
     error = draws.mean(0) - difference
@@ -147,7 +154,7 @@ def test_dare_drops_by_density_and_keeps_the_mean():
     assert (
         (0.3 * draws).mean(0) - difference
     ).abs().max() > 0.5  # the control: without growing, the mean shrinks
-    assert torch.equal(by_chance(difference, 1.0, chance()), difference)
+    assert torch.equal(keep_random(difference, 1.0, chance()), difference)
 
 
 def test_dare_of_models_is_their_mean_on_average(three):
@@ -248,7 +255,7 @@ def test_stored_precision_stays():
 
 
 def test_weights_are_normalised_and_said_to_be(three):
-    with pytest.warns(SymmergeWarning, match=r"sum to 4, not 1: taken as 0.5, 0.25, 0.25"):
+    with pytest.warns(SymmergeWarning, match=r"sum to 4, not 1: scaled to 0.5, 0.25, 0.25"):
         found = combine(three, "mean", [2.0, 1.0, 1.0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -292,7 +299,7 @@ def test_the_card_says_how(three, tmp_path):
         ({"weights": [math.nan, 0.5, 0.5]}, "nan for"),
         ({"weights": [0.0, 0.0, 0.0]}, "all weights are 0"),
         ({"method": "median"}, "method median: there are mean, slerp, ties, dare"),
-        ({"method": "slerp"}, "slerp takes 2; combine 2 at a time, or all of them by mean"),
+        ({"method": "slerp"}, "slerp takes 2; combine 2 at a time, or all by mean"),
         ({"method": "ties", "density": 0.0}, "density 0:"),
         ({"method": "dare", "density": 1.5}, "density 1.5:"),
     ],
@@ -312,7 +319,7 @@ def test_models_that_do_not_belong_together_are_refused(three):
         MismatchError, match="mean takes no differences from a base; leave it out or use ties"
     ):
         combine(three, base=three[0])
-    with pytest.raises(MismatchError, match="1 model: there is nothing to combine"):
+    with pytest.raises(MismatchError, match="1 models: there is nothing to combine"):
         combine(three[:1])
     with pytest.raises(MismatchError, match="0 models: there is nothing"):
         combine([])

@@ -33,10 +33,10 @@ def test_the_ends_are_the_parents(aligned, attention):
     a, b, found = aligned
     if attention == "circuits" and a.spec.family in ("llama", "neox"):
         with pytest.raises(MismatchError, match="turn with their positions"):
-            sm.merge(found.reference, found.aligned, 0.0, attention=attention)
+            sm.average(found.reference, found.aligned, 0.0, attention=attention)
         return
     for t, parent, other in ((0.0, a, b), (1.0, b, a)):
-        end = sm.merge(found.reference, found.aligned, t, attention=attention)
+        end = sm.average(found.reference, found.aligned, t, attention=attention)
         assert difference(parent, end) <= 1e-10
         assert difference(other, end) > 1e-2  # the control
 
@@ -55,7 +55,7 @@ def test_circuits_need_no_common_basis(aligned):
     turned = sm.apply(sm.Alignment(found.aligned.spec, inside), found.aligned)
     middle = {
         kind: [
-            sm.merge(found.reference, other, attention=kind) for other in (found.aligned, turned)
+            sm.average(found.reference, other, attention=kind) for other in (found.aligned, turned)
         ]
         for kind in ("factors", "svd", "circuits")
     }
@@ -66,7 +66,7 @@ def test_circuits_need_no_common_basis(aligned):
 
 def test_parts_at_their_own_t(aligned):
     a, _, found = aligned
-    merged = sm.merge(
+    merged = sm.average(
         found.reference, found.aligned, 0.5, at={"ff": 0.0, "ff.1": 1.0, "layer.0": 0.25}
     )
     for name in merged.weights:
@@ -85,7 +85,7 @@ def test_an_inflated_merge_is_marked_and_only_symmerge_loads_it(tmp_path):
 
     a, b = (sm.load(small_model("gpt2", seed=seed)) for seed in (0, 1))
     found = sm.align(a, b, sm.WeightMatching(generate_text=False))
-    merged = sm.merge(
+    merged = sm.average(
         found.reference, found.aligned, attention="circuits", evidence=found.evidence()
     )
     sm.save(merged, tmp_path / "m")
@@ -100,7 +100,7 @@ def test_the_card_says_what_was_merged_and_why(tmp_path):
     a, b = (sm.load(small_model("gpt2", seed=seed)) for seed in (0, 1))
     found = sm.align(a, b, sm.WeightMatching(tries=2))
     sm.save(
-        sm.merge(found.reference, found.aligned, 0.25, evidence=found.evidence()), tmp_path / "m"
+        sm.average(found.reference, found.aligned, 0.25, evidence=found.evidence()), tmp_path / "m"
     )
     card = (tmp_path / "m" / "README.md").read_text()
     assert (
@@ -110,5 +110,5 @@ def test_the_card_says_what_was_merged_and_why(tmp_path):
         and b.digest()[:16] in card
     )
     assert f"distance after: {found.after:.3f}" in card and "of 2 tries" in card
-    sm.save(sm.merge(a, b), tmp_path / "plain")
+    sm.save(sm.average(a, b), tmp_path / "plain")
     assert "averaged as they are" in (tmp_path / "plain" / "README.md").read_text()

@@ -16,7 +16,7 @@ import symmerge as sm
 from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.lab.small_models import small_model
 from symmerge.merging.combining import combine
-from symmerge.merging.mergekit import OURS, recipe
+from symmerge.merging.mergekit import OURS, mergekit_config
 
 MERGEKIT = os.environ.get("SYMMERGE_MERGEKIT") or shutil.which("mergekit-yaml")
 needs_mergekit = pytest.mark.skipif(
@@ -85,7 +85,7 @@ def test_mergekit_makes_what_we_make(folders, tmp_path, method, count, density, 
     weights = WEIGHTS if count == 3 else [0.7, 0.3]
     home = folders[base] if base else None
     made = run_mergekit(
-        recipe(folders[:count], weights, method, base=home, density=density), tmp_path
+        mergekit_config(folders[:count], weights, method, base=home, density=density), tmp_path
     )
     models = [sm.load(folder) for folder in folders]
     ours = combine(
@@ -101,7 +101,9 @@ def test_mergekit_makes_what_we_make(folders, tmp_path, method, count, density, 
 @needs_mergekit
 def test_dare_differs_only_by_chance_and_by_how_it_grows(folders, tmp_path):
     """mergekit grows what it keeps until its sum of magnitudes is what it was; we, as the paper, by 1/density: nearly the same."""
-    made = run_mergekit(recipe(folders[:2], [0.5, 0.5], "dare_linear", density=0.4), tmp_path)
+    made = run_mergekit(
+        mergekit_config(folders[:2], [0.5, 0.5], "dare_linear", density=0.4), tmp_path
+    )
     a, b = (sm.load(folder) for folder in folders[:2])
     ours = combine([a, b], "dare", density=0.4)
     name = next(name for name in a.weights if a.weights.shape(name) in ((48, 96), (96, 48)))
@@ -120,7 +122,7 @@ def test_dare_differs_only_by_chance_and_by_how_it_grows(folders, tmp_path):
 @needs_mergekit
 def test_a_tokenizer_source_would_cut_the_embeddings(folders, tmp_path):
     """Why the recipe names none."""
-    text = recipe(folders[:2])
+    text = mergekit_config(folders[:2])
     rows = {
         sm.load(folders[0]).weights.shape(name)[0]
         for name in sm.load(folders[0]).weights
@@ -139,7 +141,7 @@ def test_odd_paths_and_half_precision_go_through(tmp_path):
     home = tmp_path / 'it\'s "a" + b@c: #\\ é'
     home.mkdir()
     folders = aligned(home, "llama", dtype=torch.bfloat16)
-    made = run_mergekit(recipe(folders, WEIGHTS), tmp_path)
+    made = run_mergekit(mergekit_config(folders, WEIGHTS), tmp_path)
     ours = combine([sm.load(folder) for folder in folders], weights=WEIGHTS)
     assert made.dtype == torch.bfloat16
     stored = {name: ours.weights[name].bfloat16().float() for name in ours.weights}
@@ -164,7 +166,7 @@ def test_recipes_in_full(stored):
     weight = [{"parameters": {"weight": w, "density": 0.5}} for w in WEIGHTS]
     models = [{"model": a}, {"model": b, **weight[1]}, {"model": c, **weight[2]}]
     whole = {"base_model": a, "dtype": "float32"}
-    assert yaml.safe_load(recipe([a, b], [0.75, 0.25])) == {
+    assert yaml.safe_load(mergekit_config([a, b], [0.75, 0.25])) == {
         "merge_method": "linear",
         "models": [
             {"model": a, "parameters": {"weight": 0.75}},
@@ -172,26 +174,26 @@ def test_recipes_in_full(stored):
         ],
         **whole,
     }
-    assert yaml.safe_load(recipe([a, b], [0.75, 0.25], "slerp")) == {
+    assert yaml.safe_load(mergekit_config([a, b], [0.75, 0.25], "slerp")) == {
         "merge_method": "slerp",
         "models": [{"model": a}, {"model": b}],
         "parameters": {"t": 0.25},
         **whole,
     }
-    assert yaml.safe_load(recipe(stored, WEIGHTS, "ties")) == {
+    assert yaml.safe_load(mergekit_config(stored, WEIGHTS, "ties")) == {
         "merge_method": "ties",
         "models": models,
         "parameters": {"normalize": True},
         **whole,
     }
-    dare = yaml.safe_load(recipe(stored, WEIGHTS, "dare_ties"))
+    dare = yaml.safe_load(mergekit_config(stored, WEIGHTS, "dare_ties"))
     assert dare == {
         "merge_method": "dare_ties",
         "models": models,
         "parameters": {"normalize": True, "rescale": True},
         **whole,
     }
-    other = yaml.safe_load(recipe([a, b], method="ties", base=c, density=0.25))
+    other = yaml.safe_load(mergekit_config([a, b], method="ties", base=c, density=0.25))
     assert (
         other["base_model"] == c
         and [one["parameters"] for one in other["models"]] == [{"weight": 0.5, "density": 0.25}] * 2
@@ -199,23 +201,23 @@ def test_recipes_in_full(stored):
 
 
 def test_numbers_and_paths_survive_yaml(stored, tmp_path, monkeypatch):
-    small = yaml.safe_load(recipe(stored[:2], [1 - 1e-7, 1e-7]))["models"][1]["parameters"][
-        "weight"
-    ]
+    small = yaml.safe_load(mergekit_config(stored[:2], [1 - 1e-7, 1e-7]))["models"][1][
+        "parameters"
+    ]["weight"]
     assert small == 1e-7 and isinstance(
         yaml.safe_load("1e-07"), str
     )  # the control: why exponents are written out
     odd = tmp_path / "tab\t 'x' \"y\" \\ # : \u2028 \u00e9 \U0001f600"
     shutil.copytree(stored[0], odd)
-    assert yaml.safe_load(recipe([odd, stored[1]]))["base_model"] == str(odd)
+    assert yaml.safe_load(mergekit_config([odd, stored[1]]))["base_model"] == str(odd)
     for sign in "+@":
         split = tmp_path / f"a{sign}b"
         shutil.copytree(stored[0], split)
-        assert yaml.safe_load(recipe([split, stored[1]]))["base_model"] == {
+        assert yaml.safe_load(mergekit_config([split, stored[1]]))["base_model"] == {
             "model": {"path": str(split)}
         }
     monkeypatch.chdir(stored[0].parent)
-    assert yaml.safe_load(recipe(["m0", "m1"]))["base_model"] == str(
+    assert yaml.safe_load(mergekit_config(["m0", "m1"]))["base_model"] == str(
         stored[0]
     )  # a relative path might be looked for on the hub
 
@@ -225,23 +227,23 @@ def test_what_mergekit_cannot_do_is_refused(stored, tmp_path):
         MismatchError,
         match="method breadcrumbs: mergekit's that can be handed over are linear, slerp, ties, dare_linear, dare_ties",
     ):
-        recipe(stored, method="breadcrumbs")
+        mergekit_config(stored, method="breadcrumbs")
     with pytest.raises(MismatchError, match="slerp takes 2"):
-        recipe(stored, method="slerp")
+        mergekit_config(stored, method="slerp")
     with pytest.raises(MismatchError, match="takes no differences from a base"):
-        recipe(stored, base=stored[0])
+        mergekit_config(stored, base=stored[0])
     with pytest.raises(MismatchError, match="density 2"):
-        recipe(stored, method="ties", density=2.0)
+        mergekit_config(stored, method="ties", density=2.0)
     with pytest.raises(MismatchError, match="there twice"):
-        recipe([stored[0], stored[0]])
+        mergekit_config([stored[0], stored[0]])
     with pytest.raises(MismatchError, match="1 model: "):
-        recipe(stored[:1])
+        mergekit_config(stored[:1])
     small_model("gpt2", n_inner=64).save_pretrained(tmp_path / "narrow")
     with pytest.raises(MismatchError, match="they differ in"):
-        recipe([stored[0], tmp_path / "narrow"])
+        mergekit_config([stored[0], tmp_path / "narrow"])
     with pytest.warns(SymmergeWarning, match="sum to 4"):
-        assert "weight: 0.75" in recipe(stored[:2], [3.0, 1.0])
+        assert "weight: 0.75" in mergekit_config(stored[:2], [3.0, 1.0])
     a, b = (sm.load(folder) for folder in stored[:2])
-    sm.save(sm.merge(a, b, attention="circuits"), tmp_path / "inflated")
+    sm.save(sm.average(a, b, attention="circuits"), tmp_path / "inflated")
     with pytest.raises(MismatchError, match="heads of twice the size"):
-        recipe([tmp_path / "inflated", stored[0]])
+        mergekit_config([tmp_path / "inflated", stored[0]])

@@ -13,15 +13,8 @@ from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.tasks.base import split
 from symmerge.lab.small_models import SMALL, small_model
-from symmerge.merging.rescaling import (
-    FEWEST,
-    _maps,
-    _norms,
-    _spreads,
-    _stages,
-    _weights_of_tokens,
-    repair,
-)
+from symmerge.merging.rescaling import MIN_SAMPLES, map_axes, norm_axes, repair
+from symmerge.merging.spreads import measure_spreads, stages, token_weights
 from symmerge.verification.modules import full_module
 
 TASKS = {
@@ -53,18 +46,20 @@ def text(tmp_path_factory):
 
 def names(model, part="maps"):
     return list(
-        (_maps if part == "maps" else _norms)(model.spec, full_module(model, torch.float32))
+        (map_axes if part == "maps" else norm_axes)(model.spec, full_module(model, torch.float32))
     )
 
 
 def spreads(model, part, task):
-    return _spreads(full_module(model, torch.float32), names(model, part), split(task, 0.25)[0])
+    return measure_spreads(
+        full_module(model, torch.float32), names(model, part), split(task, 0.25)[0]
+    )
 
 
 @pytest.mark.parametrize("part", ["maps", "norms"])
 def test_deviations_and_means_become_the_parents(pair, part):
     a, b, task = pair
-    merged = sm.merge(a, b, 0.25)
+    merged = sm.average(a, b, 0.25)
     found = repair(merged, [a, b], task, shares=(0.75, 0.25), part=part)
     before, after, *parents = (spreads(model, part, task) for model in (merged, found.model, a, b))
     for name in before:
@@ -84,7 +79,7 @@ def test_deviations_and_means_become_the_parents(pair, part):
 @pytest.mark.parametrize("part", ["maps", "norms"])
 def test_a_merge_of_equals_is_left_as_it_is(pair, part):
     a, _, task = pair
-    found = repair(sm.merge(a, a), [a, a], task, part=part)
+    found = repair(sm.average(a, a), [a, a], task, part=part)
     assert found.median_scale == pytest.approx(
         1, abs=1e-6
     ) and found.largest_scale == pytest.approx(1, abs=1e-6)
@@ -97,7 +92,7 @@ def test_a_merge_of_equals_is_left_as_it_is(pair, part):
 @pytest.mark.parametrize("part", ["maps", "norms"])
 def test_only_what_is_named_changes_and_heads_never(text, part):
     a, b, task = text
-    merged = sm.merge(a, b)
+    merged = sm.average(a, b)
     found = repair(merged, [a, b], task, part=part).model
     changed = {
         name.rpartition(".")[0]
@@ -129,12 +124,12 @@ def test_every_map_inside_is_found_whatever_may_move(name):
     }
     if any(part.startswith(("classifier.", "lm_head.")) for part in linear):
         heads -= {"classifier", "lm_head"}
-    assert _maps(model.spec, module).keys() == linear - heads
+    assert map_axes(model.spec, module).keys() == linear - heads
     still = model.restrict(
         **dict.fromkeys({space.partition(".")[0] for space in model.spec.hidden}, "identity")
     )
-    assert _maps(still.spec, module) == _maps(model.spec, module)
-    assert len(_norms(model.spec, module)) == sum(
+    assert map_axes(still.spec, module) == map_axes(model.spec, module)
+    assert len(norm_axes(model.spec, module)) == sum(
         "norm" in type(owner).__name__.lower() for owner in module.modules()
     )
 
@@ -142,10 +137,10 @@ def test_every_map_inside_is_found_whatever_may_move(name):
 def test_stages_follow_the_forward_pass(pair):
     a, _, task = pair
     module = full_module(a, torch.float32)
-    stages = _stages(module, names(a), task)
-    assert sorted(name for stage in stages for name in stage) == sorted(names(a))
+    in_order = stages(module, names(a), task)
+    assert sorted(name for stage in in_order for name in stage) == sorted(names(a))
     # queries, keys and values read the same, in one map or in three; so do the two branches of a gated layer
-    assert [len(stage) for stage in stages[:4]] == {
+    assert [len(stage) for stage in in_order[:4]] == {
         "gpt2": [1, 1, 1, 1],
         "llama": [3, 1, 2, 1],
     }.get(a.spec.family, [3, 1, 1, 1])
@@ -153,12 +148,12 @@ def test_stages_follow_the_forward_pass(pair):
 
 def test_the_checkpoint_is_stock_and_says_what_was_done(text, tmp_path):
     a, b, task = text
-    found = repair(sm.merge(a, b), [a, b], task)
+    found = repair(sm.average(a, b), [a, b], task)
     sm.save(found.model, tmp_path / "m")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
     held_out = split(task, 0.25)[1]
     assert held_out.evaluate(loaded)["loss"] == pytest.approx(found.after["loss"], rel=1e-4)
-    assert held_out.evaluate(full_module(sm.merge(a, b), torch.float32))["loss"] == pytest.approx(
+    assert held_out.evaluate(full_module(sm.average(a, b), torch.float32))["loss"] == pytest.approx(
         found.before["loss"], rel=1e-6
     )
     steps = json.loads((tmp_path / "m" / "symmerge.json").read_text())["steps"]
@@ -175,7 +170,7 @@ def test_the_checkpoint_is_stock_and_says_what_was_done(text, tmp_path):
 
 def test_the_same_again(text):
     a, b, task = text
-    first, again = (repair(sm.merge(a, b), [a, b], task) for _ in range(2))
+    first, again = (repair(sm.average(a, b), [a, b], task) for _ in range(2))
     assert first.record() == again.record()
     assert all(
         torch.equal(first.model.weights[name], again.model.weights[name])
@@ -196,7 +191,7 @@ def test_coordinates_without_spread_are_left_alone(text):
 
         return replace(model, weights=DerivedWeights(model.weights, {f"{name}.weight": weight}))
 
-    merged, parents = dead(sm.merge(a, b), 0), [dead(a, 1), dead(b, 1)]
+    merged, parents = dead(sm.average(a, b), 0), [dead(a, 1), dead(b, 1)]
     found = repair(merged, parents, task)
     assert found.left_alone == 2
     for tensor in ("weight", "bias"):
@@ -208,11 +203,11 @@ def test_coordinates_without_spread_are_left_alone(text):
 
 def test_pads_do_not_count_and_the_token_that_answers_does():
     values, mask = torch.zeros(2, 4, 3), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-    several = _weights_of_tokens(values, {"attention_mask": mask, "labels": torch.zeros(2, 4)})
+    several = token_weights(values, {"attention_mask": mask, "labels": torch.zeros(2, 4)})
     assert torch.equal(several, mask.double())
-    one = _weights_of_tokens(values, {"attention_mask": mask, "labels": torch.zeros(2)})
+    one = token_weights(values, {"attention_mask": mask, "labels": torch.zeros(2)})
     assert one.tolist() == [[3, 1, 1, 1], [1, 1, 0, 0]]
-    assert _weights_of_tokens(values[:, 0], {"labels": torch.zeros(2)}).tolist() == [
+    assert token_weights(values[:, 0], {"labels": torch.zeros(2)}).tolist() == [
         1,
         1,
     ]  # what a pooler gives
@@ -220,19 +215,19 @@ def test_pads_do_not_count_and_the_token_that_answers_does():
 
 def test_bad_input_is_refused(text):
     a, b, task = text
-    merged = sm.merge(a, b)
+    merged = sm.average(a, b)
     other = sm.load(small_model("gpt2", n_inner=64))
     with pytest.raises(
         MismatchError, match=r"give the models that were averaged; they differ in: ff\.0"
     ):
         repair(merged, [a, other], task)
     with pytest.raises(MismatchError, match="differ in"):
-        repair(sm.merge(a, b, attention="circuits"), [a, b], task)
+        repair(sm.average(a, b, attention="circuits"), [a, b], task)
     with pytest.raises(MismatchError, match="1 parents but 2 shares: give one share per parent"):
         repair(merged, [a], task)
     with pytest.raises(MismatchError, match=r"sum to 1\.5, not to 1"):
         repair(merged, [a, b], task, shares=(0.75, 0.75))
-    few = sm.make_task("clm", "python-docs", [a, b], samples=FEWEST - 1)
+    few = sm.make_task("clm", "python-docs", [a, b], samples=MIN_SAMPLES - 1)
     with pytest.raises(
         DataError, match=r"7 samples of python-docs are too few to repair by: give 8 or more"
     ):

@@ -340,9 +340,9 @@ def test_a_planted_symmetry_is_recovered(name, label, units):
     planted = random_member(widened, seed=5)[1]
     found = sm.align(planted, widened, RECIPES["weights-only"])
     assert found.before > 1 and found.after <= 1e-6
-    assert difference(sm.merge(found.reference, found.aligned), narrow) <= 1e-6
+    assert difference(sm.average(found.reference, found.aligned), narrow) <= 1e-6
     assert (
-        difference(sm.merge(planted, widened), narrow) >= 1e-1
+        difference(sm.average(planted, widened), narrow) >= 1e-1
     )  # the control: averaged as they are
 
 
@@ -354,7 +354,7 @@ def test_a_widened_model_merges_with_the_wide_one_in_its_architecture(tmp_path):
         and sm.verify(narrow, found.aligned).same
         and found.after < found.before
     )
-    sm.save(sm.merge(found.reference, found.aligned), tmp_path / "merged")
+    sm.save(sm.average(found.reference, found.aligned), tmp_path / "merged")
     merged = transformers.ViTForImageClassification.from_pretrained(
         tmp_path / "merged", local_files_only=True
     )

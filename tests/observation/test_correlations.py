@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import symmerge as sm
-from symmerge.aligning.pair import write_evidence
+from symmerge.aligning.aligned import write_evidence
 from symmerge.lab.small_models import small_model
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.recipes import RECIPES

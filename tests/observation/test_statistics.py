@@ -5,9 +5,9 @@ from functools import cache
 
 import pytest
 import torch
+from observed_pairs import inputs, pair_statistics
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from observed_pairs import inputs, pair_statistics
 
 import symmerge as sm
 from symmerge.errors import CheckpointError, DataError, MismatchError, SymmergeWarning

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from symmerge.aligning.pair import align
+from symmerge.aligning.aligned import solve_pair
+from symmerge.aligning.inputs import ModelLike, open_model
 from symmerge.checkpoints.json_results import Record
 from symmerge.matching.recipes import RECIPES
 from symmerge.models.canonical.form import canonicalize
 from symmerge.models.distances import distances_by_space
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Progress
 from symmerge.verification.verdict import TOLERANCE, Verdict, verify
 
 
 @dataclass(frozen=True)
 class Certificate(Record):
-    """Whether two checkpoints are one function up to symmetry: how far their weights are apart, before and after, and the logits."""
+    """Whether two checkpoints are one function up to symmetry, and the evidence.
+
+    Distances of the weights before and after alignment, in all and by space; the logits' verdict.
+    """
 
     same: bool
     before: float
@@ -25,22 +29,24 @@ class Certificate(Record):
     verdict: Verdict
 
 
-def same(a: Model, b: Model, *, progress: Progress | None = None) -> Certificate:
-    """Decide equivalence by alignment: generically, two models compute the same function exactly when a symmetry relates them."""
-    # Own text is no help here: if the models are equivalent, every weighting finds the same symmetry.
-    found = align(a, b, RECIPES["weights-only"], progress=progress)
+def same(a: ModelLike, b: ModelLike, *, progress: Progress | None = None) -> Certificate:
+    """Decide whether two models are one function up to symmetry.
+
+    Generically, two models compute the same function exactly if a symmetry relates them.
+    """
+    a, b = open_model(a), open_model(b)
+    # No self-generated text: if the models are equivalent, every weighting finds the symmetry.
+    alignment = solve_pair(a, b, RECIPES["weights-only"], progress=progress)
     tolerance = 10 * TOLERANCE[max((a.dtype, b.dtype), key=lambda kind: TOLERANCE[kind])]
     verdict = verify(a, b)
-    before, after = (
-        distances_by_space(found.reference, canonicalize(b)),
-        distances_by_space(found.reference, found.aligned),
-    )
-    by_space = {space: {"before": before[space], "after": after[space]} for space in after}
+    reference = alignment.reference
+    before = distances_by_space(reference, canonicalize(b))
+    after = distances_by_space(reference, alignment.aligned)
     return Certificate(
-        found.after <= tolerance and verdict.same,
-        found.before,
-        found.after,
-        tolerance,
-        by_space,
-        verdict,
+        same=alignment.after <= tolerance and verdict.same,
+        before=alignment.before,
+        after=alignment.after,
+        tolerance=tolerance,
+        by_space={space: {"before": before[space], "after": after[space]} for space in after},
+        verdict=verdict,
     )

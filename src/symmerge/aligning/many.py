@@ -1,4 +1,4 @@
-"""Bring many models into one basin: canonical forms, universe matching, learned refinement, and every checkpoint with proof."""
+"""Bring many models into one basin: universe matching, learned refinement, proof for each."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from symmerge.aligning.pair import recipe_for
+from symmerge.aligning.inputs import ModelLike, open_models
+from symmerge.aligning.options import Method, recipe_for
 from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import MismatchError
 from symmerge.matching.learned import LearnedMatching
-from symmerge.matching.recipes import Recipe, Solver
+from symmerge.matching.recipes import Recipe
 from symmerge.matching.resume import ResumeFile
 from symmerge.matching.search import Matching
-from symmerge.matching.universes import ROUNDS, Universe, cycle_error, match_universe
+from symmerge.matching.universes import MEDOID, ROUNDS, Universe, cycle_error, match_universe
 from symmerge.models.alignment import apply
 from symmerge.models.alignment_results import UniverseFile
 from symmerge.models.model import Model, Progress, save
@@ -22,13 +23,25 @@ from symmerge.models.orbit import keep
 from symmerge.verification.verdict import gate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AlignedMany:
-    """All models in the coordinates of the reference, in the order given, without those that failed; and how it was found."""
+    """All models in the reference's coordinates, in the order given, without those that failed.
+
+    `sources` are all models as they were given; `universe` says how the alignments were found.
+    """
 
     models: tuple[Model, ...]
     universe: Universe
     recipe: Recipe
+    sources: tuple[Model, ...]
+
+    def __repr__(self) -> str:
+        spreads = self.universe.spreads
+        return (
+            f"AlignedMany({len(self.models)} models to {self.reference.where},"
+            f" by {self.recipe.method}:\n"
+            f"  spread {spreads[0]:.3f} at first, {spreads[-1]:.3f} at last)"
+        )
 
     @property
     def reference(self) -> Model:
@@ -36,106 +49,115 @@ class AlignedMany:
 
     def evidence(self) -> dict[str, Any]:
         """In short, for the card of a merged model."""
-        spreads = self.universe.spreads
-        found = {
+        spreads, left_out = self.universe.spreads, self.universe.left_out
+        return {
             "recipe": self.recipe.about,
             "reference": self.reference.where,
             "rounds": len(spreads) - 1,
+            "spread_first": f"{spreads[0]:.3f}",
+            "spread_last": f"{spreads[-1]:.3f}",
+            **({"left_out": list(left_out.values())} if left_out else {}),
         }
-        found |= {"spread_first": f"{spreads[0]:.3f}", "spread_last": f"{spreads[-1]:.3f}"}
-        return found | (
-            {"left_out": list(self.universe.left_out.values())} if self.universe.left_out else {}
-        )
 
     def to_file(self) -> UniverseFile:
         """Content of universe.json."""
+        universe = self.universe
         return UniverseFile(
             recipe=self.recipe.about,
             models=tuple(model.where for model in self.models),
-            reference=self.universe.reference,
-            spreads=self.universe.spreads,
-            moved=self.universe.moved,
-            left_out=self.universe.left_out,
-            interrupted=self.universe.interrupted,
-            settings=self.universe.settings,
-            cycle_error=cycle_error(self.universe),
+            reference=universe.reference,
+            spreads=universe.spreads,
+            moved=universe.moved,
+            left_out=universe.left_out,
+            interrupted=universe.interrupted,
+            settings=universe.settings,
+            cycle_error=cycle_error(universe),
         )
+
+
+def check_many(reference: int | str, count: int, rounds: int | None) -> None:
+    """Refuse options that only many models have for a pair, and a reference that is not there."""
+    if count == 2 and (str(reference) != "0" or rounds is not None):
+        raise MismatchError(
+            "--reference and --rounds are for three models or more:"
+            " of two, the first is the reference"
+        )
+    _place(reference, count)
+
+
+def _place(reference: int | str, count: int) -> int | str:
+    if reference == MEDOID:
+        return reference
+    if not str(reference).isdecimal() or int(reference) >= count:
+        raise MismatchError(
+            f"--reference {reference}: give a place from 0 to {count - 1}, or {MEDOID}"
+        )
+    return int(reference)
 
 
 def align_many(
-    models: Sequence[Model],
-    matching: Solver | Recipe | None = None,
+    models: Sequence[ModelLike],
+    method: Method = None,
     *,
     reference: int | str = 0,
-    rounds: int = ROUNDS,
+    rounds: int | None = None,
+    units: str = "zero",
     progress: Progress | None = None,
     resume_file: ResumeFile | None = None,
 ) -> AlignedMany:
-    """Find one symmetry per model that brings all together: `align_many([a, b, c])`. All stay the same functions.
+    """Find one symmetry per model that brings all together: `align_many([a, b, c])`.
 
-    `reference` is whose coordinates all take: a place in the list, or "medoid" for the one closest to all others (every pair is matched to find it).
+    All stay the same functions. `reference` is whose coordinates all take: a place in the list, or
+    "medoid", the model closest to all others (every pair is matched to find it). `method` and
+    `units` are those of `align`.
     """
-    chosen = recipe_for(matching)
-    if chosen.non_symmetric:
+    place = _place(reference, len(models))
+    sources = open_models(models, units=units)
+    recipe = recipe_for(method, sources)
+    if recipe.non_symmetric:
         raise MismatchError(
-            f"this recipe is no symmetry ({chosen.about}): measure it with barrier, pair by pair"
+            f"this recipe is no symmetry ({recipe.about}): measure it with barrier, pair by pair"
         )
-    if isinstance(reference, int) and not 0 <= reference < len(models):
-        raise MismatchError(
-            f"reference {reference}: there are {len(models)} models, counted from 0"
-        )
-    ready = [chosen.prepare(model) for model in models]
-    first = chosen.matching
-    start = first.first_solver() if isinstance(first, LearnedMatching) else first
+    solver, prepared = recipe.matching, [recipe.prepare(model) for model in sources]
+    start = solver.first_solver() if isinstance(solver, LearnedMatching) else solver
     if not isinstance(start, Matching):
         raise MismatchError(
             "many models start from weights or activations: choose one of these with start"
         )
-    found = match_universe(
-        ready, start, reference=reference, rounds=rounds, progress=progress, resume_file=resume_file
+    universe = match_universe(
+        prepared,
+        start,
+        reference=place,
+        rounds=ROUNDS if rounds is None else rounds,
+        progress=progress,
+        resume_file=resume_file,
     )
-    if isinstance(first, LearnedMatching) and not found.interrupted:
-        found = first.refine(
-            [ready[number].cached() for number in found.members], found, progress=progress
-        )
-    return AlignedMany(
-        tuple(apply(found.alignments[number], ready[number]) for number in found.members),
-        found,
-        chosen,
-    )
+    if isinstance(solver, LearnedMatching) and not universe.interrupted:
+        members = [prepared[number].cached() for number in universe.members]
+        universe = solver.refine(members, universe, progress=progress)
+    for why in universe.left_out.values() if progress else ():
+        progress(f"left out: {why}")
+    aligned = (apply(universe.alignments[number], prepared[number]) for number in universe.members)
+    return AlignedMany(tuple(aligned), universe, recipe, tuple(sources))
 
 
-def write(
-    found: AlignedMany,
-    models: Sequence[Model],
-    out: Path,
-    *,
-    overwrite: bool = False,
-    progress: Progress | None = None,
+def write_aligned_many(
+    alignment: AlignedMany, out: Path, *, overwrite: bool = False, progress: Progress | None = None
 ) -> None:
-    """OUT/reference, and OUT/aligned-N for every other by its place: stock checkpoints, each verified to be the function it was, with its alignment."""
-    chosen, inputs = found.universe, tuple(model.path for model in models if model.path)
-    with new_folder(
-        out,
-        overwrite=overwrite,
-        needs_bytes=sum(model.bytes for model in found.models),
-        inputs=inputs,
-    ) as folder:
-        for number, model in zip(chosen.members, found.models, strict=True):
-            name = "reference" if number == chosen.reference else f"aligned-{number}"
-            save(
-                model,
-                folder / name,
-                progress=progress,
-                gate=gate(models[number], progress=progress),
-            )
-            if number != chosen.reference:
-                restrict = found.recipe.restricted(models[number])
-                keep(
-                    chosen.alignments[number],
-                    models[number],
-                    folder / f"alignment-{number}.safetensors",
-                    steps=found.recipe.steps,
-                    restrict=restrict,
-                )
-        found.to_file().write(folder / "universe.json")
+    """OUT/reference, and OUT/aligned-N for every other model by its place.
+
+    Stock checkpoints, each verified to be its source's function, with its alignment.
+    """
+    universe, sources, recipe = alignment.universe, alignment.sources, alignment.recipe
+    needs = sum(model.bytes for model in alignment.models)
+    inputs = tuple(model.path for model in sources if model.path)
+    with new_folder(out, overwrite=overwrite, needs_bytes=needs, inputs=inputs) as folder:
+        for number, model in zip(universe.members, alignment.models, strict=True):
+            source, is_reference = sources[number], number == universe.reference
+            name = "reference" if is_reference else f"aligned-{number}"
+            save(model, folder / name, progress=progress, gate=gate(source, progress=progress))
+            if not is_reference:
+                elements, file = universe.alignments[number], f"alignment-{number}.safetensors"
+                how = {"steps": recipe.steps, "restrict": recipe.restricted(source)}
+                keep(elements, source, folder / file, **how)
+        alignment.to_file().write(folder / "universe.json")

@@ -1,42 +1,79 @@
-"""The command line: verbs, their options, and what they print. Work is done elsewhere."""
+"""The command line: one module per verb, imported when the verb is called. No logic."""
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
+from typing import Any
 
-# Before any verb runs: transformers and the hub read these when they are imported, torch when it first asks for memory.
+# Before any verb is imported: transformers and the hub read these on import, torch when it first
+# allocates memory.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault(
-    "SYMMERGE_OFFLINE", os.environ.get("HF_HUB_OFFLINE", "")
-)  # what the user says about it
-os.environ.setdefault(
-    "HF_HUB_OFFLINE", "1"
-)  # checkpoints are local folders; nothing is fetched but by hub.py, where a name is given
-os.environ.setdefault(
-    "THP_MEM_ALLOC_ENABLE", "1"
-)  # torch: huge pages, which cost far less to get and give back
+os.environ.setdefault("SYMMERGE_OFFLINE", os.environ.get("HF_HUB_OFFLINE", ""))  # the user's word
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # only hub.py downloads, and only what is named
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: far cheaper to get and give back
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from symmerge.cli import experimenting, gathering, making, matching, measuring, spine
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+# In the order in which help shows them; a test checks that these are the verbs' own first lines.
+VERBS = {
+    "inspect": "Show a model's symmetries: spaces, groups, degrees of freedom, axes of tensors.",
+    "random": "Write a random member of a symmetry orbit: other weights, the same function.",
+    "apply": "Move a model by a saved alignment: other weights, the same function.",
+    "canonical": "Write a model in canonical form: gains folded, means removed, circuits balanced.",
+    "verify": "Do two checkpoints compute the same function? Exit code 0 for yes, 1 for no.",
+    "align": "Bring B into A's basin: OUT/reference and OUT/aligned, the same functions, close.",
+    "merge": "Merge two models or more into one stock checkpoint of the original size.",
+    "same": "Are two checkpoints the same function up to symmetry? Exit code 0 for yes, 1 for no.",
+    "statistics": "Gather statistics of two models' activations once, for align and merge.",
+    "barrier": "Measure the loss on the straight line between models: every method, both barriers.",
+    "report": "Make one self-contained page of results: curves with a slider, sortable tables.",
+    "train": "Train a stock model: small ones in seconds on installed data, or the papers' models.",
+    "demo": "Train two pairs of small models, align and merge them by every method, on one page.",
+    "experiment": "Compute a paper's table: every number beside the published one.",
+}
+
+
+class LazyVerbs(TyperGroup):
+    """Verbs that are listed by their line in `VERBS`, and imported when they are called."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = {name: TyperCommand(name, help=line) for name, line in VERBS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command_for(name) if name and command else command, rest
+
+
+def command_for(name: str) -> Any:
+    """The command of a verb; imports its module."""
+    verb = getattr(import_module(f"symmerge.cli.{name}"), name)
+    single = typer.Typer(
+        add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
+    )
+    single.command(name)(verb)
+    return typer.main.get_command(single)
+
 
 app = typer.Typer(
-    help="Merge Transformers that were trained from different initialisations: find the symmetry between them, prove that it changes no function.",
-    epilog="Exit codes: 0 yes or done, 1 no (verify), 2 a problem with the input; the message says what, where and the remedy.",
+    cls=LazyVerbs,
+    help="Merge Transformers that were trained from different initialisations: find the symmetry"
+    " between them, prove that it changes no function.",
+    epilog="Exit codes: 0 yes or done, 1 no (verify), 2 a problem with the input;"
+    " the message says what, where and the remedy.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=SETTINGS,
 )
-# In the order in which help shows them.
-VERBS = (
-    *(spine.inspect, spine.random, spine.apply, spine.canonical, spine.verify),
-    *(matching.align, matching.merge, matching.same, gathering.statistics),
-    *(measuring.barrier, measuring.report),
-    *(making.train, making.demo, experimenting.experiment),
-)
-for verb in VERBS:
-    app.command()(verb)
+
+
+@app.callback()
+def _symmerge() -> None:
+    """Without a verb there is nothing to do: its help is above."""
 
 
 def main() -> None:

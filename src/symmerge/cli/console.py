@@ -1,4 +1,4 @@
-"""How the command line talks: tables and progress for people, plain lines for pipes, one line for errors."""
+"""How the command line talks: tables and progress for people, plain lines for pipes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from symmerge.errors import SymmergeError, SymmergeWarning
@@ -20,8 +27,13 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
+def say(line: str) -> None:
+    """One line of the answer."""
+    out.print(line, soft_wrap=True)
+
+
 def show_json(content: Any) -> None:
-    """For programs."""
+    """The answer for programs."""
     sys.stdout.write(json.dumps(content, indent=2) + "\n")
 
 
@@ -30,26 +42,21 @@ def show_table(title: str, rows: Iterable[Mapping[str, Any]]) -> None:
     rows = list(rows)
     columns = list(rows[0]) if rows else []
     if not out.is_terminal:
-        lines = [
-            "\t".join(columns),
-            *("\t".join(cell(row[column]) for column in columns) for row in rows),
-        ]
+        cells = [columns, *([cell(row[column]) for column in columns] for row in rows)]
+        lines = ["\t".join(line) for line in cells]
         sys.stdout.write("\n".join([f"# {title}", *lines]) + "\n")
         return
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
-        table.add_column(
-            column,
-            justify="right" if rows and isinstance(rows[0][column], int | float) else "left",
-            overflow="fold",
-        )
+        numeric = isinstance(rows[0][column], int | float)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(cell(row[column]) for column in columns))
     out.print(table)
 
 
 def cell(value: Any) -> str:
-    """Numbers short, nothing as nothing."""
+    """A value of a table: short numbers, an empty cell for None."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -60,8 +67,8 @@ def cell(value: Any) -> str:
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on a terminal's standard error; silence elsewhere."""
+def bar(what: str, total: int) -> Iterator[tuple[Progress, TaskID]]:
+    """A progress bar on a terminal's standard error; nothing elsewhere."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -69,9 +76,15 @@ def progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
         TimeElapsedColumn(),
         TextColumn("[dim]{task.fields[item]}"),
     )
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task(what, total=total, item="")
-        yield lambda item: bar.update(task, advance=1, item=item)
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as drawn:
+        yield drawn, drawn.add_task(what, total=total, item="")
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar that moves on by one item a call."""
+    with bar(what, total) as (drawn, task):
+        yield lambda item: drawn.update(task, advance=1, item=item)
 
 
 def note(line: str) -> None:
@@ -81,13 +94,13 @@ def note(line: str) -> None:
 
 
 def warn(line: str) -> None:
-    """What a user must know wherever standard error goes."""
+    """What a user must know, wherever standard error goes."""
     err.print(f"[bold yellow]warning:[/] {_escape(line)}", soft_wrap=True)
 
 
 @contextmanager
 def friendly(interrupted: str = "interrupted: nothing was written") -> Iterator[None]:
-    """What went wrong in one line and exit code 2, warnings in one line each; an interrupt leaves nothing broken and says so."""
+    """Errors in one line and exit code 2, warnings in one line each, Ctrl-C with exit code 130."""
     try:
         with _warnings_shown():
             yield
@@ -104,7 +117,7 @@ def friendly(interrupted: str = "interrupted: nothing was written") -> Iterator[
 
 @contextmanager
 def _warnings_shown() -> Iterator[None]:
-    """Ours as a line, others as Python shows them."""
+    """Our warnings as a line, others as Python shows them."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", SymmergeWarning)
         usual = warnings.showwarning
@@ -112,9 +125,10 @@ def _warnings_shown() -> Iterator[None]:
         def show(
             message: Warning | str, category: type[Warning], *others: Any, **more: Any
         ) -> None:
-            warn(str(message)) if issubclass(category, SymmergeWarning) else usual(
-                message, category, *others, **more
-            )
+            if issubclass(category, SymmergeWarning):
+                warn(str(message))
+            else:
+                usual(message, category, *others, **more)
 
         warnings.showwarning = show
         yield

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from symmerge import report  # the package: matplotlib is loaded on use
-from symmerge.aligning.pair import Aligned, align, write_evidence
+from symmerge.aligning.aligned import Aligned, write_evidence
+from symmerge.aligning.pair import align
 from symmerge.checkpoints.files import write_text
 from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import CheckpointError
@@ -24,7 +25,7 @@ from symmerge.lab.training.loop import METRICS, train, trained
 from symmerge.lab.training.recipes import DEMO, TrainingRecipe
 from symmerge.matching.recipes import DATA_FREE, RECIPES, Recipe, with_options
 from symmerge.matching.weights import WeightMatching
-from symmerge.merging.means import merge
+from symmerge.merging.means import average
 from symmerge.models.inspection import spaces
 from symmerge.models.model import Model, Progress, load, save
 from symmerge.models.orbit import random_member
@@ -152,8 +153,8 @@ def _write(
     known = (pair.solution.correlations for pair in pairs.values())
     if correlations := next(filter(None, known), None):
         correlations.write(folder / "correlations.json")
-    save(merge(a, b), folder / "averaged")
-    save(merge(chosen.reference, chosen.aligned, evidence=chosen.evidence()), folder / "merged")
+    save(average(a, b), folder / "averaged")
+    save(average(chosen.reference, chosen.aligned, evidence=chosen.evidence()), folder / "merged")
     return best
 
 

@@ -1,1 +1,1 @@
-"""From aligned models to one checkpoint: means, slerp/ties/dare, soups, circuits, REPAIR, mergekit."""
+"""From aligned models to one checkpoint: means, slerp, ties, dare, soups, REPAIR, mergekit."""

@@ -1,4 +1,4 @@
-"""Combine many models that lie in one basin: means, and what people know from merging fine-tunes. Nothing is aligned here; give it aligned models."""
+"""Combine models in one basin, as fine-tunes are combined. Nothing is aligned here."""
 
 from __future__ import annotations
 
@@ -19,70 +19,74 @@ from symmerge.models.interpolation import merge_step, weighted_sum
 from symmerge.models.model import Model
 from symmerge.models.tables import check_same_table
 
-PARALLEL = 0.9995  # cosines beyond this, of either sign, have no arc between them: mergekit's threshold, so that both take the same tensors straight
+# Cosines beyond this, of either sign, have no arc between them: mergekit's threshold, so that both
+# take the same tensors straight.
+PARALLEL = 0.9995
 SUMS_TO_ONE = 1e-6
 
 Mix = Callable[[Iterable[Tensor], Sequence[float]], Tensor]
-"""One tensor of several; the weights are not negative."""
+"""One tensor of several, by weights that are not negative."""
 Thin = Callable[[Tensor, float, torch.Generator], Tensor]
-"""A share of a difference's entries, the others zero: (difference, density, chance)."""
+"""Keep a share of a difference's entries, the others zero: (difference, density, generator)."""
 
 
 @final
 @dataclass(frozen=True)
 class CombineMethod:
-    """How one tensor of every model becomes one. With `thin`, what is mixed is not the tensors but their thinned differences from a base."""
+    """How one tensor of every model becomes one.
+
+    With `thin` not the tensors are mixed but their thinned differences from a base.
+    """
 
     mix: Mix
     thin: Thin | None = None
-    most: int | None = None
+    max_models: int | None = None
 
 
 def slerp(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-    """The place on the arc from the first tensor to the second; where they are nearly parallel, on the straight line."""
+    """The place on the arc between two tensors; on the line if they are nearly parallel."""
     x, y = tensors
     y = y.to(x)
-    cosine = torch.cosine_similarity(
-        x.flatten(), y.flatten(), dim=0
-    ).item()  # zeros are at right angles to everything, as in mergekit
+    # Zeros are at right angles to everything, as in mergekit.
+    cosine = torch.cosine_similarity(x.flatten(), y.flatten(), dim=0).item()
     if abs(cosine) > PARALLEL:
         return weighted_sum((x, y), weights)
     angle = math.acos(cosine)
     return weighted_sum((x, y), [math.sin(weight * angle) / math.sin(angle) for weight in weights])
 
 
-def agreed(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-    """Every entry's weighted mean over those that have the sign of their weighted sum: zeros and the outvoted do not count."""
+def agreeing_mean(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
+    """The weighted mean of each entry over the tensors whose sign is that of the weighted sum."""
     votes = [tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]
     sign = torch.where(sum(votes[1:], votes[0]) >= 0, 1, -1)
-    total, weight_in_all = torch.zeros_like(votes[0]), torch.zeros_like(votes[0])
+    total, weight_sum = torch.zeros_like(votes[0]), torch.zeros_like(votes[0])
     for vote, weight in zip(votes, weights, strict=True):
         agrees = vote.sign() == sign
         total += vote * agrees
-        weight_in_all += weight * agrees
-    return total / torch.where(weight_in_all > 0, weight_in_all, 1)
+        weight_sum += weight * agrees
+    return total / torch.where(weight_sum > 0, weight_sum, 1)
 
 
-def largest(difference: Tensor, density: float, _: torch.Generator) -> Tensor:
+def keep_largest(difference: Tensor, density: float, _: torch.Generator) -> Tensor:
     """The entries of largest magnitude; at least one."""
     count = max(1, int(density * difference.numel()))
     flat = difference.flatten()
-    kept = flat.abs().argsort(descending=True, stable=True)[:count]
-    return torch.zeros_like(flat).index_copy_(0, kept, flat[kept]).view(difference.shape)
+    places = flat.abs().argsort(descending=True, stable=True)[:count]
+    return torch.zeros_like(flat).index_copy_(0, places, flat[places]).view(difference.shape)
 
 
-def by_chance(difference: Tensor, density: float, chance: torch.Generator) -> Tensor:
-    """Each entry with this probability, grown so that the mean over all chances is the difference itself."""
-    kept = torch.rand(difference.shape, generator=chance) < density
-    return difference * kept / density
+def keep_random(difference: Tensor, density: float, generator: torch.Generator) -> Tensor:
+    """Each entry with probability `density`, divided by it: unbiased."""
+    mask = torch.rand(difference.shape, generator=generator) < density
+    return difference * mask / density
 
 
 METHODS: dict[str, CombineMethod] = {
     "mean": CombineMethod(weighted_sum),
-    "slerp": CombineMethod(slerp, most=2),
-    "ties": CombineMethod(agreed, largest),
-    "dare": CombineMethod(weighted_sum, by_chance),
-    "dare_ties": CombineMethod(agreed, by_chance),
+    "slerp": CombineMethod(slerp, max_models=2),
+    "ties": CombineMethod(agreeing_mean, keep_largest),
+    "dare": CombineMethod(weighted_sum, keep_random),
+    "dare_ties": CombineMethod(agreeing_mean, keep_random),
 }
 
 
@@ -96,59 +100,55 @@ def combine(
     seed: int = 0,
     evidence: Mapping[str, Any] | None = None,
 ) -> Model:
-    """One model of several that lie in one basin: `combine([reference, *aligned], "ties", density=0.3)`. Lazy: one tensor of each at a time.
+    """One model of several in one basin: `combine(result.models, "ties", density=0.3)`. Lazy.
 
-    `mean`; `slerp`, the arc between two; `ties`, each model's largest differences from `base`, of these the mean of those whose sign wins; `dare`,
-    random differences grown by 1/density, added up by weight; `dare_ties`, such differences and the mean of those whose sign wins. `density` is the
-    share of each tensor's differences that is kept. Weights are of all the models; equal unless given. `evidence` goes into the model card.
+    | method | what it does |
+    |---|---|
+    | `mean` | weighted mean |
+    | `slerp` | the arc between two models |
+    | `ties` | each model's largest differences from `base`; the mean of those whose sign wins |
+    | `dare` | random differences, divided by `density`, added by weight |
+    | `dare_ties` | random differences; the mean of those whose sign wins |
 
-    Models from independent seeds have no common base. The first model stands in for it, and then has no difference of its own to vote with: `ties` of
-    two models at density 1 is the second. Where the models are fine-tunes, or another model lies between them, give that as `base`.
+    `density` is the share of each tensor's differences that is kept; `evidence` goes into the card.
+    Models from independent seeds have no common base: unless `base` is given, the first stands in
+    for it and has no vote of its own (`ties` of two models at density 1 is the second).
     """
-    how, shares = method_for(method, models, base, density), normalised(models, weights)
+    how, shares = method_for(method, models, base, density), normalised_weights(models, weights)
     origin = base or models[0]
     check_same_table([*models, origin])
-    what = f"{method} of " + ", ".join(
-        f"{share:g} x {model.where}" for model, share in zip(models, shares, strict=True)
-    )
+    terms = (f"{share:g} x {model.where}" for model, share in zip(models, shares, strict=True))
+    what = f"{method} of {', '.join(terms)}"
     settings: dict[str, Any] = {"method": method, "weights": shares}
     if how.thin:
         what += f"; differences from {origin.where}, density {density:g}, seed {seed}"
-        settings |= {
-            "density": density,
-            "seed": seed,
-            "base": {"where": origin.where, "sha256": origin.digest()},
-        }
-        compute = partial(_from_base, models, shares, origin, how.mix, how.thin, density, seed)
+        about_base = {"where": origin.where, "sha256": origin.digest()}
+        settings |= {"density": density, "seed": seed, "base": about_base}
+        thin = partial(_thinned, how.thin, density, seed)
+        compute = partial(_from_base, models, shares, origin, how.mix, thin)
     else:
         compute = partial(_direct, models, shares, how.mix)
-    step = (
-        merge_step(models, shares, what)
-        | settings
-        | ({"evidence": dict(evidence)} if evidence else {})
-    )
-    return models[0].derive(
-        DerivedWeights(
-            models[0].weights, {name: partial(compute, name) for name in models[0].weights}
-        ),
-        step=step,
-    )
+    step = merge_step(models, shares, what) | settings
+    step |= {"evidence": dict(evidence)} if evidence else {}
+    tensors = {name: partial(compute, name) for name in models[0].weights}
+    return models[0].derive(DerivedWeights(models[0].weights, tensors), step=step)
 
 
-def normalised(models: Sequence[Model], weights: Sequence[float] | None) -> list[float]:
-    """One weight per model, summing to one; those that do not are made to, with a warning."""
+def normalised_weights(models: Sequence[Model], weights: Sequence[float] | None) -> list[float]:
+    """One weight per model, equal unless given; scaled to sum to one, with a warning."""
     if weights is None:
         return [1 / len(models)] * len(models)
     if len(weights) != len(models):
         raise MismatchError(
             f"{len(models)} models but {len(weights)} weights: give one weight per model"
         )
-    if wrong := [
+    negative = [
         f"{weight:g} for {model.where}"
         for model, weight in zip(models, weights, strict=True)
         if not 0 <= weight < math.inf
-    ]:
-        raise MismatchError(f"weights {', '.join(wrong)}: a weight is a number from 0 up")
+    ]
+    if negative:
+        raise MismatchError(f"weights {', '.join(negative)}: a weight is a number from 0 up")
     total = sum(weights)
     if total == 0:
         raise MismatchError("all weights are 0: give at least one model a weight")
@@ -156,7 +156,8 @@ def normalised(models: Sequence[Model], weights: Sequence[float] | None) -> list
         return list(weights)
     shares = [weight / total for weight in weights]
     warnings.warn(
-        f"the weights sum to {total:g}, not 1: taken as {', '.join(f'{share:.4g}' for share in shares)}",
+        f"the weights sum to {total:g}, not 1: scaled to"
+        f" {', '.join(f'{share:.4g}' for share in shares)}",
         SymmergeWarning,
         stacklevel=3,
     )
@@ -166,26 +167,26 @@ def normalised(models: Sequence[Model], weights: Sequence[float] | None) -> list
 def method_for(
     name: str, models: Sequence[Model], base: Model | None, density: float
 ) -> CombineMethod:
-    """A method by name, if it can be used so."""
+    """A method by name; refused where it does not fit the models and options."""
     if name not in METHODS:
         raise MismatchError(f"method {name}: there are {', '.join(METHODS)}")
     method = METHODS[name]
-    if len(models) < 2:
+    count, most = len(models), method.max_models
+    if count < 2:
+        raise MismatchError(f"{count} models: there is nothing to combine; give two or more")
+    if most and count > most:
         raise MismatchError(
-            f"{len(models)} model{'' if len(models) == 1 else 's'}: there is nothing to combine; give two or more"
-        )
-    if method.most and len(models) > method.most:
-        raise MismatchError(
-            f"{len(models)} models: {name} takes {method.most}; combine {method.most} at a time, or all of them by mean"
+            f"{count} models: {name} takes {most}; combine {most} at a time, or all by mean"
         )
     if base is not None and not method.thin:
         differing = " or ".join(other for other, one in METHODS.items() if one.thin)
         raise MismatchError(
-            f"base {base.where}: {name} takes no differences from a base; leave it out or use {differing}"
+            f"base {base.where}: {name} takes no differences from a base;"
+            f" leave it out or use {differing}"
         )
     if method.thin and not 0 < density <= 1:
         raise MismatchError(
-            f"density {density:g}: it is the share of the differences that is kept, more than 0 and at most 1"
+            f"density {density:g}: give the share of differences to keep, above 0 and at most 1"
         )
     return method
 
@@ -199,9 +200,7 @@ def _from_base(
     shares: Sequence[float],
     base: Model,
     mix: Mix,
-    thin: Thin,
-    density: float,
-    seed: int,
+    thin: Callable[[Tensor, int, str], Tensor],
     name: str,
 ) -> Tensor:
     origin = base.weights[name]
@@ -209,18 +208,18 @@ def _from_base(
     def differences() -> Iterator[Tensor]:
         for number, model in enumerate(models):
             # The base, where it is among the models, is not read again.
-            yield (
-                torch.zeros_like(origin)
-                if model is base
-                else thin(
-                    model.weights[name].to(origin) - origin, density, _chance(seed, number, name)
-                )
-            )
+            if model is base:
+                yield torch.zeros_like(origin)
+            else:
+                yield thin(model.weights[name].to(origin) - origin, number, name)
 
     return (origin + mix(differences(), shares)).to(working(models[0].weights.dtype(name)))
 
 
-def _chance(seed: int, number: int, name: str) -> torch.Generator:
-    """Of its own for each tensor of each model: whatever is read first, chance is the same."""
+def _thinned(
+    thin: Thin, density: float, seed: int, difference: Tensor, number: int, name: str
+) -> Tensor:
+    """A generator for each tensor of each model: the order of reading does not matter."""
     key = hashlib.sha256(f"{seed} {number} {name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
+    generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
+    return thin(difference, density, generator)

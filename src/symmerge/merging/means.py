@@ -1,4 +1,4 @@
-"""Average models that lie in one basin. Nothing is aligned here; give it aligned models."""
+"""The mean of two models in one basin, part by part. Nothing is aligned here."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from symmerge.models.model import Model
 from symmerge.models.tables import check_same_table
 
 Attention = Literal["factors", "svd", "circuits"]
+NOTES = {
+    "factors": "",
+    "svd": "; attention by circuits, cut to rank",
+    "circuits": "; attention by circuits, in heads of twice the size",
+}
 
 
-def merge(
+def average(
     a: Model,
     b: Model,
     t: float = 0.5,
@@ -26,26 +31,23 @@ def merge(
     attention: Attention = "factors",
     evidence: Mapping[str, Any] | None = None,
 ) -> Model:
-    """The model at `t` on the way from `a` (t = 0) to `b` (t = 1). Lazy.
+    """The model at `t` on the line from `a` (t = 0) to `b` (t = 1). Lazy.
 
-    `at` gives parts another t: a space (`ff`, `vo.3`), a layer (`layer.3`), or `residual` for what meets the stream alone; the narrowest
-    counts. `attention` interpolates the factors of each head (a straight line), its circuits cut back to rank (`svd`), or its whole circuits
-    (`circuits`: heads of twice the size, no stock checkpoint). `evidence` goes into the model card.
+    `at` gives parts another t: a space (`ff`, `vo.3`), a layer (`layer.3`), or `residual` for what
+    meets the stream alone; the narrowest counts. `attention` interpolates each head's factors (a
+    straight line), its circuits cut back to rank (`svd`), or its whole circuits (`circuits`: heads
+    of twice the size, no stock checkpoint). `evidence` goes into the model card.
     """
     check_same_table([a, b])
-    time = piece_time(a.spec, t, at or {})
+    times = at or {}
+    time = piece_time(a.spec, t, times)
     what = f"{1 - t:g} x {a.where}, {t:g} x {b.where}"
-    what += "".join(f"; {name} at {value:g}" for name, value in (at or {}).items())
-    what += {
-        "factors": "",
-        "svd": "; attention by circuits, cut to rank",
-        "circuits": "; attention by circuits, in heads of twice the size",
-    }[attention]
+    what += "".join(f"; {name} at {value:g}" for name, value in times.items()) + NOTES[attention]
     step = merge_step([a, b], [1 - t, t], what) | ({"evidence": dict(evidence)} if evidence else {})
     if attention == "circuits":
         return inflate(a, b, time, step)
     at_time: Callable[[str], Tensor] = partial(between, a, b, time)
-    computed = {name: partial(at_time, name) for name in a.weights}
+    tensors = {name: partial(at_time, name) for name in a.weights}
     if attention == "svd":
-        computed |= cut(a, b, time, at_time)
-    return a.derive(DerivedWeights(a.weights, computed), step=step)
+        tensors |= cut(a, b, time, at_time)
+    return a.derive(DerivedWeights(a.weights, tensors), step=step)

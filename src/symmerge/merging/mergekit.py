@@ -1,4 +1,4 @@
-"""Hand aligned checkpoints over to mergekit: a recipe for `mergekit-yaml` that gives what `combine` gives."""
+"""Hand aligned checkpoints over to mergekit: a config that gives what `combine` gives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from symmerge.checkpoints.weights import working
 from symmerge.errors import MismatchError
-from symmerge.merging.combining import method_for, normalised
+from symmerge.merging.combining import method_for, normalised_weights
 from symmerge.models.model import Model, load
 from symmerge.models.tables import check_same_table
 
@@ -22,26 +22,30 @@ Folder = str | PathLike[str]
 
 @final
 @dataclass(frozen=True)
-class Form:
-    """What mergekit calls one of our methods, which parameters every model has, and which the whole."""
+class MergekitMethod:
+    """A method in mergekit: its name, the parameters of each model, and those of the merge."""
 
     name: str
-    each: tuple[str, ...] = ()
-    whole: Mapping[str, str] = field(default_factory=dict)
+    model: tuple[str, ...] = ()
+    merge: Mapping[str, str] = field(default_factory=dict)
 
 
-# mergekit's defaults for `normalize` and `rescale` are not ours everywhere, so they are said.
-FORMS: dict[str, Form] = {
-    "mean": Form("linear", ("weight",)),
-    "slerp": Form("slerp", (), {"t": "{t}"}),
-    "ties": Form("ties", ("weight", "density"), {"normalize": "true"}),
-    "dare": Form("dare_linear", ("weight", "density"), {"normalize": "false", "rescale": "true"}),
-    "dare_ties": Form("dare_ties", ("weight", "density"), {"normalize": "true", "rescale": "true"}),
+# mergekit's defaults for `normalize` and `rescale` are not always ours, so both are written.
+FORMS: dict[str, MergekitMethod] = {
+    "mean": MergekitMethod("linear", ("weight",)),
+    "slerp": MergekitMethod("slerp", (), {"t": "{t}"}),
+    "ties": MergekitMethod("ties", ("weight", "density"), {"normalize": "true"}),
+    "dare": MergekitMethod(
+        "dare_linear", ("weight", "density"), {"normalize": "false", "rescale": "true"}
+    ),
+    "dare_ties": MergekitMethod(
+        "dare_ties", ("weight", "density"), {"normalize": "true", "rescale": "true"}
+    ),
 }
 OURS = {form.name: ours for ours, form in FORMS.items()}  # mergekit's name -> ours
 
 
-def recipe(
+def mergekit_config(
     folders: Sequence[Folder],
     weights: Sequence[float] | None = None,
     method: str = "linear",
@@ -49,58 +53,63 @@ def recipe(
     base: Folder | None = None,
     density: float = 0.5,
 ) -> str:
-    """The YAML that `mergekit-yaml` takes, for stock checkpoints in one basin: `recipe(["pair/reference", "pair/aligned"], [0.7, 0.3])`.
+    """The YAML for `mergekit-yaml`, of stock checkpoints in one basin.
 
-    Methods have mergekit's names: linear, slerp, ties, dare_linear, dare_ties. As in `combine`, the first folder is the base unless another is given;
-    the tokenizer comes from there. mergekit draws its own chances and rescales by what they hit: dare differs from ours entry by entry.
+    `mergekit_config(["pair/reference", "pair/aligned"], [0.7, 0.3])`. Methods have mergekit's
+    names: linear, slerp, ties, dare_linear, dare_ties. As in `combine`, the first folder is the
+    base unless another is given; the tokenizer comes from there. mergekit draws its own random
+    numbers and rescales by what they hit: dare differs from ours entry by entry.
     """
     if method not in OURS:
         raise MismatchError(
-            f"method {method}: mergekit's that can be handed over are {', '.join(OURS)}"
+            f"method {method}: those of mergekit that can be handed over are {', '.join(OURS)}"
         )
-    form = FORMS[OURS[method]]
     models = [_stock(folder) for folder in folders]
     origin = _stock(base) if base is not None else None
     differs = method_for(OURS[method], models, origin, density).thin is not None
     check_same_table([*models, *([origin] if origin else [])])
     if len({model.path for model in models}) < len(models):
         raise MismatchError(
-            "a folder is there twice: mergekit tells models apart by their folders; give it once, with the sum of the weights"
+            "a folder is there twice: mergekit tells models apart by their folders;"
+            " give it once, with the sum of the weights"
         )
-    shares, start = normalised(models, weights), origin or models[0]
+    shares, start = normalised_weights(models, weights), origin or models[0]
     lines = [f"merge_method: {method}", f"base_model: {_reference(start)}", "models:"]
     for model, share in zip(models, shares, strict=True):
-        values = {"weight": _number(share), "density": _number(density)}
         lines.append(f"  - model: {_reference(model)}")
-        if form.each and not (
-            differs and model.path == start.path
-        ):  # the base has no difference from itself to weigh
-            lines += ["    parameters:", *(f"      {name}: {values[name]}" for name in form.each)]
-    if form.whole:
-        lines += [
-            "parameters:",
-            *(
-                f"  {name}: {text.format(t=_number(shares[-1]))}"
-                for name, text in form.whole.items()
-            ),
-        ]
-    # No tokenizer_source: mergekit would cut the embeddings down to the tokens that the tokenizer names. Without one it copies the base's files.
+        # The base has no difference from itself to weigh.
+        weighed = not (differs and model.path == start.path)
+        lines += _model_parameters(FORMS[OURS[method]], share, density) if weighed else []
+    # No tokenizer_source: mergekit would cut the embeddings down to the tokens that the tokenizer
+    # names. Without one it copies the base's files.
+    lines += _merge_parameters(FORMS[OURS[method]], shares[-1])
     return "\n".join([*lines, *_precision(models[0].dtype), ""])
 
 
+def _model_parameters(form: MergekitMethod, share: float, density: float) -> list[str]:
+    values = {"weight": _number(share), "density": _number(density)}
+    lines = [f"      {name}: {values[name]}" for name in form.model]
+    return ["    parameters:", *lines] if lines else []
+
+
+def _merge_parameters(form: MergekitMethod, t: float) -> list[str]:
+    lines = [f"  {name}: {text.format(t=_number(t))}" for name, text in form.merge.items()]
+    return ["parameters:", *lines] if lines else []
+
+
 def _stock(folder: Folder) -> Model:
-    model = load(
-        Path(folder).resolve()
-    )  # a path that is not there when mergekit runs would be looked for on the hub
+    # mergekit would look on the hub for a path that is not there when it runs.
+    model = load(Path(folder).resolve())
     if not model.stock:
         raise MismatchError(
-            f"{model.where} has heads of twice the size, which mergekit does not know: hand over its parents"
+            f"{model.where} has heads of twice the size, which mergekit does not know:"
+            " hand over its parents"
         )
     return model
 
 
 def _reference(model: Model) -> str:
-    """mergekit splits plain paths at + (an adapter) and @ (a revision); in the long form it does not."""
+    """The long form where a path has + or @, at which mergekit splits plain paths."""
     quoted = f'"{"".join(map(_escaped, str(model.path)))}"'
     return f"{{model: {{path: {quoted}}}}}" if {"+", "@"} & set(quoted) else quoted
 

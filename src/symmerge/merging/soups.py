@@ -1,4 +1,4 @@
-"""A greedy soup: the mean of those models of one basin that make each other better. Nothing is aligned here; give it aligned models."""
+"""A greedy soup: the mean of those models in one basin that improve it. Nothing is aligned here."""
 
 from __future__ import annotations
 
@@ -22,42 +22,44 @@ def soup(
     progress: Progress | None = None,
     evidence: Mapping[str, Any] | None = None,
 ) -> tuple[Model, list[dict[str, Any]]]:
-    """The mean of some of the models, and what was tried: `soup([reference, *aligned], make_task("clm", "held-out.txt", models))`.
+    """The mean of some of the models, and a row for each: `soup(result.models, task)`.
 
-    From the best model on its own to the worst, each is added to the mean if the loss does not get worse. The models are read once; one copy more than
-    there are models is in memory, in float32. The task's data chooses, so measure the result on other data: its loss here flatters it.
+    From the best model on its own to the worst, each is added to the mean unless the loss gets
+    worse. The models are read once and held in memory in float32, with one copy more. The task's
+    data chooses: measure the result on other data, because its loss here flatters it.
     """
     if len(models) < 2:
         raise MismatchError(f"{len(models)} model: a soup is made of two or more")
     check_same_tokenizers(models)
-    mixture, say = Mixture(models, device=device), progress or (lambda _: None)
+    mixture, tell = Mixture(models, device=device), progress or (lambda _: None)
     alone = []
     for number, model in enumerate(models):
         alone.append(_loss(mixture, task, _equal([number], len(models))))
-        say(f"{model.where}: loss {alone[-1]:.4f}")
+        tell(f"{model.where}: loss {alone[-1]:.4f}")
     first, *others = sorted(range(len(models)), key=lambda number: alone[number])
     if alone[first] == math.inf:
         raise MismatchError(
             "no model has a finite loss in float32: check that each gives one on its own"
         )
-    kept, loss = [first], alone[first]
-    tried = [_row(models, first, alone, loss, True)]
+    members, best = [first], alone[first]
+    rows = [_row(models, first, alone, best, True)]
     for number in others:
-        found = _loss(mixture, task, _equal([*kept, number], len(models)))
-        better = found <= loss
-        tried.append(_row(models, number, alone, found, better))
-        say(f"with {models[number].where}: loss {found:.4f}, {'kept' if better else 'left out'}")
+        loss = _loss(mixture, task, _equal([*members, number], len(models)))
+        better = loss <= best
+        rows.append(_row(models, number, alone, loss, better))
+        tell(f"with {models[number].where}: loss {loss:.4f}, {'kept' if better else 'left out'}")
         if better:
-            kept, loss = [*kept, number], found
-    return _merged([models[number] for number in sorted(kept)], task, tried, evidence or {}), tried
+            members, best = [*members, number], loss
+    chosen = [models[number] for number in sorted(members)]
+    return _merged(chosen, task, rows, evidence or {}), rows
 
 
-def _equal(chosen: Sequence[int], count: int) -> Shares:
-    return tuple(1 / len(chosen) if number in chosen else 0.0 for number in range(count))
+def _equal(members: Sequence[int], count: int) -> Shares:
+    return tuple(1 / len(members) if number in members else 0.0 for number in range(count))
 
 
 def _loss(mixture: Mixture, task: Task, shares: Shares) -> float:
-    """A model that overflows is as bad as can be."""
+    """The loss; infinite for a model that overflows."""
     module = mixture.at(shares)
     batches = (
         {name: tensor.to(mixture.device) for name, tensor in batch.items()}
@@ -68,39 +70,33 @@ def _loss(mixture: Mixture, task: Task, shares: Shares) -> float:
 
 
 def _row(
-    models: Sequence[Model], number: int, alone: Sequence[float], found: float, kept: bool
+    models: Sequence[Model], number: int, alone: Sequence[float], loss: float, kept: bool
 ) -> dict[str, Any]:
-    """JSON has no infinity."""
-    own, together = (loss if loss < math.inf else None for loss in (alone[number], found))
-    return {
-        "model": number,
-        "where": models[number].where,
-        "own_loss": own,
-        "loss": together,
-        "kept": kept,
-    }
+    # JSON has no infinity.
+    own, together = (value if value < math.inf else None for value in (alone[number], loss))
+    where = models[number].where
+    return {"model": number, "where": where, "own_loss": own, "loss": together, "kept": kept}
 
 
 def _merged(
-    kept: Sequence[Model], task: Task, tried: list[dict[str, Any]], evidence: Mapping[str, Any]
+    models: Sequence[Model], task: Task, rows: list[dict[str, Any]], evidence: Mapping[str, Any]
 ) -> Model:
-    shares = [1 / len(kept)] * len(kept)
-    what = f"greedy soup of {len(kept)} of {len(tried)} models: " + ", ".join(
-        model.where for model in kept
-    )
-    said = {f"model {row['model']} ({row['where']})": _words(row) for row in tried}
-    told = {**evidence, "chosen by": f"{task.name} on {task.data}", **said}
+    shares = [1 / len(models)] * len(models)
+    names = ", ".join(model.where for model in models)
+    what = f"greedy soup of {len(models)} of {len(rows)} models: {names}"
+    lines = {f"model {row['model']} ({row['where']})": _line(row) for row in rows}
     record = {
         "method": "soup",
         "weights": shares,
         "task": task.to_record().to_json(),
-        "tried": tried,
-        "evidence": told,
+        "tried": rows,
+        "evidence": {**evidence, "chosen by": f"{task.name} on {task.data}", **lines},
     }
-    return kept[0].derive(mean(kept).weights, step=merge_step(kept, shares, what) | record)
+    step = merge_step(models, shares, what) | record
+    return models[0].derive(mean(models).weights, step=step)
 
 
-def _words(row: dict[str, Any]) -> str:
+def _line(row: dict[str, Any]) -> str:
     own, together = (
         "not finite" if loss is None else f"{loss:.4f}" for loss in (row["own_loss"], row["loss"])
     )

@@ -10,7 +10,7 @@ from experiment_steps import Here
 from fixtures import checkpoint, run
 
 from symmerge.checkpoints.hub import USER_OFFLINE
-from symmerge.cli import experimenting
+from symmerge.cli import experiment as verb_module
 from symmerge.errors import MismatchError
 from symmerge.evaluation.data.embedded import python_docs
 from symmerge.lab.experiments.catalog import EXPERIMENTS
@@ -42,7 +42,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch, home):
-    monkeypatch.setattr(experimenting, "LocalEngine", lambda workers, heavy: Here())
+    monkeypatch.setattr(verb_module, "LocalEngine", lambda workers, heavy: Here())
     monkeypatch.chdir(home)
 
 
@@ -318,7 +318,7 @@ def test_a_model_that_changes_meanwhile_is_noticed(home, tmp_path, monkeypatch):
             (home / "bert-2" / "config.json").read_text() + " "
         )
 
-    monkeypatch.setattr(experimenting, "relink", shift)
+    monkeypatch.setattr(verb_module, "relink", shift)
     said = verb("v-stream", *models, out=tmp_path / "out", expect=1)
     assert "not what it was when the experiment began" in said.stdout
 

@@ -1,0 +1,141 @@
+"""An aligned pair: how it is solved, what it knows about itself, how it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+from symmerge.aligning.tokens import SharedTokens, verify_shared
+from symmerge.checkpoints.folders import new_folder
+from symmerge.errors import SymmetryError
+from symmerge.matching.base import Solution
+from symmerge.matching.learning.soft_permutations import relax
+from symmerge.matching.recipes import Recipe
+from symmerge.matching.resume import ResumeFile
+from symmerge.models.alignment import apply
+from symmerge.models.alignment_results import SolutionFile
+from symmerge.models.distances import distance
+from symmerge.models.model import Model, Progress, save
+from symmerge.models.orbit import keep
+from symmerge.models.structure import structure_of
+from symmerge.verification.verdict import gate, verify
+
+# Fine-tunes of one base lie this close as they are; independently trained models are about 1.4.
+ALREADY_ALIGNED = 0.5
+
+
+@dataclass(frozen=True, repr=False)
+class Aligned:
+    """A in canonical form (`reference`), B in A's coordinates (`aligned`), and the evidence.
+
+    `sources` are A and B as they were given; `shared` says which tokens they share, if B was
+    written in A's vocabulary. `before` and `after` are distances of the weights.
+    """
+
+    reference: Model
+    aligned: Model
+    solution: Solution
+    recipe: Recipe
+    before: float
+    after: float
+    sources: tuple[Model, Model]
+    shared: SharedTokens | None = None
+
+    def __repr__(self) -> str:
+        a, b = (model.where for model in self.sources)
+        return (
+            f"Aligned({b} to {a}, by {self.recipe.method} in {self.solution.seconds:.1f} s:\n"
+            f"  distance {self.before:.3f} before, {self.after:.3f} after)"
+        )
+
+    @property
+    def models(self) -> tuple[Model, Model]:
+        """Both models in one basin."""
+        return self.reference, self.aligned
+
+    @property
+    def already(self) -> bool:
+        """Whether the pair was aligned to begin with."""
+        return self.before < ALREADY_ALIGNED
+
+    def evidence(self) -> dict[str, Any]:
+        """In short, for the card of a merged model."""
+        solution = self.solution
+        return {
+            "recipe": self.recipe.about,
+            "distance_before": f"{self.before:.3f}",
+            "distance_after": f"{self.after:.3f}",
+            "weighting_chosen": str(solution.weighting or ""),
+            "chosen_by": f"{solution.scored_on}, of {len(solution.trials)} tries",
+            **({"learned": solution.learned} if solution.learned else {}),
+            **({"soft": solution.soft} if solution.soft else {}),
+            "seed": solution.options["seed"],
+        }
+
+    def to_file(self) -> SolutionFile:
+        """Content of solution.json."""
+        return SolutionFile(
+            recipe=self.recipe.about,
+            distance_before=self.before,
+            distance_after=self.after,
+            already_aligned=self.already,
+            **self.solution.to_json(),
+        )
+
+
+def solve_pair(
+    a: Model,
+    b: Model,
+    recipe: Recipe,
+    *,
+    progress: Progress | None = None,
+    resume_file: ResumeFile | None = None,
+) -> Aligned:
+    """Bring `b` to `a` by a recipe: prepare both models, solve, apply the alignment."""
+    first, second = (recipe.prepare(model).cached() for model in (a, b))
+    solution = recipe.matching.solve(first, second, progress=progress, resume_file=resume_file)
+    # A soft method that was interrupted before it began has no soft result.
+    soft = recipe.non_symmetric == "soft" and solution.relaxed
+    moved = relax(solution, second) if soft else apply(solution.alignment, second)
+    after = distance(first, moved) if isnan(solution.distance) else solution.distance
+    # As stored where that compares, else in canonical form: what a plain average would see.
+    comparable = a.spec.fingerprint == b.spec.fingerprint
+    before = distance(a, b) if comparable else distance(first, second)
+    return Aligned(first, moved, solution, recipe, before, after, (a, b))
+
+
+def write_aligned(
+    alignment: Aligned, out: Path, *, overwrite: bool = False, progress: Progress | None = None
+) -> None:
+    """OUT/reference and OUT/aligned, each verified to be its source's function; the evidence.
+
+    Both are stock checkpoints. Beside them: alignment.safetensors, solution.json, structure.json.
+    """
+    recipe, (a, b) = alignment.recipe, alignment.sources
+    if recipe.non_symmetric:
+        raise SymmetryError(
+            f"this recipe is no symmetry ({recipe.about}): what it gives is not the function of"
+            f" {b.where}; measure it with barrier"
+        )
+    compare = partial(verify_shared, shared=alignment.shared) if alignment.shared else verify
+    gates = gate(a, progress=progress), gate(b, progress=progress, compare=compare)
+    needs = sum(model.bytes for model in alignment.models)
+    inputs = tuple(model.path for model in (a, b) if model.path)
+    with new_folder(out, overwrite=overwrite, needs_bytes=needs, inputs=inputs) as folder:
+        save(alignment.reference, folder / "reference", progress=progress, gate=gates[0])
+        save(alignment.aligned, folder / "aligned", progress=progress, gate=gates[1])
+        file, restrict = folder / "alignment.safetensors", recipe.restricted(b)
+        keep(alignment.solution.alignment, b, file, steps=recipe.steps, restrict=restrict)
+        write_evidence(alignment, folder)
+
+
+def write_evidence(alignment: Aligned, folder: Path) -> None:
+    """How an alignment was found and what it does: what `symmerge report` reads."""
+    solution = alignment.solution
+    alignment.to_file().write(folder / "solution.json")
+    structure_of(solution.alignment).write(folder / "structure.json")
+    if solution.correlations:
+        solution.correlations.write(folder / "correlations.json")

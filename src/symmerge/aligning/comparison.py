@@ -1,0 +1,180 @@
+"""Methods side by side, by name: what `symmerge barrier` compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from symmerge.aligning.aligned import Aligned
+from symmerge.aligning.inputs import make_inputs, no_inputs
+from symmerge.aligning.many import align_many
+from symmerge.aligning.options import METHODS, choose_recipe
+from symmerge.errors import MismatchError
+from symmerge.evaluation.lines import LineMethod
+from symmerge.evaluation.simplices import SimplexMethod
+from symmerge.evaluation.tasks import SELF_SOURCES, task_of
+from symmerge.matching.recipes import RECIPES, Recipe, with_options
+from symmerge.models.model import Model, Progress
+
+PLAIN = "plain average"
+LABELS = {"weights": "weight matching", "activations": "activation matching"}
+Recipes = Mapping[str, Recipe | None]
+"""Recipes by the names a user gave them; None is the plain average."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Methods by name, separated by commas, and inputs for those that look at some.
+
+    A method is "none", a method or recipe of `align`, or one that learns some spaces alone:
+    "learned:residual+ff". `calibration` is what methods look at, never what is measured on.
+    """
+
+    method: str = "none,weights"
+    calibration: str | None = None
+    calibration_samples: int | None = None
+    steps: int | None = None
+    seed: int = 0
+    device: str = "cpu"
+
+    def recipes(self) -> dict[str, Recipe | None]:
+        """Every method's recipe, still without inputs."""
+        names = [name.strip() for name in self.method.split(",")]
+        recipes = {name: self._recipe(name) for name in names}
+        if self.steps and not any(map(_learns, recipes.values())):
+            raise MismatchError(
+                f"--steps {self.steps}: none of {', '.join(recipes)} learns;"
+                " leave it out, or add learned to --method"
+            )
+        return recipes
+
+    def _recipe(self, name: str) -> Recipe | None:
+        if name == "none":
+            return None
+        name, _, spaces = name.partition(":")
+        is_method = name in METHODS and name not in RECIPES
+        recipe = choose_recipe(*((name, None) if is_method else (None, name)), non_symmetric=True)
+        learning: dict[str, Any] = {}
+        if _learns(recipe):
+            chosen = tuple(spaces.split("+")) if spaces else None
+            learning = {"steps": self.steps, "spaces": chosen}
+        elif spaces:
+            raise MismatchError(
+                f"{name}:{spaces}: only learned methods take spaces to learn; leave out :{spaces}"
+            )
+        return with_options(recipe, seed=self.seed, device=self.device, **learning)
+
+    def with_inputs(
+        self, recipes: Recipes, models: Sequence[Model], data: str
+    ) -> dict[str, Recipe | None]:
+        """The recipes with inputs for those that need some; `data` is what is measured on."""
+        looking = {name: recipe for name, recipe in recipes.items() if recipe and recipe.needs_data}
+        calibration = self._calibration(recipes, looking, models[0], data)
+        if calibration is None:
+            return dict(recipes)
+        # The same seed would sample the same text again: another one makes it other text.
+        seed = self.seed + (calibration == data)
+        tasks = {
+            learned: make_inputs(
+                models,
+                calibration,
+                samples=self.calibration_samples,
+                learned=learned,
+                seed=seed,
+                device=self.device,
+            )
+            for learned in {_learns(recipe) for recipe in looking.values()}
+        }
+        with_data = {
+            name: with_options(recipe, data=tasks[_learns(recipe)])
+            for name, recipe in looking.items()
+        }
+        return {**recipes, **with_data}
+
+    def _calibration(
+        self, recipes: Recipes, looking: Mapping[str, Recipe], model: Model, data: str
+    ) -> str | None:
+        calibration = self.calibration
+        if not looking:
+            if calibration or self.calibration_samples:
+                raise MismatchError(
+                    f"--calibration: none of {', '.join(recipes)} looks at activations;"
+                    " leave it out, or add one that does to --method"
+                )
+            return None
+        if calibration is None and all(map(_learns, looking.values())):
+            calibration = "self" if task_of(model) in SELF_SOURCES else None
+        if calibration is None:
+            what = f"{', '.join(looking)}: activations need something to look at"
+            raise no_inputs(model, what, "--calibration")
+        if calibration != "self" and Path(calibration).resolve() == Path(data).resolve():
+            raise MismatchError(
+                f"--calibration {calibration} is what is measured on: a merge fitted to it would"
+                " look better than it is; give other data"
+            )
+        return calibration
+
+
+def _learns(recipe: Recipe | None) -> bool:
+    return recipe is not None and recipe.method in ("learned", "soft")
+
+
+def label(name: str, recipe: Recipe) -> str:
+    """A method in words; our own recipe for it needs no name."""
+    kind = LABELS.get(recipe.method, f"{recipe.method} matching")
+    kind = kind if name in METHODS else f"{kind}, {name}"
+    return f"{kind} (no symmetry)" if recipe.non_symmetric else kind
+
+
+def line_method(name: str, a: Model, b: Model, alignment: Aligned | None) -> LineMethod:
+    """The line of an alignment, or of the models as they are."""
+    if alignment is None:
+        return LineMethod(name, PLAIN, a, b)
+    return LineMethod(
+        name,
+        label(name, alignment.recipe),
+        alignment.reference,
+        alignment.aligned,
+        alignment.solution.settings,
+        alignment.solution.objective,
+        exact=not alignment.recipe.non_symmetric,
+    )
+
+
+def check_together(count: int, recipes: Recipes) -> None:
+    """Refuse what cannot be brought together at once."""
+    if count < 3:
+        raise MismatchError(
+            f"--together is for three models or more, and there are {count}:"
+            " leave it out, or give more models"
+        )
+    pairwise = [
+        name
+        for name, recipe in recipes.items()
+        if recipe and (recipe.non_symmetric or recipe.method == "soft")
+    ]
+    if pairwise:
+        raise MismatchError(
+            f"--together: {', '.join(pairwise)} aligns pairs alone;"
+            " leave out --together, or this method"
+        )
+
+
+def simplex_method(
+    name: str, models: Sequence[Model], recipe: Recipe | None, progress: Progress | None = None
+) -> SimplexMethod:
+    """All models in one basin by a recipe, or as they are; without one of them it is refused."""
+    if recipe is None:
+        return SimplexMethod(name, PLAIN, models)
+    alignment = align_many(models, recipe, progress=progress)
+    universe = alignment.universe
+    if universe.left_out and universe.interrupted:
+        raise KeyboardInterrupt
+    if universe.left_out:
+        raise MismatchError(
+            f"{name} could not bring all models together:"
+            f" {'; '.join(universe.left_out.values())}; measure without these"
+        )
+    return SimplexMethod(name, label(name, recipe), alignment.models, alignment.to_file())

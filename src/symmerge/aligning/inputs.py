@@ -1,0 +1,88 @@
+"""What an alignment starts from: models, all as wide as the widest, and inputs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from os import PathLike
+from typing import get_args
+
+from symmerge.aligning.choices import check_choice
+from symmerge.distributed import local_device
+from symmerge.errors import MismatchError, SymmergeWarning
+from symmerge.evaluation.tasks import Task, make_task, task_of
+from symmerge.matching.learned import most_inputs
+from symmerge.models.model import Model, load
+from symmerge.models.widening import Units, widen
+
+ModelLike = Model | str | PathLike[str]
+"""A model, or the folder of a checkpoint."""
+
+_TEXT = "a text file, python-docs:train or hf:NAME; or self: text sampled from the models"
+INPUTS = {
+    "mlm": _TEXT,
+    "clm": _TEXT,
+    "image": "digits:train, an .npz file, a folder with a subfolder of images per class, or"
+    " hf:NAME; or self: synthetic images",
+    "text": "a TSV, CSV or JSONL file with the columns label and text, or hf:NAME",
+}
+"""The data that each task takes, for messages."""
+
+
+def open_model(model: ModelLike) -> Model:
+    """Load a model that is given by its folder."""
+    return model if isinstance(model, Model) else load(model)
+
+
+def open_models(models: Sequence[ModelLike], *, units: str = "zero") -> list[Model]:
+    """Open all models; narrow ones are widened to the widest, with a warning.
+
+    A widened model computes the same function. `units` says what its extra units are: dead
+    ("zero"), or copies that share the output of others ("split").
+    """
+    check_choice("--units", units, get_args(Units))
+    opened = [open_model(model) for model in models]
+    widest = max(opened, key=lambda model: model.parameters)
+    return [_as_wide_as(model, widest, units) for model in opened]
+
+
+def _as_wide_as(model: Model, widest: Model, units: str) -> Model:
+    if model.spec.architecture != widest.spec.architecture or _widths(model) == _widths(widest):
+        return model
+    warnings.warn(
+        f"{model.where} is narrower than {widest.where}: widened, it computes the same function",
+        SymmergeWarning,
+        stacklevel=4,
+    )
+    return widen(model, widest, units=units)  # type: ignore[arg-type]
+
+
+def _widths(model: Model) -> dict[str, int]:
+    return {name: model.spec.sizes[name] for name in model.spec.hidden}
+
+
+def make_inputs(
+    models: Sequence[Model],
+    data: str,
+    *,
+    samples: int | None = None,
+    learned: bool = False,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Task:
+    """The models' own task on some data; with more samples if it is to be learned from."""
+    name = task_of(models[0])
+    return make_task(
+        name,
+        data,
+        models,
+        samples=samples,
+        max_samples=most_inputs(name, data) if learned else None,
+        seed=seed,
+        device=local_device(device),
+    )
+
+
+def no_inputs(model: Model, what: str, option: str = "--data") -> MismatchError:
+    """The error for a method that needs inputs and has none."""
+    return MismatchError(f"{what}: give {option}: {INPUTS[task_of(model)]}")

@@ -1,0 +1,229 @@
+"""How to align, by name: methods, recipes and their options, as the command line has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import torch
+
+from symmerge.aligning.choices import check_choice
+from symmerge.aligning.inputs import make_inputs, no_inputs
+from symmerge.errors import MismatchError, SymmetryError
+from symmerge.evaluation.tasks import SELF_SOURCES, Task, task_of
+from symmerge.matching.evidence import read_token_counts
+from symmerge.matching.heads import HeadOptions
+from symmerge.matching.learned import LearnedMatching
+from symmerge.matching.learning.distillation import Target
+from symmerge.matching.recipes import (
+    BY_METHOD,
+    RECIPES,
+    Recipe,
+    Solver,
+    get_recipe,
+    with_options,
+)
+from symmerge.matching.weights import WeightMatching
+from symmerge.models.model import Model, device_of
+from symmerge.observation.activations import Score
+from symmerge.observation.statistics import Statistics
+
+METHODS = {
+    "weights": "symmerge",
+    "activations": "activations",
+    "learned": "learned",
+    "soft": "soft-hardened",
+}
+"""Every method, and our recipe for it."""
+METRICS, INSIDES = (get_args(get_type_hints(HeadOptions)[name]) for name in ("metric", "inside"))
+SCORES, TARGETS, DTYPES = get_args(Score), get_args(Target), ("float32", "float64")
+STARTS = ("weights", "activations", "identity")
+SOLVER_FIELDS = {"start_from": "start"}  # where a solver has another name
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningOptions:
+    """Options of learned and soft matching; None stands for the recipe's own."""
+
+    steps: int | None = None
+    epochs: float | None = None
+    lr: float | None = None
+    batch_size: int | None = None
+    accumulate: int | None = None
+    sampler: str | None = None
+    concentration: float | None = None
+    target: str | None = None
+    spaces: str | Sequence[str] | None = None
+    start_from: str | None = None
+    patience: int | None = None
+
+    def for_solver(self, data: Task | None) -> dict[str, Any]:
+        """These options by the names and types of a solver's fields."""
+        check_choice("--target", self.target, TARGETS)
+        check_choice("--start-from", self.start_from, STARTS)
+        values = {option.name: getattr(self, option.name) for option in fields(LearningOptions)}
+        if self.start_from == "weights":
+            values["start_from"] = WeightMatching()
+        if self.start_from == "activations":
+            values["start_from"] = LearnedMatching.activations(data)
+        if isinstance(self.spaces, str):
+            values["spaces"] = tuple(name.strip() for name in self.spaces.split(","))
+        return {SOLVER_FIELDS.get(name, name): value for name, value in values.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignOptions(LearningOptions):
+    """How to align: `AlignOptions(method="learned", data="books.txt", steps=300)`.
+
+    The options of `symmerge align`, with its defaults; None stands for the recipe's own.
+    """
+
+    method: str | None = None
+    recipe: str | None = None
+    data: str | None = None
+    samples: int | None = None
+    statistics: Path | None = None
+    score: str | None = None
+    metric: str | None = None
+    inside: str | None = None
+    tries: int | None = None
+    sweeps: int | None = None
+    token_counts: Path | None = None
+    permutations_only: bool = False
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    def to_recipe(self, models: Sequence[Model], *, partial: Path | None = None) -> Recipe:
+        """The recipe with these options and its inputs; wrong ones are refused before any work.
+
+        `partial` is the file that keeps unfinished statistics of activations.
+        """
+        recipe = self._recipe()
+        self._check(recipe)
+        common = {"seed": self.seed, "device": self.device}
+        if not recipe.needs_data:
+            return with_options(recipe, **self._matching(), **common)
+        data = self._inputs(models, recipe)
+        if recipe.method == "activations":
+            statistics = Statistics.load(self.statistics) if self.statistics else None
+            observed = {"statistics": statistics, "score": self.score, "partial": partial}
+            return with_options(recipe, **self._matching(), **observed, **common, data=data)
+        recipe = with_options(recipe, data=data, **common, **self.for_solver(data))
+        # The options of its start come last, when it is known which start that is.
+        start = self._matching()
+        if self.dtype == "float32":
+            del start["dtype"]
+        return with_options(recipe, **start)
+
+    def _recipe(self) -> Recipe:
+        if not self.permutations_only:
+            return choose_recipe(self.method, self.recipe)
+        if self.recipe in (None, "learned-permutations") and self.method in (None, "learned"):
+            return choose_recipe(self.method, "learned-permutations")
+        raise MismatchError(
+            "--permutations-only is a recipe of --method learned:"
+            " leave out --recipe, or ask for learned-permutations"
+        )
+
+    def _check(self, recipe: Recipe) -> None:
+        check_choice("--dtype", self.dtype, DTYPES)
+        check_choice("--metric", self.metric, METRICS)
+        check_choice("--inside", self.inside, INSIDES)
+        check_choice("--score", self.score, SCORES)
+        device_of(self.device)
+        for name in ("data", "samples", "statistics", "score"):
+            self._refuse_for_weights(name, recipe)
+        for option in fields(LearningOptions):
+            self._refuse_unlearned(option.name, recipe)
+
+    def _refuse_for_weights(self, name: str, recipe: Recipe) -> None:
+        value = getattr(self, name)
+        if value is not None and not recipe.needs_data:
+            raise MismatchError(
+                f"--{name} {value}: weights are matched without data;"
+                " add --method activations or learned"
+            )
+        observed = name in ("statistics", "score")
+        if value is not None and observed and recipe.method != "activations":
+            raise MismatchError(f"--{name} {value}: only --method activations takes it")
+
+    def _refuse_unlearned(self, name: str, recipe: Recipe) -> None:
+        value, flag = getattr(self, name), name.replace("_", "-")
+        if value is None:
+            return
+        if recipe.method not in ("learned", "soft"):
+            raise MismatchError(
+                f"--{flag} {value}: nothing is learned by {recipe.method}; add --method learned"
+            )
+        if SOLVER_FIELDS.get(name, name) not in {field.name for field in fields(recipe.matching)}:
+            raise MismatchError(f"--{flag} {value}: only --method learned takes it")
+
+    def _matching(self) -> dict[str, Any]:
+        """What a matching of weights or activations takes."""
+        return {
+            "metric": self.metric,
+            "inside": self.inside,
+            "tries": self.tries,
+            "max_sweeps": self.sweeps,
+            "token_counts": read_token_counts(self.token_counts) if self.token_counts else None,
+            "dtype": getattr(torch, self.dtype),
+        }
+
+    def _inputs(self, models: Sequence[Model], recipe: Recipe) -> Task | None:
+        learned, data = recipe.method != "activations", self.data
+        if data is None and learned and task_of(models[0]) in SELF_SOURCES:
+            data = "self"
+        if data is None and (self.statistics is None or self.samples is not None):
+            what = "learning needs something to learn from"
+            what = what if learned else "activations need something to look at"
+            raise no_inputs(models[0], what)
+        if data is None:
+            return None
+        more = {"samples": self.samples, "seed": self.seed, "device": self.device}
+        return make_inputs(models, data, learned=learned, **more)  # type: ignore[arg-type]
+
+
+def choose_recipe(
+    method: str | None = None, name: str | None = None, *, non_symmetric: bool = False
+) -> Recipe:
+    """A recipe by method, by name, or by both if they agree.
+
+    One that is no symmetry is refused unless it is only to be measured (`non_symmetric`).
+    """
+    check_choice("--method", method, METHODS)
+    recipe = get_recipe(name or METHODS[method or "weights"])
+    if method not in (None, recipe.method):
+        raise MismatchError(
+            f"--recipe {name} is for --method {recipe.method}, not {method}:"
+            f" leave out --method, or choose one of {', '.join(BY_METHOD[method])}"
+        )
+    if recipe.non_symmetric and not non_symmetric:
+        raise SymmetryError(
+            f"recipe {name} is no symmetry: what it gives is another function than the model's;"
+            " measure it with barrier"
+        )
+    return recipe
+
+
+def options_named(name: str) -> AlignOptions:
+    """The options that a method or a recipe by name stands for."""
+    is_method = name in METHODS and name not in RECIPES
+    return AlignOptions(method=name) if is_method else AlignOptions(recipe=name)
+
+
+Method = str | AlignOptions | Recipe | Solver | None
+"""How to align: a method or recipe by name, options, a recipe, a solver; None is our recipe."""
+
+
+def recipe_for(method: Method, models: Sequence[Model]) -> Recipe:
+    """What a user asks for as a recipe; a solver takes the place of our recipe's own."""
+    if isinstance(method, Recipe):
+        return method
+    if isinstance(method, str | AlignOptions):
+        options = options_named(method) if isinstance(method, str) else method
+        return options.to_recipe(models)
+    ours = RECIPES["symmerge"]
+    return ours if method is None else replace(ours, matching=method)

@@ -1,0 +1,185 @@
+"""Which tokens two vocabularies share, and whether a model in the other vocabulary is the same."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from symmerge.errors import MismatchError, SymmergeWarning
+from symmerge.evaluation.tasks.preprocessing import check_tokens, tokenizer_of
+from symmerge.models.model import Model, Progress
+from symmerge.verification.inputs import example_inputs
+from symmerge.verification.modules import logits_of
+from symmerge.verification.verdict import Verdict, judge
+
+VOCABULARY = "vocabulary"
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MARKERS = {"byte-level": "Ġ", "SentencePiece": "▁", "WordPiece": "##"}
+"""How each kind of tokenizer marks where a word begins or continues: "Ġthe", "▁the" and "the" are
+one word, but the string "the" is not the same piece of text in all of them."""
+MIN_MARKED = 0.01  # of the tokens: a few with a marker turn up in every vocabulary
+FEW, TOO_FEW = 0.5, 0.01  # shared, of A's tokens
+
+
+@dataclass(frozen=True)
+class SharedTokens:
+    """Which tokens of A's vocabulary B knows, and in which row.
+
+    `rows` has B's row for each row of A, -1 where B has none. `tokens` are shared, `filled` only
+    A's, `dropped` only B's, `unnamed` rows of A without a token. `by_role` are special tokens with
+    different strings and one role (a pad token). `same`: nothing has to be rearranged.
+    """
+
+    rows: Int[Tensor, " vocabulary"] = field(repr=False, compare=False)
+    tokens: int
+    filled: int
+    dropped: int
+    unnamed: int
+    by_role: tuple[str, ...] = ()
+    same: bool = False
+
+    @property
+    def known(self) -> Bool[Tensor, " vocabulary"]:
+        """Which of A's rows B knows."""
+        return self.rows >= 0
+
+    @property
+    def counts(self) -> Float[Tensor, " vocabulary"]:
+        """For `token_counts` of a matching: rows that only A knows are no evidence."""
+        return self.known.float()
+
+
+def match_tokens(a: Model, b: Model) -> SharedTokens:
+    """Match two vocabularies by the tokens' strings, then special tokens by their role.
+
+    Both models need a tokenizer in their folder, of one kind. At least 1 % of A's tokens must be
+    shared; below 50 % there is a warning.
+    """
+    for model in (a, b):
+        if VOCABULARY not in model.spec.sizes:
+            raise MismatchError(
+                f"{model.where} reads no tokens: only models with a vocabulary can be matched by it"
+            )
+    tokenizers = [tokenizer_of(model) for model in (a, b)]
+    mine, theirs = (tokenizer.get_vocab() for tokenizer in tokenizers)
+    for model, vocabulary in ((a, mine), (b, theirs)):
+        check_tokens(model, max(vocabulary.values()))
+    _refuse_kinds(a, b, mine, theirs)
+    sizes = [model.spec.sizes[VOCABULARY] for model in (a, b)]
+    if mine == theirs and sizes[0] == sizes[1]:
+        return SharedTokens(torch.arange(sizes[0]), len(mine), 0, 0, 0, same=True)
+    pairs = {token: token for token in mine if token in theirs}
+    by_role = _match_roles(tokenizers[0], tokenizers[1], pairs)
+    pairs |= by_role
+    rows = torch.full((sizes[0],), -1)
+    rows[[mine[token] for token in pairs]] = torch.tensor(
+        [theirs[token] for token in pairs.values()], dtype=rows.dtype
+    )
+    _refuse_few(a, b, len(pairs), len(mine))
+    return SharedTokens(
+        rows,
+        tokens=len(pairs),
+        filled=len(mine) - len(pairs),
+        dropped=len(theirs) - len(pairs),
+        unnamed=sizes[0] - len(set(mine.values())),
+        by_role=tuple(f"{token} / {other}" for token, other in by_role.items()),
+    )
+
+
+def _match_roles(first: Any, second: Any, pairs: Mapping[str, str]) -> dict[str, str]:
+    """Special tokens of one role and different strings; a token is matched by its first role."""
+    by_role: dict[str, str] = {}
+    for role in ROLES:
+        token, other = (tokenizer.special_tokens_map.get(role) for tokenizer in (first, second))
+        matched = {*pairs, *by_role, *by_role.values()}
+        if token and other and not {token, other} & matched:
+            by_role[token] = other
+    return by_role
+
+
+def kind_of(vocabulary: Mapping[str, int]) -> str:
+    """The kind of a tokenizer, by the marker most tokens begin with.
+
+    >>> kind_of({"Ġthe": 0, "ing": 1}), kind_of({"the": 0, "##ing": 1}), kind_of({"a": 0, "b": 1})
+    ('byte-level', 'WordPiece', 'unmarked')
+    """
+    counts = {
+        kind: sum(token.startswith(marker) for token in vocabulary)
+        for kind, marker in MARKERS.items()
+    }
+    most = max(counts, key=lambda kind: counts[kind])
+    return most if counts[most] > MIN_MARKED * len(vocabulary) else "unmarked"
+
+
+def _refuse_kinds(a: Model, b: Model, mine: Mapping[str, int], theirs: Mapping[str, int]) -> None:
+    kinds = kind_of(mine), kind_of(theirs)
+    if kinds[0] != kinds[1]:
+        raise MismatchError(
+            f"the tokenizer of {a.where} is {kinds[0]}, that of {b.where} {kinds[1]}: one string is"
+            " not the same piece of text in both (they mark where words begin differently);"
+            " give models with tokenizers of one kind"
+        )
+
+
+def _refuse_few(a: Model, b: Model, tokens: int, of: int) -> None:
+    shares = f"{b.where} has {tokens} of the {of} tokens of {a.where}"
+    if tokens < TOO_FEW * of:
+        raise MismatchError(
+            f"{shares}: too few to go by (less than {TOO_FEW:.0%});"
+            " give models whose tokenizers were made from similar text"
+        )
+    if tokens < FEW * of:
+        warnings.warn(
+            f"{shares}, less than {FEW:.0%}: all other rows will be those of {a.where} alone",
+            SymmergeWarning,
+            stacklevel=3,
+        )
+
+
+def verify_shared(
+    b: Model,
+    respelled: Model,
+    shared: SharedTokens,
+    *,
+    dtype: torch.dtype = torch.float32,
+    tolerance: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Verdict:
+    """Whether B, and B in A's vocabulary, give shared tokens the same logits after shared tokens.
+
+    Other tokens cannot be compared: the softmax is taken over the shared ones alone. Other heads
+    (a classifier) are compared whole. Every shared row of the output counts; of the input, those
+    of the tokens that are drawn.
+    """
+    tokens = shared.known.nonzero().flatten()
+    # Some models count positions by their pad token.
+    pads = torch.isin(tokens, _pad(respelled)) | torch.isin(shared.rows[tokens], _pad(b))
+    readable = tokens[~pads] if not pads.all() else tokens
+    ids = readable[example_inputs(respelled, seed)["input_ids"] % len(readable)]
+    sides = ((b, shared.rows[ids], shared.rows[tokens]), (respelled, ids, tokens))
+    first, second = (
+        _at(model, logits_of(model, {"input_ids": given}, dtype=dtype, progress=progress), rows)
+        for model, given, rows in sides
+    )
+    inputs = (
+        f"{'x'.join(str(n) for n in ids.shape)} random shared tokens, seed {seed};"
+        f" logits of the {len(tokens)} shared tokens"
+    )
+    return judge(b, respelled, first, second, dtype=dtype, tolerance=tolerance, inputs=inputs)
+
+
+def _pad(model: Model) -> Tensor:
+    padding = model.config.get("pad_token_id")
+    return torch.tensor([] if padding is None else [padding], dtype=torch.long)
+
+
+def _at(model: Model, logits: list[Tensor], tokens: Tensor) -> list[Tensor]:
+    size = model.spec.sizes[VOCABULARY]
+    return [scores[..., tokens] if scores.shape[-1] == size else scores for scores in logits]

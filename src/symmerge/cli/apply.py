@@ -1,0 +1,34 @@
+"""The verb apply."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from symmerge.cli.options.common import ModelPath, Written
+from symmerge.cli.options.groups import verb
+from symmerge.cli.writing import write_moved
+from symmerge.models.model import load
+from symmerge.models.orbit import follow
+
+
+@verb()
+def apply(
+    alignment: Annotated[
+        Path,
+        typer.Argument(
+            help="An alignment.safetensors, from random or align.",
+            metavar="ALIGNMENT",
+            show_default=False,
+        ),
+    ],
+    model: ModelPath,
+    written: Written,
+) -> None:
+    """Move a model by a saved alignment: other weights, the same function.
+
+    Refuses any model the alignment was not made for. Reads and writes tensor by tensor.
+    Example: [bold]symmerge apply elsewhere/alignment.safetensors ./gpt2 --out ./there[/]
+    """
+    source = load(model)
+    write_moved(source, follow(alignment, source), written)

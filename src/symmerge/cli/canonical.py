@@ -1,0 +1,18 @@
+"""The verb canonical."""
+
+from symmerge.cli.options.common import ModelPath, Residual, Written
+from symmerge.cli.options.groups import verb
+from symmerge.cli.writing import restriction, write_moved
+from symmerge.models.canonical.form import canonicalize
+from symmerge.models.model import load
+
+
+@verb()
+def canonical(model: ModelPath, written: Written, residual: Residual = "full") -> None:
+    """Write a model in canonical form: gains folded, means removed, circuits balanced.
+
+    The same function; the steps are in the model card and in symmerge.json.
+    Example: [bold]symmerge canonical ./gpt2 --out ./gpt2-canonical[/]
+    """
+    source = load(model)
+    write_moved(source, canonicalize(source.restrict(**restriction(residual))), written)

@@ -1,0 +1,29 @@
+"""The verb inspect."""
+
+from symmerge.cli import console
+from symmerge.cli.options.common import Json, ModelPath
+from symmerge.cli.options.groups import verb
+from symmerge.models.inspection import summary
+from symmerge.models.model import load
+
+
+@verb()
+def inspect(model: ModelPath, json: Json = False) -> None:
+    """Show a model's symmetries: spaces, groups, degrees of freedom, axes of tensors.
+
+    Reads no weights. Example: [bold]symmerge inspect ./gpt2[/]
+    """
+    about = summary(load(model))
+    if json:
+        console.show_json(about)
+        return
+    console.say(
+        f"{about['architecture']} ({about['family']}), {about['task']},"
+        f" {about['parameters']:,} parameters"
+    )
+    console.say(
+        f"{about['degrees of freedom']:,} continuous degrees of freedom,"
+        f" and 10^{about['discrete (log10)']:.0f} permutations and signs"
+    )
+    console.show_table("Spaces", about["spaces"])
+    console.show_table("Tensors (* reads, ~ rides along)", about["tensors"])

@@ -1,0 +1,68 @@
+"""The verb merge."""
+
+from __future__ import annotations
+
+from symmerge.aligning.inputs import open_models
+from symmerge.checkpoints.folders import refuse
+from symmerge.checkpoints.writing import return_freed_memory
+from symmerge.cli import console
+from symmerge.cli.options.common import Device, Models, Out, Overwrite, Seed, check_models
+from symmerge.cli.options.groups import verb
+from symmerge.cli.options.matching import Aligning, Learning, Many, align_options
+from symmerge.cli.options.merging import Merging
+from symmerge.merging.pipeline import merge as merge_models
+from symmerge.models.model import Model, save
+
+REMEDY = "there is nothing to merge it with; give two models or more, symmerge merge A B --out DIR"
+
+
+@verb()
+def merge(
+    out: Out,
+    merging: Merging,
+    aligning: Aligning,
+    learning: Learning,
+    many: Many,
+    models: Models = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    overwrite: Overwrite = False,
+) -> None:
+    """Merge two models or more into one stock checkpoint of the original size.
+
+    All are aligned to the first, then averaged.
+    Aligned models combine as fine-tunes of one base do: [bold]mean[/], [bold]slerp[/] (two),
+    [bold]ties[/] and [bold]dare[/] (differences from the reference), [bold]soup[/] (those that
+    help on --held-out).
+
+    Example: [bold]symmerge merge ./seed-0 ./seed-1 --out ./merged[/]; of three:
+    [bold]symmerge merge ./seed-0 ./seed-1 ./seed-2 --weights 0.5,0.3,0.2 --out ./merged[/]
+    """
+    return_freed_memory()
+    folders = check_models(models, REMEDY)
+    how = {**merging.keywords(), **vars(many), "seed": seed, "device": device}
+    opened = open_models(folders, units=many.units)
+    refuse(out.absolute(), overwrite, folders)
+    method = align_options(aligning, learning, seed, device)
+    merged = merge_models(opened, method=method, **how, progress=console.note)
+    _show_steps(merged, merging)
+    with console.progress("writing", len(merged.weights.names())) as tick:
+        save(merged, out, overwrite=overwrite, progress=tick)
+    console.say(f"wrote {out}: {merged.history[-1]['what']}")
+    if not merged.stock:
+        console.say(
+            "this is no stock checkpoint: its heads have twice the size; only symmerge loads it"
+        )
+
+
+def _show_steps(merged: Model, merging: Merging) -> None:
+    """What a soup tried, and what REPAIR changed."""
+    for step in merged.history:
+        if step.get("method") == "soup":
+            console.show_table(f"Soup, by the loss on {merging.held_out}", step["tried"])
+        if step["step"] == "repair":
+            before, after = step["before"]["loss"], step["after"]["loss"]
+            console.say(
+                f"repaired {merging.repair}: loss {before:.4f} before, {after:.4f} after,"
+                " on held-out inputs"
+            )

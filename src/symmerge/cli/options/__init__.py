@@ -1,0 +1,1 @@
+"""Options of the command line, in groups that verbs share."""

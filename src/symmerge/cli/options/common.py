@@ -1,0 +1,88 @@
+"""Options that most verbs have: models, the folder to write, seed, device, JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from symmerge.errors import MismatchError
+
+ModelPath = Annotated[
+    Path,
+    typer.Argument(help="A Hugging Face checkpoint folder.", metavar="MODEL", show_default=False),
+]
+ModelA = Annotated[
+    Path, typer.Argument(help="A checkpoint folder.", metavar="A", show_default=False)
+]
+ModelB = Annotated[
+    Path,
+    typer.Argument(
+        help="Another, of the same architecture and size.", metavar="B", show_default=False
+    ),
+]
+# Optional for the parser alone: too few models are refused in one line, as everything else is.
+Models = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        help="Checkpoint folders of one architecture, two or more.",
+        metavar="A B",
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        "-o",
+        help="The folder to write. It appears whole or not at all.",
+        show_default=False,
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it exists.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
+Device = Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue an interrupted run with the same options.")
+]
+Residual = Annotated[
+    str,
+    typer.Option(
+        help="How the residual stream may move: full, permutation (keeps a tied head tied)"
+        " or identity."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Written:
+    """One checkpoint to write: where, and how it is checked."""
+
+    out: Out
+    overwrite: Overwrite = False
+    no_verify: Annotated[
+        bool,
+        typer.Option(
+            "--no-verify",
+            help="Skip the check that the function did not change; the card will say so.",
+        ),
+    ] = False
+    max_shard_size: Annotated[
+        float,
+        typer.Option("--max-shard-size", help="The largest weights file, in GB.", min=0.000001),
+    ] = 5.0
+
+
+def check_models(models: Sequence[Path] | None, remedy: str) -> tuple[Path, ...]:
+    """Two models or more, each given once."""
+    folders = tuple(models or ())
+    if len(folders) < 2:
+        raise MismatchError(f"{' and '.join(map(str, folders)) or 'no model'}: {remedy}")
+    for number, folder in enumerate(folders):
+        if folder.resolve() in {other.resolve() for other in folders[:number]}:
+            raise MismatchError(f"{folder} is given twice: name every model once")
+    return folders

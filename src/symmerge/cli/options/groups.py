@@ -1,0 +1,116 @@
+"""Verbs as functions of option groups: a group is a dataclass whose fields are options.
+
+`@verb()` expands the groups among a function's parameters into the signature that typer reads, and
+builds the groups again when the command is called. Every verb also gets --config.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+import yaml
+
+from symmerge.cli import console
+from symmerge.errors import MismatchError
+
+
+def verb(
+    interrupted: str = "interrupted: nothing was written",
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a verb of a function. `interrupted` is what Ctrl-C prints; it may name {options}."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(function, include_extras=True)
+        groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+
+        @wraps(function)
+        def call(config: Path | None = None, **values: Any) -> None:
+            built = {
+                name: group(**{field.name: values[field.name] for field in fields(group)})
+                for name, group in groups.items()
+            }
+            own = inspect.signature(function).parameters.keys() - groups.keys()
+            with console.friendly(interrupted.format(**values)):
+                function(**built, **{name: values[name] for name in own})
+
+        parameters = {parameter.name: parameter for parameter in _expanded(function, hints)}
+        call.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
+        call.__annotations__ = {name: one.annotation for name, one in parameters.items()}
+        return call
+
+    return decorate
+
+
+def _expanded(function: Callable[..., None], hints: dict[str, Any]) -> Iterator[Parameter]:
+    """The parameters of a function with each group replaced by its options, and --config."""
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints[parameter.name]
+        if is_dataclass(hint):
+            yield from _options(hint)
+        else:
+            yield _keyword(parameter.name, hint, parameter.default)
+    yield _keyword("config", Config, None)
+
+
+def _options(group: Any) -> Iterator[Parameter]:
+    """A group's options; help shows them in its `panel`, if it has one."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        kind, option = get_args(hints[field.name])
+        option = copy(option)
+        option.rich_help_panel = getattr(group, "panel", None)
+        default = Parameter.empty if field.default is MISSING else field.default
+        yield _keyword(field.name, Annotated[kind, option], default)
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _configure(context: Any, file: Path | None) -> Path | None:
+    """Options from a YAML file become the defaults; unknown ones are refused."""
+    # Any, because typer passes a context of its own that is no typer.Context.
+    if file is None:
+        return None
+    known = {parameter.name for parameter in context.command.params if parameter.name} - {"config"}
+    with console.friendly():
+        options = _read_options(file)
+        if unknown := sorted(options.keys() - known):
+            raise MismatchError(
+                f"{file}: unknown option {', '.join(unknown)};"
+                f" {context.info_name} knows {', '.join(sorted(known))}"
+            )
+    context.default_map = {**(context.default_map or {}), **options}
+    return file
+
+
+def _read_options(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text("utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise MismatchError(
+            f"{file} cannot be read as YAML ({error}): write one option per line, 'seed: 1'"
+        ) from error
+    if not isinstance(content, dict):
+        raise MismatchError(f"{file} holds no options: write one per line, 'seed: 1'")
+    return {str(name).replace("-", "_"): value for name, value in content.items()}
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="A YAML file with any of these options.",
+        callback=_configure,
+        is_eager=True,
+        show_default=False,
+    ),
+]

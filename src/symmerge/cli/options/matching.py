@@ -1,0 +1,251 @@
+"""Options of align, merge and barrier: how the symmetry is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from symmerge.aligning.choices import either
+from symmerge.aligning.options import (
+    DTYPES,
+    INSIDES,
+    METHODS,
+    METRICS,
+    SCORES,
+    STARTS,
+    AlignOptions,
+)
+from symmerge.matching.learned import PARTS
+from symmerge.matching.learning.samplers import HELP as SAMPLERS
+from symmerge.matching.recipes import BY_METHOD
+
+
+def abbreviated(names: Iterable[str]) -> str:
+    """Names in few words: a dash stands for the beginning of the name before.
+
+    >>> abbreviated(["a", "b", "b-c", "b-d"])
+    'a, b, -c, -d'
+    """
+    short, last = [], None
+    for name in names:
+        head, dash, rest = name.partition("-")
+        short.append(dash + rest if head == last else name)
+        last = head
+    return ", ".join(short)
+
+
+RECIPES = " ".join(
+    f"{method.capitalize()}: {abbreviated(names)}." for method, names in BY_METHOD.items()
+)
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Inputs to look at or to learn from: self (no data: text sampled from the models, or"
+        " synthetic images), digits:train, python-docs:train, a file (text, .xz, TSV, CSV, JSONL,"
+        " .npz), a folder of images, or hf:NAME. Never what a merge is measured on.",
+        show_default=False,
+    ),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(help="How many samples of --data to use.", show_default="by task"),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(help="How many steps to learn.", min=1, show_default="300"),
+]
+
+
+@dataclass(frozen=True)
+class Aligning:
+    """How the symmetry is found."""
+
+    panel: ClassVar[str] = "Aligning"
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help=f"How to find the symmetry: {either(METHODS)} (merge and barrier also: none)."
+            " Weights need no data; learned makes its own, except for text classifiers.",
+            show_default="weights, or by recipe",
+        ),
+    ] = None
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{RECIPES} A dash continues the name before.",
+            show_default="ours, by method",
+        ),
+    ] = None
+    data: Data = None
+    samples: Samples = None
+    statistics: Annotated[
+        Path | None,
+        typer.Option(
+            help="What symmerge statistics wrote for this pair: no pass over data.",
+            show_default=False,
+        ),
+    ] = None
+    score: Annotated[
+        str | None,
+        typer.Option(
+            help=f"How activations are compared: {either(SCORES)}.", show_default="by recipe"
+        ),
+    ] = None
+    metric: Annotated[
+        str | None,
+        typer.Option(help=f"How heads are compared: {either(METRICS)}.", show_default="by recipe"),
+    ] = None
+    inside: Annotated[
+        str | None,
+        typer.Option(
+            help=f"How the basis inside heads is found: {either(INSIDES)}.",
+            show_default="by recipe",
+        ),
+    ] = None
+    tries: Annotated[
+        int | None,
+        typer.Option(help="How many weightings to try at most.", min=1, show_default="by size"),
+    ] = None
+    sweeps: Annotated[
+        int | None,
+        typer.Option(help="How many sweeps at most.", min=1, show_default="by recipe"),
+    ] = None
+    token_counts: Annotated[
+        Path | None,
+        typer.Option(
+            help="How often each token occurred in training, as .npy:"
+            " those that never did are ignored.",
+            show_default=False,
+        ),
+    ] = None
+    dtype: Annotated[
+        str,
+        typer.Option(help=f"The precision to solve in: {either(DTYPES)}."),
+    ] = "float32"
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How the symmetry is learned, with --method learned or soft."""
+
+    panel: ClassVar[str] = "Learning: --method learned or soft"
+    steps: Steps = None
+    epochs: Annotated[
+        float | None,
+        typer.Option(
+            help="How many times to go through the data, instead of --steps.", show_default=False
+        ),
+    ] = None
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate.", show_default="by recipe"),
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Samples of a batch: fewer need less memory.", min=1, show_default="by task"
+        ),
+    ] = None
+    accumulate: Annotated[
+        int | None,
+        typer.Option(
+            help="Batches of a step: more make gradients less noisy and need no more memory.",
+            min=1,
+            show_default="1",
+        ),
+    ] = None
+    sampler: Annotated[
+        str | None,
+        typer.Option(help=f"Where between A and B to learn: {SAMPLERS}.", show_default="narrow"),
+    ] = None
+    concentration: Annotated[
+        float | None,
+        typer.Option(
+            help="Of three models or more: where among them to learn;"
+            " 0.1 near the corners (as published), 10 near the midpoint.",
+            show_default="10",
+        ),
+    ] = None
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="What the midpoint should predict: parents (their ensemble) or labels.",
+            show_default="by recipe",
+        ),
+    ] = None
+    spaces: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What may move, with commas: {either(PARTS)}, or single spaces of inspect.",
+            show_default="all",
+        ),
+    ] = None
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Where learning starts: {either(STARTS)}.",
+            show_default="activations with data, else weights",
+        ),
+    ] = None
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            help="Stop after so many checks (20 a run) without a better one.",
+            min=1,
+            show_default="10",
+        ),
+    ] = None
+    permutations_only: Annotated[
+        bool,
+        typer.Option(
+            "--permutations-only",
+            help="Learn permutations alone, as published: --recipe learned-permutations.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class Many:
+    """Many models, different widths, different vocabularies."""
+
+    panel: ClassVar[str] = "Many models, widths, vocabularies"
+    reference: Annotated[
+        str,
+        typer.Option(
+            help="Of three models or more: whose coordinates all take, by its place from 0,"
+            " or medoid (closest to all others; every pair is matched)."
+        ),
+    ] = "0"
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            help="Of three models or more: how often, at most, each is matched to the mean of the"
+            " others.",
+            min=0,
+            show_default="10",
+        ),
+    ] = None
+    units: Annotated[
+        str,
+        typer.Option(
+            help="Of models of different width: the units a narrow one lacks are dead (zero),"
+            " or copies of others (split)."
+        ),
+    ] = "zero"
+    shared_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--shared-tokens",
+            help="Of two models with different vocabularies: match the tokens both have;"
+            " the result has A's tokenizer and keeps A's other rows.",
+        ),
+    ] = False
+
+
+def align_options(aligning: Aligning, learning: Learning, seed: int, device: str) -> AlignOptions:
+    """The options as the library takes them."""
+    return AlignOptions(**vars(aligning), **vars(learning), seed=seed, device=device)

@@ -1,0 +1,109 @@
+"""Options of merge: how aligned models become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from symmerge.aligning.choices import either
+from symmerge.errors import MismatchError
+from symmerge.merging.plan import COMBINE
+
+
+@dataclass(frozen=True)
+class Merging:
+    """How aligned models become one."""
+
+    panel: ClassVar[str] = "Merging"
+    t: Annotated[
+        float | None,
+        typer.Option(
+            "-t",
+            help="Of two models: where on the line from A (0) to B (1).",
+            min=0.0,
+            max=1.0,
+            show_default="0.5",
+        ),
+    ] = None
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="How much each model counts, with commas: 0.5,0.3,0.2.", show_default="equal"
+        ),
+    ] = None
+    combine: Annotated[
+        str, typer.Option(help=f"How aligned models become one: {either(COMBINE)}.")
+    ] = "mean"
+    density: Annotated[
+        float,
+        typer.Option(
+            help="Of ties and dare: the share of each difference that is kept.", min=0.0, max=1.0
+        ),
+    ] = 0.5
+    held_out: Annotated[
+        str | None,
+        typer.Option(
+            help="What a soup is chosen by, as --data: never what it is measured on.",
+            show_default=False,
+        ),
+    ] = None
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another t for a part: ff=0.3, vo.2=0.1, layer.0=0.4, residual=0.5."
+            " May be repeated.",
+            show_default=False,
+        ),
+    ] = None
+    attention: Annotated[
+        str,
+        typer.Option(
+            help="Average heads by factors (a straight line), svd (circuits cut to rank) or"
+            " circuits (twice the head size; no stock checkpoint)."
+        ),
+    ] = "factors"
+    repair: Annotated[
+        str | None,
+        typer.Option(
+            help="REPAIR after merging: rescale outputs of maps or of norms to the parents'"
+            " variance.",
+            show_default="no",
+        ),
+    ] = None
+    repair_data: Annotated[
+        str | None,
+        typer.Option(
+            help="Inputs for REPAIR, as --data: never what the merge is measured on.",
+            show_default="--data",
+        ),
+    ] = None
+
+    def keywords(self) -> dict[str, Any]:
+        """The options as `merge` takes them: words become numbers."""
+        return {**vars(self), "weights": _weights(self.weights), "at": _times(self.at or [])}
+
+
+def _weights(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise MismatchError(
+            f"--weights {text}: write one number per model, with commas: 0.5,0.3,0.2"
+        ) from None
+
+
+def _times(items: list[str]) -> dict[str, float]:
+    times = {}
+    for item in items:
+        name, _, value = item.partition("=")
+        try:
+            times[name] = float(value)
+        except ValueError:
+            raise MismatchError(f"--at {item}: write NAME=T, for example ff=0.3") from None
+        if not 0 <= times[name] <= 1:
+            raise MismatchError(f"--at {item}: t must lie between 0 and 1")
+    return times

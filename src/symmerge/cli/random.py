@@ -1,0 +1,25 @@
+"""The verb random."""
+
+from pathlib import Path
+
+from symmerge.cli.options.common import ModelPath, Residual, Seed, Written
+from symmerge.cli.options.groups import verb
+from symmerge.cli.writing import restriction, write_moved
+from symmerge.models.model import load
+from symmerge.models.orbit import keep, random_member
+
+
+@verb()
+def random(model: ModelPath, written: Written, seed: Seed = 0, residual: Residual = "full") -> None:
+    """Write a random member of a symmetry orbit: other weights, the same function.
+
+    The element is saved beside it (alignment.safetensors).
+    Example: [bold]symmerge random ./gpt2 --out ./elsewhere --seed 1[/]
+    """
+    source, restrict = load(model), restriction(residual)
+    alignment, moved = random_member(source.restrict(**restrict), seed)
+
+    def save_alignment(folder: Path) -> None:
+        keep(alignment, source, folder / "alignment.safetensors", restrict=restrict)
+
+    write_moved(source, moved, written, save_alignment)

@@ -1,0 +1,37 @@
+"""The verb report."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
+from symmerge.cli import console
+from symmerge.cli.options.groups import verb
+
+
+@verb()
+def report(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder from barrier or align, or one with such subfolders.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The page to write: one HTML file that needs nothing else.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Make one self-contained page of results: curves with a slider, sortable tables.
+
+    Computes nothing again. Example: [bold]symmerge report ./results --out page.html[/]
+    """
+    console.say(f"wrote {drawing.report(folder, out)}")

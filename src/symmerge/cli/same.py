@@ -1,0 +1,30 @@
+"""The verb same."""
+
+import typer
+
+from symmerge.aligning.equivalence import same as decide
+from symmerge.cli import console
+from symmerge.cli.options.common import Json, ModelA, ModelB
+from symmerge.cli.options.groups import verb
+
+
+@verb()
+def same(a: ModelA, b: ModelB, json: Json = False) -> None:
+    """Are two checkpoints the same function up to symmetry? Exit code 0 for yes, 1 for no.
+
+    Prints the certificate. Example: [bold]symmerge same ./gpt2 ./elsewhere[/]
+    """
+    certificate = decide(a, b, progress=console.note)
+    if json:
+        console.show_json(certificate.to_json())
+    else:
+        verdict, is_same = certificate.verdict, certificate.same
+        answer = "the same function up to symmetry" if is_same else "NOT the same function"
+        console.say(
+            f"{answer}: weights {certificate.before:.2e} apart before, {certificate.after:.2e}"
+            f" after (tolerance {certificate.tolerance:.0e}); logits {verdict.difference:.2e}"
+            f" apart (tolerance {verdict.tolerance:.0e})"
+        )
+        rows = [{"space": name, **row} for name, row in certificate.by_space.items()]
+        console.show_table("Distance by space", rows)
+    raise typer.Exit(0 if certificate.same else 1)

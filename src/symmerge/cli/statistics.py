@@ -1,0 +1,112 @@
+"""The verb statistics."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add as plus
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from symmerge.aligning.inputs import make_inputs, no_inputs
+from symmerge.aligning.options import choose_recipe
+from symmerge.checkpoints.writing import return_freed_memory
+from symmerge.cli import console
+from symmerge.cli.options.common import Device, ModelA, ModelB, Overwrite, Resume, Seed
+from symmerge.cli.options.groups import verb
+from symmerge.cli.options.matching import Data, Samples
+from symmerge.distributed import local_device, process_group
+from symmerge.errors import CheckpointError, MismatchError
+from symmerge.evaluation.tasks import Task
+from symmerge.matching.activations import warn_of_poor_statistics
+from symmerge.matching.recipes import BY_METHOD, Recipe
+from symmerge.models.model import Model, device_of, load
+from symmerge.observation.calibration import gather_pair, pair_header
+from symmerge.observation.statistics import Statistics
+
+
+@verb("interrupted: what was gathered so far is saved, --resume continues from it")
+def statistics(
+    a: ModelA,
+    b: ModelB,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The file to write.", show_default=False)
+    ],
+    data: Data = None,
+    samples: Samples = None,
+    recipe: Annotated[
+        str, typer.Option(help="For which recipe of align: each prepares models in its own form.")
+    ] = "activations",
+    add: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Add what is in this file, of the same pair. May be repeated.", show_default=False
+        ),
+    ] = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Gather statistics of two models' activations once, for align and merge.
+
+    They take the file with --statistics. Several files can be added up. Ctrl-C keeps what was
+    gathered. Also runs in several processes:
+    [bold]torchrun --nproc-per-node 2 -m symmerge statistics ...[/].
+
+    Example: [bold]symmerge statistics ./seed-0 ./seed-1 --data text.txt --out ./pair.safetensors[/]
+    """
+    with process_group() as (rank, world):
+        return_freed_memory()
+        device_of(device)
+        models = load(a), load(b)
+        if out.exists() and not overwrite:
+            raise CheckpointError(
+                f"{out} exists: choose another --out, or --overwrite to replace it"
+            )
+        if not data and (not add or samples is not None):
+            raise no_inputs(models[0], "nothing to gather (or --add files that are there)")
+        chosen = _recipe(recipe)
+        prepared = chosen.prepare(models[0]), chosen.prepare(models[1])
+        gathered = [Statistics.load(file) for file in add or []]
+        for one in gathered:
+            one.header.check(pair_header(*prepared))
+        if data:
+            task = make_inputs(models, data, samples=samples, seed=seed, device=device)
+            gathered.append(_observe(prepared, task, out, resume, device, world))
+        total = reduce(plus, gathered)
+        if not rank:
+            _write(total, out)
+
+
+def _recipe(name: str) -> Recipe:
+    recipe = choose_recipe(name=name, non_symmetric=True)
+    if recipe.method != "activations":
+        raise MismatchError(
+            f"--recipe {name} does not look at activations:"
+            f" choose one of {', '.join(BY_METHOD['activations'])}"
+        )
+    return recipe
+
+
+def _observe(
+    models: tuple[Model, Model], task: Task, out: Path, resume: bool, device: str, world: int
+) -> Statistics:
+    partial = out.with_name(f"{out.name}.partial")
+    if not resume:  # of every process that an interrupted run had
+        for file in (partial, *partial.parent.glob(f"{partial.name}.*-of-*")):
+            file.unlink(missing_ok=True)
+    with console.progress("observing both models", -(-len(task.batches) // world)) as tick:
+        return gather_pair(
+            models, task, partial=partial, device=local_device(device), progress=tick
+        )
+
+
+def _write(total: Statistics, out: Path) -> None:
+    warn_of_poor_statistics(total)
+    total.save(out)
+    size = out.stat().st_size / 1e6
+    console.say(
+        f"wrote {out}: {total.samples} tokens, {len(total.moments)} activations, {size:.1f} MB"
+    )

@@ -1,0 +1,53 @@
+"""The verb verify."""
+
+from typing import Annotated
+
+import torch
+import typer
+
+from symmerge.aligning.choices import check_choice, either
+from symmerge.aligning.options import DTYPES
+from symmerge.cli import console
+from symmerge.cli.options.common import Json, ModelA, ModelB, Seed
+from symmerge.cli.options.groups import verb
+from symmerge.models.model import load
+from symmerge.verification.verdict import verify as compare
+
+
+@verb()
+def verify(
+    a: ModelA,
+    b: ModelB,
+    dtype: Annotated[
+        str, typer.Option(help=f"The precision to compute in: {either(DTYPES)}.")
+    ] = "float32",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="The largest relative difference that counts as rounding.",
+            show_default="by precision",
+        ),
+    ] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Do two checkpoints compute the same function? Exit code 0 for yes, 1 for no.
+
+    Compares logits on random inputs, up to what a softmax ignores.
+    Example: [bold]symmerge verify ./gpt2 ./elsewhere[/]
+    """
+    check_choice("--dtype", dtype, DTYPES)
+    models = load(a), load(b)
+    how = {"dtype": getattr(torch, dtype), "tolerance": tolerance, "seed": seed}
+    with console.progress("verifying", sum(len(m.weights.names()) for m in models)) as tick:
+        verdict = compare(*models, **how, progress=tick)
+    if json:
+        console.show_json(verdict.to_json())
+    else:
+        answer = "the same function" if verdict.same else "NOT the same function"
+        console.say(
+            f"{answer}: relative logit difference {verdict.difference:.2e},"
+            f" tolerance {verdict.tolerance:.0e} ({verdict.dtype}),"
+            f" largest {verdict.largest:.2e}, on {verdict.inputs}"
+        )
+    raise typer.Exit(0 if verdict.same else 1)

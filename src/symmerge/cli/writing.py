@@ -1,0 +1,39 @@
+"""One checkpoint from one other: written, verified, and what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from symmerge.checkpoints.writing import return_freed_memory
+from symmerge.cli import console
+from symmerge.cli.options.common import Written
+from symmerge.models.model import Model, save
+from symmerge.verification.verdict import gate
+
+
+def write_moved(
+    source: Model, moved: Model, options: Written, beside: Callable[[Path], None] | None = None
+) -> None:
+    """Write a model that must compute what its source does."""
+    return_freed_memory()
+    verified, out = not options.no_verify, options.out
+    ticks = len(moved.weights.names()) * (3 if verified else 1)
+    with console.progress("writing and verifying", ticks) as tick:
+        save(
+            moved,
+            out,
+            overwrite=options.overwrite,
+            max_shard_bytes=int(options.max_shard_size * 1e9),
+            progress=tick,
+            gate=gate(source, progress=tick) if verified else None,
+            beside=beside,
+        )
+    console.say(f"wrote {out} ({'verified: the same function' if verified else 'not verified'})")
+    steps = "; ".join(f"{step['step']}: {step['what']}" for step in moved.history)
+    console.say(f"what was done: {steps}")
+
+
+def restriction(residual: str) -> dict[str, str]:
+    """--residual as `Model.restrict` takes it."""
+    return {} if residual == "full" else {"residual": residual}

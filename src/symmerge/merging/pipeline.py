@@ -1,0 +1,119 @@
+"""From models to one merged model: widen, align, combine, repair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from symmerge.aligning.aligned import Aligned
+from symmerge.aligning.inputs import ModelLike, open_models
+from symmerge.aligning.many import AlignedMany, align_many, check_many
+from symmerge.aligning.options import AlignOptions, Method, recipe_for
+from symmerge.aligning.pair import align
+from symmerge.aligning.vocabularies import read_alike
+from symmerge.errors import MismatchError
+from symmerge.evaluation.tasks import Task
+from symmerge.matching.recipes import Recipe
+from symmerge.merging.plan import MergePlan
+from symmerge.models.model import Model, Progress
+
+
+def merge(
+    models: Aligned | AlignedMany | Sequence[ModelLike],
+    *,
+    method: Method = None,
+    t: float | None = None,
+    weights: Sequence[float] | None = None,
+    combine: str = "mean",
+    density: float = 0.5,
+    held_out: str | Task | None = None,
+    at: Mapping[str, float] | None = None,
+    attention: str = "factors",
+    repair: str | None = None,
+    repair_data: str | Task | None = None,
+    units: str = "zero",
+    shared_tokens: bool = False,
+    reference: int | str = 0,
+    rounds: int | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Model:
+    """One stock model of several: `merge([a, b])` aligns them first; `merge(align(a, b), t=0.3)`.
+
+    | option | what it does |
+    |---|---|
+    | `method` | how to align, as for `align`; "none" for a plain average |
+    | `t`, `weights` | the place between two models; how much each model counts |
+    | `combine`, `density` | mean, slerp, ties, dare, dare_ties or soup; share of differences kept |
+    | `held_out` | what a soup is chosen by |
+    | `at`, `attention` | another t for parts; how heads are averaged: see `average` |
+    | `repair`, `repair_data` | REPAIR of "maps" or "norms", and the inputs for it |
+    | `units`, `shared_tokens` | different widths and vocabularies: see `align` |
+    | `reference`, `rounds` | of three models or more: see `align_many` |
+    """
+    plan = MergePlan(
+        t=t,
+        weights=weights,
+        combine=combine,
+        density=density,
+        held_out=held_out,
+        at=at or {},
+        attention=attention,
+        repair=repair,
+        repair_data=repair_data,
+        seed=seed,
+        device=device,
+    )
+    if isinstance(models, Aligned | AlignedMany):
+        return _merge_aligned(models, plan, progress)
+    if isinstance(method, AlignOptions):
+        plan = replace(plan, repair_data=repair_data or method.data)
+    check_many(reference, len(models), rounds)
+    opened, aligns = open_models(models, units=units), _aligns(method)
+    readable = read_alike(opened, shared_tokens and aligns)
+    plan.check(opened)
+    shares, repair_task = plan.shares(opened), plan.repair_task(readable)
+    aligned, evidence = opened, None
+    if aligns:
+        recipe = recipe_for(method, readable)
+        if len(opened) > 2:
+            how = {"reference": reference, "rounds": rounds, "progress": progress}
+            result = align_many(opened, recipe, **how)
+            shares = _without_failed(shares, result)
+        else:
+            result = _align(opened, recipe, shared_tokens, progress)
+        aligned, evidence = list(result.models), result.evidence()
+    merged = plan.combined(aligned, shares, evidence, progress)
+    return plan.repaired(merged, aligned, shares, repair_task)
+
+
+def _merge_aligned(
+    result: Aligned | AlignedMany, plan: MergePlan, progress: Progress | None
+) -> Model:
+    models = result.models
+    plan.check(models)
+    shares = plan.shares(models)
+    merged = plan.combined(models, shares, result.evidence(), progress)
+    return plan.repaired(merged, models, shares, plan.repair_task(models))
+
+
+def _aligns(method: Method) -> bool:
+    if isinstance(method, AlignOptions) and method.method == "none" and method.recipe:
+        raise MismatchError(f"--method none aligns nothing: leave out --recipe {method.recipe}")
+    return (method.method if isinstance(method, AlignOptions) else method) != "none"
+
+
+def _align(
+    models: Sequence[Model], recipe: Recipe, shared_tokens: bool, progress: Progress | None
+) -> Aligned:
+    result = align(*models, recipe, shared_tokens=shared_tokens, progress=progress)
+    if result.solution.interrupted and progress:
+        progress("interrupted: merging with the best alignment so far")
+    return result
+
+
+def _without_failed(shares: Sequence[float], result: AlignedMany) -> list[float]:
+    """The shares of the models that could be aligned."""
+    kept = [shares[number] for number in result.universe.members]
+    return [share / sum(kept) for share in kept]

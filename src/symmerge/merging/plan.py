@@ -1,0 +1,131 @@
+"""How aligned models become one: weights, ways to combine, REPAIR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from symmerge.aligning.choices import check_choice
+from symmerge.aligning.inputs import make_inputs
+from symmerge.errors import MismatchError
+from symmerge.evaluation.tasks import Task
+from symmerge.merging.combining import METHODS, combine, normalised_weights
+from symmerge.merging.means import Attention, average
+from symmerge.merging.rescaling import Part, repair
+from symmerge.merging.soups import soup
+from symmerge.models.interpolation import piece_time
+from symmerge.models.model import Model, Progress
+
+COMBINE = (*METHODS, "soup")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergePlan:
+    """How aligned models become one; the options are those of `merge`."""
+
+    t: float | None = None
+    weights: Sequence[float] | None = None
+    combine: str = "mean"
+    density: float = 0.5
+    held_out: str | Task | None = None
+    at: Mapping[str, float] = field(default_factory=dict)
+    attention: str = "factors"
+    repair: str | None = None
+    repair_data: str | Task | None = None
+    seed: int = 0
+    device: str = "cpu"
+
+    def check(self, models: Sequence[Model]) -> None:
+        """Refuse what does not go together, before any work."""
+        check_choice("--combine", self.combine, COMBINE)
+        check_choice("--attention", self.attention, get_args(Attention))
+        pair_mean = len(models) == 2 and self.combine == "mean"
+        if (self.at or self.attention != "factors") and not pair_mean:
+            raise MismatchError(
+                "--at and --attention are for the mean of two models: leave them out"
+            )
+        if self.combine == "slerp" and len(models) > 2:
+            raise MismatchError(
+                f"--combine slerp goes from one model to another, and there are {len(models)}:"
+                " use mean, ties or dare"
+            )
+        if (self.combine == "soup") != (self.held_out is not None):
+            raise MismatchError(
+                "--combine soup is chosen by --held-out DATA: give both, or neither"
+            )
+        piece_time(models[0].spec, 0.5, self.at)
+        self._check_repair()
+
+    def _check_repair(self) -> None:
+        if self.repair is None:
+            return
+        check_choice("--repair", self.repair, get_args(Part))
+        if self.repair_data is None:
+            raise MismatchError(
+                f"--repair {self.repair} needs inputs to measure variances on:"
+                " give --repair-data, as --data of align"
+            )
+        if self.attention == "circuits":
+            raise MismatchError(
+                "--repair works on stock checkpoints: --attention circuits makes none;"
+                " use factors or svd"
+            )
+        if self.combine != "mean":
+            raise MismatchError(
+                f"--repair restores the variance that a mean loses, not that of {self.combine}:"
+                " leave it out"
+            )
+
+    def shares(self, models: Sequence[Model]) -> list[float]:
+        """How much each model counts; they sum to one."""
+        if self.t is not None and self.weights is not None:
+            raise MismatchError("-t and --weights say the same twice: leave one out")
+        if self.t is not None and len(models) > 2:
+            raise MismatchError(
+                f"-t {self.t:g} is a place between two models, and there are {len(models)}:"
+                " give --weights"
+            )
+        if self.t is not None:
+            return [1 - self.t, self.t]
+        return normalised_weights(models, self.weights)
+
+    def repair_task(self, models: Sequence[Model]) -> Task | None:
+        """The inputs to repair by."""
+        if self.repair is None or self.repair_data is None:
+            return None
+        task = self._task(models, self.repair_data)
+        task.check_labels()
+        return task
+
+    def _task(self, models: Sequence[Model], data: str | Task) -> Task:
+        if isinstance(data, Task):
+            return data
+        return make_inputs(models, data, seed=self.seed, device=self.device)
+
+    def combined(
+        self,
+        models: Sequence[Model],
+        shares: Sequence[float],
+        evidence: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+    ) -> Model:
+        """One model of several in one basin."""
+        if len(models) == 2 and self.combine == "mean":
+            how = {"at": self.at, "attention": self.attention, "evidence": evidence}
+            return average(models[0], models[1], shares[1], **how)  # type: ignore[arg-type]
+        if self.combine != "soup":
+            how = {"density": self.density, "seed": self.seed, "evidence": evidence}
+            return combine(models, self.combine, shares, **how)  # type: ignore[arg-type]
+        assert self.held_out is not None
+        task = self._task(models, self.held_out)
+        return soup(models, task, device=self.device, progress=progress, evidence=evidence)[0]
+
+    def repaired(
+        self, merged: Model, parents: Sequence[Model], shares: Sequence[float], task: Task | None
+    ) -> Model:
+        """The merge after REPAIR, if that is asked for."""
+        if task is None:
+            return merged
+        part: Any = self.repair
+        return repair(merged, parents, task, shares=shares, part=part, device=self.device).model
