@@ -52,14 +52,14 @@ CASES: dict[str, dict[str, Any]] = {
         "allowed": {"peak_gb": 24},
     },
 }
-# What a reader would ask about: the functions that hold most of the time, in words.
+# The functions that take most of the time, and what they do.
 COSTS = {
-    "_all_units": "units: products and linear assignment",
+    "_match_units": "units: products and linear assignment",
     "match_heads": "heads: products, bases and assignment",
     "_polar": "rotation of the stream and of bases (SVD)",
     "balance_circuit": "canonical form of heads (QR, SVD)",
     "scale_costs": "scales of all pairs of units",
-    "make_probe": "own text and what flows through both models",
+    "make_probe": "self-generated text and activations",
     "_measure": "objective",
     "distance": "distances before and after",
 }
@@ -78,7 +78,7 @@ def make(folder: Path, case: str) -> list[Path]:
 
     config, dtype = CASES[case]["config"], getattr(torch, CASES[case]["dtype"])
     spec = _bind(family_of(config["model_type"], case), config, ["lm_head.weight"], case)
-    made = []
+    paths = []
     for seed in (0, 1):
         generator = torch.Generator().manual_seed(seed)
 
@@ -93,12 +93,12 @@ def make(folder: Path, case: str) -> list[Path]:
             computed,
             added={name: (spec.shapes[name], dtype) for name in spec.tensors},
         )
-        made.append(folder / f"{case}-{seed}")
-        if not made[-1].exists():
-            with new_folder(made[-1]) as target:
+        paths.append(folder / f"{case}-{seed}")
+        if not paths[-1].exists():
+            with new_folder(paths[-1]) as target:
                 write_json(target / "config.json", {**config, "dtype": CASES[case]["dtype"]})
                 write_weights(target, weights)
-    return made
+    return paths
 
 
 def forward(model: Any) -> float:
@@ -126,13 +126,12 @@ def measure(case: str, folder: Path, merge: bool) -> dict[str, Any]:
     models = [sm.load(path) for path in (folder / f"{case}-0", folder / f"{case}-1")]
     profile = cProfile.Profile()
     began = time.perf_counter()
-    found = profile.runcall(sm.align, *models)
+    aligned = profile.runcall(sm.align, *models)
     solved = time.perf_counter() - began
     if merge:
-        sm.save(
-            sm.average(found.reference, found.aligned), folder / f"{case}-merged", overwrite=True
-        )
-    whole = time.perf_counter() - began
+        merged = sm.average(aligned.reference, aligned.aligned)
+        sm.save(merged, folder / f"{case}-merged", overwrite=True)
+    total = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     passes = sum(forward(model) for model in models)
     entries: Any = pstats.Stats(profile).stats  # type: ignore[attr-defined]
@@ -146,12 +145,12 @@ def measure(case: str, folder: Path, merge: bool) -> dict[str, Any]:
     return {
         "case": case,
         "solve_s": round(solved, 1),
-        "solve_and_merge_s": round(whole, 1) if merge else None,
+        "solve_and_merge_s": round(total, 1) if merge else None,
         "peak_gb": round(peak / 1e9, 2),
         "forward_s": round(passes, 2),
         "solve_over_forward": round(solved / passes, 1),
         "costs_s": dict(sorted(costs.items(), key=lambda item: -item[1])),
-        "distance_after": round(found.after, 3),
+        "distance_after": round(aligned.after, 3),
         "allowed": CASES[case]["allowed"],
     }
 
@@ -190,12 +189,12 @@ def main() -> None:
             output = _child("measure", case, folder)
             rows.append(json.loads(output.splitlines()[-1]))
             print(json.dumps(rows[-1], indent=2))
-    known = (
+    rows_by_case = (
         {row["case"]: row for row in json.loads(RESULTS.read_text())["rows"]}
         if RESULTS.exists()
         else {}
     )
-    known |= {row["case"]: row for row in rows}
+    rows_by_case |= {row["case"]: row for row in rows}
     machine = {
         "cores": os.cpu_count(),
         "machine": platform.machine(),
@@ -203,7 +202,7 @@ def main() -> None:
     }
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(
-        json.dumps({"machine": machine, "rows": list(known.values())}, indent=2) + "\n"
+        json.dumps({"machine": machine, "rows": list(rows_by_case.values())}, indent=2) + "\n"
     )
 
 

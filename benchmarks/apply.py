@@ -229,7 +229,7 @@ def child(*arguments: str) -> dict[str, Any]:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="symmerge-bench-", dir=arguments.temp) as temporary:
         folder = Path(temporary)
-        made = child(
+        checkpoint = child(
             "--make",
             temporary,
             "--gb",
@@ -253,11 +253,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                     }
                 )
                 shutil.rmtree(folder / "out", ignore_errors=True)
-    checkpoint = {"dtype": arguments.dtype, "width": arguments.width, **made}
+    checkpoint = {"dtype": arguments.dtype, "width": arguments.width, **checkpoint}
     return {
         "machine": machine(),
         "checkpoint": checkpoint,
-        "summary": summary(runs, made),
+        "summary": summary(runs, checkpoint),
         "runs": runs,
     }
 
@@ -274,14 +274,14 @@ def machine() -> dict[str, Any]:
     }
 
 
-def summary(runs: list[dict[str, Any]], made: dict[str, Any]) -> list[dict[str, Any]]:
+def summary(runs: list[dict[str, Any]], checkpoint: dict[str, Any]) -> list[dict[str, Any]]:
     """For each job: the best and the median of all runs, and the largest peak of any."""
-    limit = MEMORY_FIXED + MEMORY_TENSORS * made["largest"]
+    limit = MEMORY_FIXED + MEMORY_TENSORS * checkpoint["largest"]
     rows = []
     for job in JOBS:
         mine = [run for run in runs if run["job"] == job]
         speeds = {
-            key: [made["bytes"] / run[key] / 1e9 for run in mine]
+            key: [checkpoint["bytes"] / run[key] / 1e9 for run in mine]
             for key in ("seconds", "seconds_to_disk")
         }
         peak = max(run["peak_rss"] for run in mine)
@@ -304,10 +304,10 @@ def summary(runs: list[dict[str, Any]], made: dict[str, Any]) -> list[dict[str, 
 
 
 def show(result: dict[str, Any]) -> None:
-    made = result["checkpoint"]
+    checkpoint = result["checkpoint"]
     print(
-        f"{made['bytes'] / 1e9:.2f} GB, {made['dtype']}, width {made['width']},"
-        f" {made['layers']} layers, largest tensor {made['largest'] / 1e6:.0f} MB"
+        f"{checkpoint['bytes'] / 1e9:.2f} GB, {checkpoint['dtype']}, width {checkpoint['width']},"
+        f" {checkpoint['layers']} layers, largest tensor {checkpoint['largest'] / 1e6:.0f} MB"
     )
     columns = f"{'median':>8}{'ratio':>7}"
     print(f"{'job':20}{'GB/s':>7}{columns}  | to disk{columns}  | peak MB  limit")
@@ -342,10 +342,10 @@ def main() -> None:
     elif arguments.job:
         print(json.dumps(measure(arguments.job, arguments.folder)))
     else:
-        found = run(arguments)
-        show(found)
+        result = run(arguments)
+        show(result)
         arguments.results.parent.mkdir(parents=True, exist_ok=True)
-        arguments.results.write_text(json.dumps(found, indent=2) + "\n")
+        arguments.results.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

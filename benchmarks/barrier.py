@@ -241,17 +241,17 @@ def machine() -> dict[str, Any]:
     }
 
 
-def show(found: dict[str, Any]) -> None:
+def show(record: dict[str, Any]) -> None:
     print(
         f"{'case':26}{'best':>7}{'median':>8}{'worst':>7}{'cpu':>7}"
         f"   (curve / plain evaluations; limit {WANTED_RATIO})"
     )
-    for row in found["summary"]:
+    for row in record["summary"]:
         print(
             f"{row['case']:26}{row['best_ratio']:7.3f}{row['median_ratio']:8.3f}"
             f"{row['worst_ratio']:7.3f}{row['median_cpu_ratio']:7.3f}"
         )
-    used = found["memory"]
+    used = record["memory"]
     sizes = [used[key] / 1e6 for key in ("gained_bytes", "weights_bytes", "limit_bytes")]
     print(
         f"peak memory of a curve: {sizes[0]:.0f} MB, {used['copies']:.2f} copies"
@@ -281,10 +281,10 @@ def main() -> None:
     elif arguments.memory:
         print(json.dumps(memory()))
     else:
-        found = run(arguments.points, arguments.rounds)
-        show(found)
+        record = run(arguments.points, arguments.rounds)
+        show(record)
         arguments.results.parent.mkdir(parents=True, exist_ok=True)
-        arguments.results.write_text(json.dumps(found, indent=2) + "\n")
+        arguments.results.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

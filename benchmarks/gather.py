@@ -91,19 +91,19 @@ def speed(rounds: int) -> list[dict[str, Any]]:
 
 def memory() -> dict[str, Any]:
     from symmerge.checkpoints.writing import return_freed_memory
-    from symmerge.observation.moments import SUMS
     from symmerge.observation.gathering import gather
+    from symmerge.observation.moments import SUMS
 
     return_freed_memory()  # as the command line does
     spec, modules, batches = make(3)
     plain(modules, batches[0])
     before = peak()
-    found = gather(spec, modules, batches)
-    kept = sum(getattr(moments, part).nbytes for moments in found.moments.values() for part in SUMS)
+    moments = gather(spec, modules, batches).moments.values()
+    statistics_bytes = sum(getattr(one, name).nbytes for one in moments for name in SUMS)
     return {
         "before_bytes": before,
         "gained_bytes": peak() - before,
-        "kept_bytes": kept,
+        "statistics_bytes": statistics_bytes,
         "limit_bytes": int(WANTED_BYTES),
         "within": peak() - before < WANTED_BYTES,
     }
@@ -132,9 +132,9 @@ def run(rounds: int) -> dict[str, Any]:
     used = child("--child", "memory")
     summary, runs = [], []
     for threads, environment in (("one", {"OMP_NUM_THREADS": "1"}), ("all", {})):
-        found = child("--child", "speed", "--rounds", str(rounds), **environment)
-        runs += [{"threads": threads, **row} for row in found]
-        summary.append({"threads": threads, **summed_up(found)})
+        rows = child("--child", "speed", "--rounds", str(rounds), **environment)
+        runs += [{"threads": threads, **row} for row in rows]
+        summary.append({"threads": threads, **summed_up(rows)})
     return {"machine": machine(), "summary": summary, "memory": used, "runs": runs}
 
 
@@ -171,18 +171,18 @@ def machine() -> dict[str, Any]:
     }
 
 
-def show(found: dict[str, Any]) -> None:
+def show(record: dict[str, Any]) -> None:
     print(
         f"{'threads':10}{'best':>7}{'median':>8}{'worst':>7}{'cpu':>7}"
         f"   (statistics / plain passes of both models; limit {WANTED_RATIO})"
     )
-    for row in found["summary"]:
+    for row in record["summary"]:
         print(
             f"{row['threads']:10}{row['best_ratio']:7.3f}{row['median_ratio']:8.3f}"
             f"{row['worst_ratio']:7.3f}{row['median_cpu_ratio']:7.3f}"
         )
-    used = found["memory"]
-    sizes = [used[key] / 1e9 for key in ("gained_bytes", "kept_bytes", "limit_bytes")]
+    used = record["memory"]
+    sizes = [used[key] / 1e9 for key in ("gained_bytes", "statistics_bytes", "limit_bytes")]
     print(
         f"peak memory beyond both models: {sizes[0]:.2f} GB,"
         f" of which statistics {sizes[1]:.2f} GB (limit {sizes[2]:.1f} GB)"
@@ -200,10 +200,10 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(speed(arguments.rounds) if arguments.child == "speed" else memory()))
         return
-    found = run(arguments.rounds)
-    show(found)
+    record = run(arguments.rounds)
+    show(record)
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    arguments.results.write_text(json.dumps(found, indent=2) + "\n")
+    arguments.results.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

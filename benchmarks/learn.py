@@ -1,6 +1,6 @@
 """Cost of a learned step, against a plain forward and backward pass on the same batch.
 
-Stock models of the zoo's sizes and GPT-2 small with random weights, in canonical form. Plain passes
+Small stock models and GPT-2 small with random weights, in canonical form. Plain passes
 and learned steps (all symmetries, permutations too; the parents' answers are computed once, as in a
 run) take turns in one process; every round is in the JSON, none is dropped. What a run does besides
 its steps is reported apart: the parents' answers, evaluations on held-out inputs, assignments. On
@@ -30,17 +30,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import symmerge as sm
 from symmerge.evaluation.tasks.base import LazyBatches
-from symmerge.matching.learning.distillation import Lesson, Lessons, loss_of
 from symmerge.matching.learned import LearnedMatching
+from symmerge.matching.learning.distillation import Lesson, Lessons, loss_of
 from symmerge.matching.learning.learner import Learner
 from symmerge.models.alignment import Alignment
 from symmerge.verification.modules import full_module
 
 WANTED = 1.6
-WARMINGS = {
-    "cpu": 1,
-    "cuda": 20,
-}  # of both before the rounds: the first replays of a graph took nearly twice as long
+# Of both before the rounds: the first replays of a graph took nearly twice as long.
+WARM_UPS = {"cpu": 1, "cuda": 20}
 RESULTS = Path(__file__).parent / "results"
 WIDE: dict[str, Any] = {
     "hidden_size": 256,
@@ -85,10 +83,11 @@ CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
 }
 
 
-# What only looks at memory in another way, or reserves it, starts no kernel.
+# Views and allocations start no kernel.
 NO_KERNEL = re.compile(
-    r"_?(unsafe_)?view|view_as_.*|_?reshape(_alias)?|transpose|t|permute|slice|select|expand|(un)?squeeze|unflatten|split(_with_sizes)?|unbind|diagonal|narrow"
-    r"|detach|alias|as_strided|lift_fresh|_conj|real|imag|(new_)?empty(_like|_strided)?|_record_function_.*"
+    r"_?(unsafe_)?view|view_as_.*|_?reshape(_alias)?|transpose|t|permute|slice|select|expand"
+    r"|(un)?squeeze|unflatten|split(_with_sizes)?|unbind|diagonal|narrow|detach|alias|as_strided"
+    r"|lift_fresh|_conj|real|imag|(new_)?empty(_like|_strided)?|_record_function_.*"
 )
 COUNTED_BATCH = 2, 16  # rows and tokens: how many operations there are does not depend on it
 
@@ -98,20 +97,20 @@ class Counting(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, result = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
         empty = isinstance(result, torch.Tensor) and not result.numel()
         if not empty and not NO_KERNEL.fullmatch(name):
-            self.found[name] += 1
+            self.counts[name] += 1
         return result
 
 
 def counted(work: Callable[[], Any]) -> Counter[str]:
     with Counting() as counting:
         work()
-    return counting.found
+    return counting.counts
 
 
 def count(case: str) -> str:
@@ -208,7 +207,7 @@ def run(case: str, rounds: int, device: str) -> dict[str, Any]:
         step()
     if device == "cuda":
         training = graphed(training)
-    for _ in range(WARMINGS[device]):
+    for _ in range(WARM_UPS[device]):
         training()
         step()
     if device == "cuda":
@@ -226,7 +225,7 @@ def run(case: str, rounds: int, device: str) -> dict[str, Any]:
         )
     ratios = [row["learned_seconds"] / row["plain_seconds"] for row in runs]
     forward = median(row["plain_seconds"] for row in runs)
-    beside = {
+    extras = {
         "asking_the_parents": seconds(
             lambda: learner.lessons._made(learner.lessons._batch(1)), device
         )
@@ -245,7 +244,7 @@ def run(case: str, rounds: int, device: str) -> dict[str, Any]:
         **row,
         "limit": WANTED,
         "within": row["median_ratio"] <= WANTED,
-        "in_plain_steps": beside,
+        "in_plain_steps": extras,
         "runs": runs,
     }
 
@@ -256,12 +255,12 @@ def show(rows: list[dict[str, Any]]) -> None:
         f" limit {WANTED})   besides, in plain steps"
     )
     for row in rows:
-        beside = ", ".join(
+        extras = ", ".join(
             f"{name.replace('_', ' ')} {value:.1f}" for name, value in row["in_plain_steps"].items()
         )
         print(
             f"{row['case']:12}{row['best_ratio']:7.3f}{row['median_ratio']:8.3f}"
-            f"{row['worst_ratio']:7.3f}   {beside}"
+            f"{row['worst_ratio']:7.3f}   {extras}"
         )
 
 

@@ -1,4 +1,4 @@
-"""A table of methods over every pair of some models: barriers with standard errors.
+"""A table of methods over every pair of models: barriers with standard errors.
 
     python experiments/pairs.py --models seed-0 seed-1 seed-2 --task clm --data test.txt \\
         --train train.txt --out FILE.json [--alignments DIR] \\
@@ -43,7 +43,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def found_by(
+def align_row(
     row: str, pair: list[Any], options: argparse.Namespace, earlier: dict[str, Any]
 ) -> Any:
     """The pair aligned as the row says."""
@@ -52,28 +52,28 @@ def found_by(
     from symmerge.matching.learned import FIRST_SAMPLES, most_inputs
     from symmerge.matching.recipes import get_recipe, with_options
 
-    name, given = parsed(row)
-    chosen = get_recipe(OURS.get(name, name))
-    if chosen.needs_data:
-        source = given.pop("data", options.train)
+    name, settings = parsed(row)
+    recipe = get_recipe(OURS.get(name, name))
+    if recipe.needs_data:
+        source = settings.pop("data", options.train)
         usual = most_inputs(options.task, source)
         task = sm.make_task(
             options.task,
             source,
             pair,
-            max_samples=given.pop("samples", options.samples or usual),
+            max_samples=settings.pop("samples", options.samples or usual),
             seed=1,
             device=options.device,
         )
-        given["data"] = (
-            subsample(task, FIRST_SAMPLES[task.name]) if chosen.method == "activations" else task
+        settings["data"] = (
+            subsample(task, FIRST_SAMPLES[task.name]) if recipe.method == "activations" else task
         )
-    if given.get("start") in earlier:
-        given["start"] = earlier[given["start"]].solution.alignment
+    if settings.get("start") in earlier:
+        settings["start"] = earlier[settings["start"]].solution.alignment
     return sm.align(
         *pair,
-        with_options(chosen, **given, device=options.device),
-        progress=lambda line: print("   ", line, flush=True) if options.talk else None,
+        with_options(recipe, **settings, device=options.device),
+        progress=lambda line: print("   ", line, flush=True) if options.verbose else None,
     )
 
 
@@ -86,8 +86,8 @@ def measure(
     if row == "vanilla":
         a, b = pair
     else:
-        found = earlier[row] = found_by(row, pair, options, earlier)
-        a, b, settings = found.reference, found.aligned, found.solution.settings
+        aligned = earlier[row] = align_row(row, pair, options, earlier)
+        a, b, settings = aligned.reference, aligned.aligned, aligned.solution.settings
         more = {name: settings[name] for name in ("learned", "chosen") if name in settings}
         more |= {
             "changed": sm.verify(pair[1], b).difference
@@ -95,7 +95,7 @@ def measure(
         if options.alignments:
             options.alignments.mkdir(parents=True, exist_ok=True)
             name = re.sub(r"[^\w.-]+", "-", f"{'-'.join(model.path.name for model in pair)}-{row}")
-            found.solution.alignment.save(options.alignments / f"{name}.safetensors")
+            aligned.solution.alignment.save(options.alignments / f"{name}.safetensors")
     seconds = time.time() - began
     curve = sm.barrier(a, b, held, options.points, device=options.device)
     losses = [point["loss"] for point in curve.points]
@@ -108,21 +108,21 @@ def measure(
     }
 
 
-def table(found: list[Cell]) -> str:
-    from symmerge.report.phrases import estimate
+def table(results: list[Cell]) -> str:
     from symmerge.evaluation.estimates import Estimate
+    from symmerge.report.phrases import estimate
 
-    lines = [f"{'':40}{'over the mean':>20}{'over the line':>20}{'middle':>20}"]
-    for row in dict.fromkeys(cell["row"] for cell in found):
-        cells = [cell for cell in found if cell["row"] == row]
-        middle = [
+    lines = [f"{'':40}{'over the mean':>20}{'over the line':>20}{'midpoint':>20}"]
+    for row in dict.fromkeys(cell["row"] for cell in results):
+        cells = [cell for cell in results if cell["row"] == row]
+        midpoint = [
             cell["losses"][len(cell["losses"]) // 2] - (cell["losses"][0] + cell["losses"][-1]) / 2
             for cell in cells
         ]
         columns = [
             [cell["barrier_mean"] for cell in cells],
             [cell["barrier_linear"] for cell in cells],
-            middle,
+            midpoint,
         ]
         lines.append(
             f"{row:40}" + "".join(f"{estimate(Estimate.of(column)):>20}" for column in columns)
@@ -138,16 +138,16 @@ def main() -> None:
     )
     parser.add_argument("--models", type=Path, nargs="+", required=True)
     parser.add_argument("--task", required=True)
-    parser.add_argument("--data", required=True, help="what is measured on")
-    parser.add_argument("--train", required=True, help="what is learned from")
+    parser.add_argument("--data", required=True, help="test data")
+    parser.add_argument("--train", required=True, help="training data")
     parser.add_argument("--rows", nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--alignments", type=Path, help="keep every alignment here")
-    parser.add_argument("--samples", type=int, help="most inputs that are learned from")
+    parser.add_argument("--samples", type=int, help="how many inputs to learn from, at most")
     parser.add_argument("--test-samples", type=int)
     parser.add_argument("--points", type=int, default=21)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--talk", action="store_true", help="print the solvers' own lines")
+    parser.add_argument("--verbose", action="store_true", help="print the solvers' progress")
     options = parser.parse_args()
     models = [sm.load(folder) for folder in options.models]
     widest = max(models, key=lambda model: model.parameters)
@@ -156,7 +156,7 @@ def main() -> None:
         for model in models
     ]
     held = sm.make_task(options.task, options.data, models[:2], samples=options.test_samples)
-    found: list[Cell] = json.loads(options.out.read_text()) if options.out.exists() else []
+    results: list[Cell] = json.loads(options.out.read_text()) if options.out.exists() else []
     for pair in combinations(models, 2):
         earlier: dict[str, Any] = {}
         for row in options.rows:
@@ -165,15 +165,15 @@ def main() -> None:
                 "pair": [model.path.name for model in pair],
                 "points": options.points,
             }
-            if any({name: cell[name] for name in key} == key for cell in found):
+            if any({name: cell[name] for name in key} == key for cell in results):
                 continue
             try:
-                found.append({**key, **measure(row, list(pair), held, options, earlier)})
+                results.append({**key, **measure(row, list(pair), held, options, earlier)})
             except Exception:
                 traceback.print_exc()
                 continue
-            options.out.write_text(json.dumps(found, indent=1) + "\n")
-            cell = found[-1]
+            options.out.write_text(json.dumps(results, indent=1) + "\n")
+            cell = results[-1]
             print(
                 " ".join(key["pair"]),
                 row,
@@ -181,7 +181,7 @@ def main() -> None:
                 f"over the line {cell['barrier_linear']:.4f}, {cell['seconds']:.0f} s",
                 flush=True,
             )
-    print(table(found))
+    print(table(results))
 
 
 if __name__ == "__main__":
