@@ -12,6 +12,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import symmerge as sm
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.aligning.tokens import kind_of, match_tokens, verify_shared
 from symmerge.aligning.vocabularies import _axes, fill, respell
 from symmerge.checkpoints.weights import MemoryWeights
@@ -84,7 +85,7 @@ def pair(tmp_path):
                 else copied(a.weights[key], b.weights[key])
                 for key in b.weights
             }
-            copy = b.derive(MemoryWeights(tensors), step={"step": "copy", "what": "of A"})
+            copy = b.derive(MemoryWeights(tensors), step=HistoryStep("copy", "of A"))
             b = sm.load(sm.save(random_member(copy, seed=3)[1], tmp_path / "planted"))
         return a, b
 
@@ -116,7 +117,7 @@ def with_rows(model, change):
         else model.weights[name]
         for name in model.weights
     }
-    return model.derive(MemoryWeights(tensors), step={"step": "change", "what": "for a control"})
+    return model.derive(MemoryWeights(tensors), step=HistoryStep("change", "for a control"))
 
 
 def swapped(first, second):
@@ -383,7 +384,7 @@ def test_text_is_written_once_b_knows_every_token(pair, monkeypatch, matching):
     )  # both steps are in the alignment
     assert distance(found.aligned, fill(again, found.reference, both)) <= 1e-3
     if matching is None:
-        assert made and [step["step"] for step in found.aligned.history].count("fill") == 2
+        assert made and [step.step for step in found.aligned.history].count("fill") == 2
 
 
 def spy(seen, where):
@@ -449,7 +450,7 @@ def test_the_same_tokenizer_rearranges_nothing(tmp_path):
         torch.equal(found.aligned.weights[name], plain.aligned.weights[name])
         for name in plain.aligned.weights
     )
-    assert not {"respell", "fill"} & {step["step"] for step in found.aligned.history}
+    assert not {"respell", "fill"} & {step.step for step in found.aligned.history}
 
 
 def test_one_token_more_is_not_the_same(tmp_path):

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import symmerge as sm
 from symmerge.checkpoints.folders import new_folder
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.reading import open_checkpoint
 from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights, digest
 from symmerge.checkpoints.writing import DEFAULT_SHARD, write_weights
@@ -264,7 +265,7 @@ def test_what_float16_cannot_hold_is_refused(saved, tmp_path):
     name = "transformer.h.1.mlp.c_fc.weight"
     grown = model.derive(
         DerivedWeights(model.weights, {name: lambda: model.weights[name] * 1e6}),
-        step={"step": "grow", "what": "too much"},
+        step=HistoryStep("grow", "too much"),
     )
     with pytest.raises(CheckpointError, match=rf"{re.escape(name)}.*65504.*bfloat16"):
         sm.save(grown, tmp_path / "out")

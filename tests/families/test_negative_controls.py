@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import symmerge as sm
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import SymmetryError
 from symmerge.lab.small_models import small_model
@@ -426,6 +427,11 @@ def test_a_tied_decoder_that_was_copied_and_not_moved_shows(seed):
         {"lm_head.weight": partial(model.weights.__getitem__, "transformer.wte.weight")},
         added={"lm_head.weight": (model.weights.shape("transformer.wte.weight"), torch.float64)},
     )
-    untied = rebind(model, {**model.config, "tie_word_embeddings": False}, weights, step={})
+    untied = rebind(
+        model,
+        {**model.config, "tie_word_embeddings": False},
+        weights,
+        step=HistoryStep("untie", ""),
+    )
     assert difference(model, move(model, "residual", seed)) <= ALLOWED
     assert difference(model, untied) >= FORBIDDEN

@@ -7,6 +7,7 @@ import torch
 
 import symmerge as sm
 from symmerge.aligning.many import align_many
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import make_task, task_of
@@ -94,7 +95,7 @@ def planted(name, size=0.05):
             key: value if ready.weights[key].std() > 0 else ready.weights[key]
             for key, value in noisy.items()
         }
-        model = ready.derive(MemoryWeights(noisy), step={"step": "noise", "what": ""})
+        model = ready.derive(MemoryWeights(noisy), step=HistoryStep("noise", ""))
         found.append(sm.apply(sm.Alignment.random(ready.spec, generator), model))
     return found
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import symmerge as sm
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.aligning.aligned import solve_pair
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import MismatchError
@@ -33,7 +34,7 @@ def noisy(model, size):
         tensors[name] = tensor + size * tensor.std(unbiased=False) * torch.randn(
             tensor.shape, generator=generator, dtype=tensor.dtype
         )
-    return model.derive(MemoryWeights(tensors), step={"step": "noise", "what": str(size)})
+    return model.derive(MemoryWeights(tensors), step=HistoryStep("noise", str(size)))
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import symmerge as sm
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.aligning.many import align_many, write_aligned_many
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import CheckpointError, MismatchError
@@ -34,7 +35,7 @@ def noisy(model, size, seed):
         tensors[name] = tensor + size * spread * torch.randn(
             tensor.shape, generator=generator, dtype=tensor.dtype
         )
-    return model.derive(MemoryWeights(tensors), step={"step": "noise", "what": str(size)})
+    return model.derive(MemoryWeights(tensors), step=HistoryStep("noise", str(size)))
 
 
 def copies(name, count, size, *, sizes=()):

@@ -263,7 +263,7 @@ def test_weights_are_normalised_and_said_to_be(three):
         combine(three, "mean", [1 / 3] * 3)
     assert largest_difference(found, exact) == 0
     assert largest_difference(found, combine(three)) > 1e-2  # the control
-    assert found.history[-1]["weights"] == [0.5, 0.25, 0.25]
+    assert found.history[-1].details["weights"] == [0.5, 0.25, 0.25]
 
 
 def test_the_card_says_how(three, tmp_path):
@@ -288,7 +288,7 @@ def test_the_card_says_how(three, tmp_path):
         and "- barrier: 0.1" in card
         and three[2].digest()[:16] in card
     )
-    assert "density" not in combine(three).history[-1]  # the control: only what was used
+    assert "density" not in combine(three).history[-1].details  # the control: only what was used
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,8 @@ def test_a_soup_leaves_out_what_spoils_it(noisy, tmp_path):
     assert loss(task, sm.mean(models)) > loss(task, made)  # the control: the plain mean takes all
     assert len(said) == 7 and said[-1].endswith("left out")
     step = made.history[-1]
-    assert step["tried"] == tried and step["task"]["samples"] == 96 and len(step["parents"]) == 3
+    assert step.details["tried"] == tried and step.details["task"]["samples"] == 96
+    assert len(step.parents) == 3
     sm.save(made, tmp_path / "soup")
     card = (tmp_path / "soup" / "README.md").read_text()
     assert (
@@ -388,7 +389,7 @@ def test_a_soup_of_one_is_that_model_and_overflow_is_no_loss(noisy):
     boundless = changed(broken, lambda x: x * 1e30)
     made, tried = soup([boundless, good[0], broken], task)
     assert [row["model"] for row in tried if row["kept"]] == [1]
-    assert largest_difference(made, good[0]) == 0 and len(made.history[-1]["parents"]) == 1
+    assert largest_difference(made, good[0]) == 0 and len(made.history[-1].parents) == 1
     assert tried[-1]["own_loss"] is None and json.dumps(tried, allow_nan=False)
     with pytest.raises(MismatchError, match="no model has a finite loss"):
         soup([boundless, boundless], task)

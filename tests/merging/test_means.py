@@ -89,7 +89,7 @@ def test_an_inflated_merge_is_marked_and_only_symmerge_loads_it(tmp_path):
         found.reference, found.aligned, attention="circuits", evidence=found.evidence()
     )
     sm.save(merged, tmp_path / "m")
-    assert "no stock checkpoint" in (tmp_path / "m" / "README.md").read_text()
+    assert "not a stock checkpoint" in (tmp_path / "m" / "README.md").read_text()
     assert not json.loads((tmp_path / "m" / "symmerge.json").read_text())["stock"]
     assert sm.verify(sm.load(tmp_path / "m"), merged).same
     with pytest.raises(RuntimeError, match=r"size|shape"):

@@ -284,7 +284,7 @@ def test_scales_go_into_the_maps_before_them():
         (before.weights[scale.gain] != 1).any() and (folded.weights[scale.gain] == 1).all()
         for scale in before.spec.scales
     )
-    assert len(before.spec.scales) == 4 and "4 scales" in folded.history[0]["what"]
+    assert len(before.spec.scales) == 4 and "4 scales" in folded.history[0].what
     gain = before.weights[SCALED]
     assert torch.equal(
         folded.weights[f"{writer}.weight"], before.weights[f"{writer}.weight"] * gain[:, None]
@@ -453,15 +453,16 @@ RECORDS = {
 
 @pytest.mark.parametrize("name", SMALL)
 def test_the_history_lists_what_was_done(name):
-    assert [step["step"] for step in canonical(name).history] == RECORDS[name]
-    assert [step["step"] for step in random_member(loaded(name))[1].history][-1] == "apply"
-    assert all(step["what"] for step in canonical(name).history)
+    assert [step.step for step in canonical(name).history] == RECORDS[name]
+    assert [step.step for step in random_member(loaded(name))[1].history][-1] == "apply"
+    assert all(step.what for step in canonical(name).history)
 
 
 def test_steps_can_be_chosen_and_unknown_ones_are_refused():
-    assert [
-        step["step"] for step in sm.canonicalize(loaded("vit"), ("balance", "fold")).history
-    ] == ["fold", "balance"]
+    assert [step.step for step in sm.canonicalize(loaded("vit"), ("balance", "fold")).history] == [
+        "fold",
+        "balance",
+    ]
     with pytest.raises(
         SymmetryError, match="no canonical step called center: there are untie, fold, centre"
     ):

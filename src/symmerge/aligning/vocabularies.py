@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.aligning.aligned import Aligned, solve_pair
 from symmerge.aligning.tokens import VOCABULARY, SharedTokens, match_tokens, verify_shared
 from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights, Weights
@@ -60,7 +61,7 @@ def respell(b: Model, a: Model, shared: SharedTokens | None = None) -> Model:
     # The folder and its files are where the tokenizer now comes from.
     respelled = b.derive(
         DerivedWeights(MemoryWeights({}), rows, added=added),
-        step={"step": "respell", "what": _describe(a, shared)},
+        step=HistoryStep("respell", _describe(a, shared)),
         config=_with_tokens_of(a, b),
         spec=spec,
         path=a.path,
@@ -130,7 +131,7 @@ def fill(aligned: Model, reference: Model, shared: SharedTokens) -> Model:
     }
     unnamed = f", and {shared.unnamed} without a token," if shared.unnamed else ""
     what = f"the rows of {shared.filled} tokens that only {reference.where} knows{unnamed}"
-    step = {"step": "fill", "what": f"{what} are its own"}
+    step = HistoryStep("fill", f"{what} are its own")
     return aligned.derive(DerivedWeights(aligned.weights, filled), step=step)
 
 

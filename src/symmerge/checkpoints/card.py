@@ -1,94 +1,86 @@
-"""The record that travels with a written checkpoint: symmerge.json for programs, README.md for people."""
+"""The model card: README.md of a written checkpoint, rendered from its provenance."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from importlib.metadata import version
-from typing import Any
 
-SCHEMA = 1
+from symmerge.checkpoints.provenance import HistoryStep, Provenance, Verdict
 
-
-def versions() -> dict[str, str]:
-    """Of what can change a result."""
-    return {name: version(name) for name in ("symmerge", "torch", "transformers", "numpy", "scipy")}
+NOT_STOCK = (
+    "**It is not a stock checkpoint**: its heads have twice the size, for research."
+    " Only symmerge loads it."
+)
 
 
-def model_card(record: Mapping[str, Any]) -> str:
+def model_card(provenance: Provenance) -> str:
     """A model card in the hub's form."""
-    merge = next((step for step in record["steps"] if step["step"] == "merge"), None)
-    merged = merge is not None
-    how = merge.get("method", "mean") if merge else ""
-    what = (
-        f"{'a weighted mean' if how == 'mean' else how} of aligned models, of the original size"
-        if merged
-        else "other weights, the same function"
-    )
-    kind = (
-        f"It is a stock checkpoint: {what}.\nLoad it with `transformers` as you would the source."
-    )
-    if not record["stock"]:
-        kind = "**It is no stock checkpoint**: its heads have twice the size, for research. Only symmerge loads it."
-    steps = "\n".join(
-        f"{number}. **{step['step']}**: {step['what']}"
-        for number, step in enumerate(record["steps"], 1)
-    )
+    merge = next((step for step in provenance.steps if step.parents is not None), None)
+    record = provenance.to_json()
+    origin = {key: record[key] for key in ("source_sha256", "spec_sha256", "versions")}
     return f"""---
 library_name: transformers
 tags:
 - symmerge
 ---
-# {record["architecture"]}, {"merged" if merged else "moved along its symmetries"}
+# {provenance.architecture}, {"merged" if merge else "moved along its symmetries"}
 
-Written by [symmerge](symmerge.json) {record["versions"]["symmerge"]} from `{record["source"]}`. {kind}
+Written by [symmerge](symmerge.json) {provenance.versions["symmerge"]} from `{provenance.source}`.
+{_kind(merge) if provenance.stock else NOT_STOCK}
 
 ## What was done
-{steps or "Nothing: the weights are the source's."}
+{_steps(provenance)}
 
-{_parents(merge) if merge else "## Is it the same function?" + chr(10) + _verdict(record["verified"]) + chr(10)}
+{_parents(merge) if merge else _verdict(provenance.verified)}
 
 ## Provenance
 ```json
-{json.dumps({key: record[key] for key in ("source_sha256", "spec_sha256", "versions")}, indent=2)}
+{json.dumps(origin, indent=2)}
 ```
 """
 
 
-def _parents(merge: Mapping[str, Any]) -> str:
-    """What was merged, with what was done to each parent before."""
-    rows = []
-    for parent in merge["parents"]:
-        done = (
-            "; ".join(f"{step['step']}: {step['what']}" for step in parent["steps"]) or "as it is"
-        )
-        rows.append(
-            f"| `{parent['where']}` | {parent['weight']:g} | {done} | `{parent['sha256'][:16]}` |"
-        )
-    evidence = merge.get("evidence")
-    found = (
-        [f"- {name.replace('_', ' ')}: {value}" for name, value in evidence.items()]
-        if evidence
-        else ["None was given: the parents were averaged as they are."]
-    )
-    return "\n".join(
-        [
-            "## Parents",
-            "| model | weight | done before | sha256 |",
-            "|---|---|---|---|",
-            *rows,
-            "",
-            "## Evidence that they belong together",
-            *found,
-            "",
-        ]
-    )
-
-
-def _verdict(verified: Mapping[str, Any] | None) -> str:
-    if not verified:
-        return "Not checked: it was written without verification."
+def _kind(merge: HistoryStep | None) -> str:
+    what = "other weights, the same function"
+    if merge:
+        method = merge.details.get("method", "mean")
+        how = "a weighted mean" if method == "mean" else method
+        what = f"{how} of aligned models, of the original size"
     return (
-        f"Yes. Relative difference of the logits {verified['difference']:.1e} (tolerance {verified['tolerance']:.0e} for {verified['dtype']}),"
-        f" largest absolute difference {verified['largest']:.1e}, on {verified['inputs']}."
+        f"It is a stock checkpoint: {what}.\nLoad it with `transformers` as you would the source."
     )
+
+
+def _steps(provenance: Provenance) -> str:
+    lines = [
+        f"{number}. **{step.step}**: {step.what}" for number, step in enumerate(provenance.steps, 1)
+    ]
+    return "\n".join(lines) or "Nothing: the weights are the source's."
+
+
+def _parents(merge: HistoryStep) -> str:
+    """What was merged, with what was done to each parent before."""
+    rows = [
+        f"| `{parent.where}` | {parent.weight:g} | {_before(parent.steps)}"
+        f" | `{parent.sha256[:16]}` |"
+        for parent in merge.parents or ()
+    ]
+    evidence = [
+        f"- {name.replace('_', ' ')}: {value}" for name, value in (merge.evidence or {}).items()
+    ] or ["None was given: the parents were averaged as they are."]
+    table = ["| model | weight | done before | sha256 |", "|---|---|---|---|", *rows, ""]
+    return "\n".join(["## Parents", *table, "## Evidence that they belong together", *evidence, ""])
+
+
+def _before(steps: tuple[HistoryStep, ...]) -> str:
+    return "; ".join(f"{step.step}: {step.what}" for step in steps) or "as it is"
+
+
+def _verdict(verdict: Verdict | None) -> str:
+    text = "Not checked: it was written without verification."
+    if verdict:
+        text = (
+            f"Yes. Relative difference of the logits {verdict.difference:.1e}"
+            f" (tolerance {verdict.tolerance:.0e} for {verdict.dtype}),"
+            f" largest absolute difference {verdict.largest:.1e}, on {verdict.inputs}."
+        )
+    return f"## Is it the same function?\n{text}\n"

@@ -142,7 +142,7 @@ def _plain_items(value: Mapping[object, object]) -> Iterator[tuple[str, object]]
 
 
 def to_plain(value: object) -> object:
-    """What JSON can hold: records and mappings become dicts, tuples lists, infinity and NaN null."""
+    """What JSON can hold: records become dicts, tuples lists, infinity and NaN null."""
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, Mapping):

@@ -48,7 +48,7 @@ def merge(
     _show_steps(merged, merging)
     with console.progress("writing", len(merged.weights.names())) as tick:
         save(merged, out, overwrite=overwrite, progress=tick)
-    console.say(f"wrote {out}: {merged.history[-1]['what']}")
+    console.say(f"wrote {out}: {merged.history[-1].what}")
     if not merged.stock:
         console.say(
             "this is no stock checkpoint: its heads have twice the size; only symmerge loads it"
@@ -58,10 +58,10 @@ def merge(
 def _show_steps(merged: Model, merging: Merging) -> None:
     """What a soup tried, and what REPAIR changed."""
     for step in merged.history:
-        if step.get("method") == "soup":
-            console.show_table(f"Soup, by the loss on {merging.held_out}", step["tried"])
-        if step["step"] == "repair":
-            before, after = step["before"]["loss"], step["after"]["loss"]
+        if step.details.get("method") == "soup":
+            console.show_table(f"Soup, by the loss on {merging.held_out}", step.details["tried"])
+        if step.step == "repair":
+            before, after = step.details["before"]["loss"], step.details["after"]["loss"]
             console.say(
                 f"repaired {merging.repair}: loss {before:.4f} before, {after:.4f} after,"
                 " on held-out inputs"

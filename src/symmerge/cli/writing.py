@@ -30,7 +30,7 @@ def write_moved(
             beside=beside,
         )
     console.say(f"wrote {out} ({'verified: the same function' if verified else 'not verified'})")
-    steps = "; ".join(f"{step['step']}: {step['what']}" for step in moved.history)
+    steps = "; ".join(f"{step.step}: {step.what}" for step in moved.history)
     console.say(f"what was done: {steps}")
 
 

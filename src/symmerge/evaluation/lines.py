@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from symmerge.checkpoints.card import versions
+from symmerge.checkpoints.versions import installed_versions
 from symmerge.errors import MismatchError
 from symmerge.evaluation.estimates import Estimate
 from symmerge.evaluation.mixture import Mixture, evaluate
@@ -168,7 +168,7 @@ def model_record(model: Model) -> ModelRecord:
 def measurement_versions() -> dict[str, str]:
     """Versions of what can change a measurement."""
     return {
-        **versions(),
+        **installed_versions(),
         "scikit-learn": version("scikit-learn"),
         "python": platform.python_version(),
     }

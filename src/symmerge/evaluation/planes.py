@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from symmerge.checkpoints.card import versions
+from symmerge.checkpoints.versions import installed_versions
 from symmerge.errors import MismatchError
 from symmerge.evaluation.mixture import Mixture, evaluate
 from symmerge.evaluation.results import Corners, Metrics, PlaneFile, PlanePoint
@@ -33,7 +33,7 @@ class Plane:
             corners=self.corners,
             points=tuple(map(PlanePoint, self.places, self.points)),
             ensemble=self.ensemble,
-            versions=versions(),
+            versions=installed_versions(),
         )
 
 

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights
 from symmerge.errors import MismatchError
 from symmerge.models.canonical.balancing import balance_circuit
@@ -60,7 +61,7 @@ def _cut_pieces(a: Model, b: Model, time: PieceTime, space: str) -> dict[Piece, 
     return first.pieces(x, y)
 
 
-def inflate(a: Model, b: Model, time: PieceTime, step: Mapping[str, object]) -> Model:
+def inflate(a: Model, b: Model, time: PieceTime, step: HistoryStep) -> Model:
     """Heads of twice the size that hold both parents' circuits: exact, but no stock checkpoint."""
     if any(isinstance(space.group, RotaryPairs) for space in a.spec.spaces.values()):
         raise MismatchError(

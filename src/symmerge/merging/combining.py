@@ -128,8 +128,7 @@ def combine(
         compute = partial(_from_base, models, shares, origin, how.mix, thin)
     else:
         compute = partial(_direct, models, shares, how.mix)
-    step = merge_step(models, shares, what) | settings
-    step |= {"evidence": dict(evidence)} if evidence else {}
+    step = merge_step(models, shares, what, evidence=evidence, details=settings)
     tensors = {name: partial(compute, name) for name in models[0].weights}
     return models[0].derive(DerivedWeights(models[0].weights, tensors), step=step)
 

@@ -43,7 +43,7 @@ def average(
     time = piece_time(a.spec, t, times)
     what = f"{1 - t:g} x {a.where}, {t:g} x {b.where}"
     what += "".join(f"; {name} at {value:g}" for name, value in times.items()) + NOTES[attention]
-    step = merge_step([a, b], [1 - t, t], what) | ({"evidence": dict(evidence)} if evidence else {})
+    step = merge_step([a, b], [1 - t, t], what, evidence=evidence)
     if attention == "circuits":
         return inflate(a, b, time, step)
     at_time: Callable[[str], Tensor] = partial(between, a, b, time)

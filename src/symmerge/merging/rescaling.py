@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights, Weights
 from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.tasks.base import Task, split
@@ -119,7 +120,7 @@ def _repaired(
         f" (scales: median {median:.3g}, largest {largest:.3g}), {len(changes)} {what}"
         f" {before['loss']:.4g} before, {after['loss']:.4g} after"
     )
-    step = {"step": "repair", "what": done, **result.record()}
+    step = HistoryStep("repair", done, details=result.record())
     return replace(result, model=merged.derive(_weights(merged.weights, changes), step=step))
 
 

@@ -85,14 +85,14 @@ def _merged(
     names = ", ".join(model.where for model in models)
     what = f"greedy soup of {len(models)} of {len(rows)} models: {names}"
     lines = {f"model {row['model']} ({row['where']})": _line(row) for row in rows}
-    record = {
+    evidence = {**evidence, "chosen by": f"{task.name} on {task.data}", **lines}
+    details = {
         "method": "soup",
         "weights": shares,
         "task": task.to_record().to_json(),
         "tried": rows,
-        "evidence": {**evidence, "chosen by": f"{task.name} on {task.data}", **lines},
     }
-    step = merge_step(models, shares, what) | record
+    step = merge_step(models, shares, what, evidence=evidence, details=details)
     return models[0].derive(mean(models).weights, step=step)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symmerge.checkpoints.card import versions
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.tensor_file import read_tensors, write_tensors
+from symmerge.checkpoints.versions import installed_versions
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import CheckpointError, MismatchError, SymmetryError
 from symmerge.models.model import Model
@@ -162,7 +163,7 @@ class Alignment:
             "format": FORMAT,
             "family": self.spec.family,
             "spec": self.spec.fingerprint,
-            "versions": versions(),
+            "versions": installed_versions(),
             **self.header,
         }
         tensors = {
@@ -245,7 +246,7 @@ def apply(alignment: Alignment, model: Model) -> Model:
     moved[
         smallest
     ]  # the wrong checkpoint is refused here and now, not in the middle of a long write
-    return model.derive(moved, step={"step": "apply", "what": f"one element per space ({spaces})"})
+    return model.derive(moved, step=HistoryStep("apply", f"one element per space ({spaces})"))
 
 
 def made_for(model: Model) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from symmerge.checkpoints.provenance import HistoryStep, Parent
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import MismatchError
 from symmerge.models.model import Model
@@ -81,18 +81,20 @@ def mean(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mod
     )
 
 
-def merge_step(models: Sequence[Model], weights: Sequence[float], what: str) -> dict[str, Any]:
-    """The record of a merge for the card: what was done, and to which parents."""
-    parents = [
-        {
-            "where": model.where,
-            "sha256": model.digest(),
-            "weight": weight,
-            "steps": [dict(step) for step in model.history],
-        }
+def merge_step(
+    models: Sequence[Model],
+    weights: Sequence[float],
+    what: str,
+    *,
+    evidence: Mapping[str, object] | None = None,
+    details: Mapping[str, object] | None = None,
+) -> HistoryStep:
+    """The record of a merge: what was done, and to which parents."""
+    parents = tuple(
+        Parent(model.where, model.digest(), weight, model.history)
         for model, weight in zip(models, weights, strict=True)
-    ]
-    return {"step": "merge", "what": what, "parents": parents}
+    )
+    return HistoryStep("merge", what, parents, evidence or None, details or {})
 
 
 def _mean(models: Sequence[Model], weights: Sequence[float], name: str) -> Tensor:

@@ -15,7 +15,9 @@ import torch
 from symmerge.checkpoints.card import model_card
 from symmerge.checkpoints.files import write_json, write_text
 from symmerge.checkpoints.folders import new_folder
+from symmerge.checkpoints.provenance import HistoryStep, Provenance, Verdict
 from symmerge.checkpoints.reading import open_checkpoint
+from symmerge.checkpoints.versions import installed_versions
 from symmerge.checkpoints.weights import (
     CachedWeights,
     CheckedWeights,
@@ -26,7 +28,6 @@ from symmerge.checkpoints.weights import (
 from symmerge.checkpoints.writing import DEFAULT_SHARD, write_weights
 from symmerge.errors import CheckpointError, MismatchError, UnsupportedModel
 from symmerge.families import Family, family_of
-from symmerge.models.provenance import provenance
 from symmerge.symmetry.groups import GeneralLinear, Group, Permutation, RotaryPairs, Trivial
 from symmerge.symmetry.spec import Space, Spec, listing
 
@@ -53,7 +54,7 @@ class Model:
     path: Path | None = None
     stored_as: Mapping[str, str] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
-    history: tuple[Mapping[str, Any], ...] = ()
+    history: tuple[HistoryStep, ...] = ()
 
     @property
     def where(self) -> str:
@@ -90,7 +91,7 @@ class Model:
         """The hash of the checkpoint it came from; reads whatever has not been read yet."""
         return self.source.digest()
 
-    def derive(self, weights: Weights, *, step: Mapping[str, Any], **changes: Any) -> Model:
+    def derive(self, weights: Weights, *, step: HistoryStep, **changes: Any) -> Model:
         """The same model with other weights, and a record of why."""
         return replace(self, weights=weights, history=(*self.history, step), **changes)
 
@@ -280,7 +281,7 @@ def _untangle_ties(
 
 
 def rebind(
-    model: Model, config: Mapping[str, Any], weights: Weights, *, step: Mapping[str, Any]
+    model: Model, config: Mapping[str, Any], weights: Weights, *, step: HistoryStep
 ) -> Model:
     """The model under a changed config: for a head that is no longer tied."""
     spec = _bind(
@@ -300,7 +301,7 @@ def save(
     overwrite: bool = False,
     max_shard_bytes: int = DEFAULT_SHARD,
     progress: Progress | None = None,
-    gate: Callable[[Model], Mapping[str, Any]] | None = None,
+    gate: Callable[[Model], Verdict] | None = None,
     beside: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write a stock checkpoint: weights, config, tokenizer and processor files, and a card that says what was done.
@@ -326,8 +327,22 @@ def save(
         )
         if beside:
             beside(folder)
-        evidence = gate(load(folder)) if gate else None
-        record = provenance(model, evidence)
-        write_json(folder / "symmerge.json", record)
+        record = provenance_of(model, gate(load(folder)) if gate else None)
+        record.write(folder / "symmerge.json")
         write_text(folder / "README.md", model_card(record))
     return Path(target)
+
+
+def provenance_of(model: Model, verdict: Verdict | None) -> Provenance:
+    """Where a model came from, what was done to it, and how it was checked."""
+    return Provenance(
+        source=model.where,
+        source_sha256=model.digest(),
+        architecture=model.spec.architecture,
+        stock=model.stock,
+        family=model.spec.family,
+        spec_sha256=model.spec.fingerprint,
+        steps=model.history,
+        verified=verdict,
+        versions=installed_versions(),
+    )

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights
 from symmerge.errors import MismatchError
 from symmerge.models.canonical.form import canonicalize
@@ -80,7 +81,7 @@ def widen(narrow: Model, wide: Model, *, units: Units = "zero", seed: int = 0) -
     }
     return ready.derive(
         weights,
-        step={"step": "widen", "what": _what(ready.spec, target, units)},
+        step=HistoryStep("widen", _what(ready.spec, target, units)),
         config=config,
         spec=target.spec,
     )

@@ -22,7 +22,7 @@ Modules = tuple[nn.Module, nn.Module]
 
 def pair_header(a: Model, b: Model) -> StatisticsHeader:
     """Which pair, in which form: statistics fit no other."""
-    steps = tuple(step["step"] for step in a.history)
+    steps = tuple(step.step for step in a.history)
     return StatisticsHeader(a.digest(), b.digest(), a.spec.fingerprint, steps)
 
 

@@ -11,25 +11,25 @@ TOKENS, IMAGES = (2, 48), 2
 
 
 def example_inputs(model: Model, seed: int) -> dict[str, Tensor]:
-    """The same random inputs for the same seed: tokens, or pixels."""
+    """Random tokens or pixels for a model, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     sizes = model.spec.sizes
     if "channel" in sizes:
         side = model.config.get("image_size", 224)
         height, width = (side, side) if isinstance(side, int) else side
-        return {
-            "pixel_values": torch.randn(
-                IMAGES, sizes["channel"], height, width, generator=generator
-            )
-        }
+        shape = (IMAGES, sizes["channel"], height, width)
+        return {"pixel_values": torch.randn(shape, generator=generator)}
     rows, length = TOKENS
-    length = min(
-        length, sizes.get("position", length + 2) - 2
-    )  # RoBERTa's first two positions are reserved
+    # RoBERTa's first two positions are reserved.
+    length = min(length, sizes.get("position", length + 2) - 2)
     tokens = torch.randint(0, sizes["vocabulary"], (rows, length), generator=generator)
     padding = model.config.get("pad_token_id")
-    return {
-        "input_ids": torch.where(tokens == padding, (tokens + 1) % sizes["vocabulary"], tokens)
-        if padding is not None
-        else tokens
-    }
+    if padding is not None:
+        tokens = torch.where(tokens == padding, (tokens + 1) % sizes["vocabulary"], tokens)
+    return {"input_ids": tokens}
+
+
+def describe_inputs(inputs: dict[str, Tensor]) -> str:
+    """For example "2x48 random tokens"."""
+    shape = "x".join(str(n) for n in next(iter(inputs.values())).shape)
+    return f"{shape} random {'pixels' if 'pixel_values' in inputs else 'tokens'}"

@@ -13,13 +13,8 @@ from torch.overrides import TorchFunctionMode
 from symmerge.models.model import Model, Progress
 from symmerge.models.pooled_logits import with_pooled_logits
 
-HEAD_SIZES = {
-    "head_dim",
-    "split_size",
-    "attention_head_size",
-    "all_head_size",
-    "head_size",
-}  # what attention modules call them
+# What attention modules call the size of a head.
+HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", "head_size"}
 
 
 @torch.no_grad()
@@ -30,26 +25,24 @@ def logits_of(
     dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
 ) -> list[Tensor]:
-    """Every logits tensor the model's class gives, with weights streamed in: at most one module's are in memory at a time."""
+    """Every logits tensor of the model's class, in float64.
+
+    Weights are streamed in: those of one module at a time, so the model need not fit in memory.
+    """
     module = empty_module(model, dtype)
-    owners = [(name, owner) for name, owner in module.named_modules() if owner._parameters]
-    for name, owner in owners:
-        owner.register_forward_pre_hook(partial(_fill, model, name, dtype, progress))
-        owner.register_forward_hook(_empty)
-        if dtype == torch.float64 and hasattr(owner, "variance_epsilon"):
-            owner.forward = partial(_rms_norm, owner)  # transformers computes this norm in float32
+    for name, owner in module.named_modules():
+        if owner._parameters:
+            owner.register_forward_pre_hook(partial(_fill, model, name, dtype, progress))
+            owner.register_forward_hook(_empty)
     if dtype == torch.float64:
-        for owner in module.modules():
-            if HEAD_SIZES & vars(owner).keys():
-                owner.forward = partial(_unrounded, owner.forward)
+        _compute_in_float64(module)
     cast = {
         name: value.to(dtype) if value.is_floating_point() else value
         for name, value in inputs.items()
     }
-    output = module(**cast)
-    found = [value for key, value in output.items() if "logits" in key]
-    assert found, f"{model.spec.architecture} gave no logits"
-    return [value.double() for value in found]
+    logits = [value.double() for key, value in module(**cast).items() if "logits" in key]
+    assert logits, f"{model.spec.architecture} gave no logits"
+    return logits
 
 
 def empty_module(model: Model, dtype: torch.dtype) -> nn.Module:
@@ -58,9 +51,8 @@ def empty_module(model: Model, dtype: torch.dtype) -> nn.Module:
 
     architecture = getattr(transformers, model.spec.architecture)
     config = architecture.config_class.from_dict(dict(model.config))
-    config._attn_implementation = (
-        "sdpa" if architecture._supports_sdpa else "eager"
-    )  # keeps float64, which eager ones may round
+    # SDPA keeps float64, which eager attention may round.
+    config._attn_implementation = "sdpa" if architecture._supports_sdpa else "eager"
     with torch.device("meta"):
         module = architecture(config).to(dtype).eval()
     for owner in module.modules():
@@ -69,9 +61,7 @@ def empty_module(model: Model, dtype: torch.dtype) -> nn.Module:
                 name: value if value is None else torch.empty_like(value, device="cpu")
                 for name, value in owner._buffers.items()
             }
-            module._init_weights(
-                owner
-            )  # fills position ids and rotary frequencies; parameters are still empty
+            module._init_weights(owner)  # position ids and rotary frequencies; no parameters yet
         if not model.stock and hasattr(owner, "scaling"):
             for size in HEAD_SIZES & vars(owner).keys():
                 vars(owner)[size] *= 2
@@ -101,9 +91,7 @@ def _fill(
         if empty is None or name not in model.spec.tensors:
             continue
         owner._parameters[key] = nn.Parameter(model.weights[name].to(dtype), requires_grad=False)
-        if (
-            "nf" in vars(owner) and key == "weight"
-        ):  # transformers' transposed linear map remembers its width
+        if "nf" in vars(owner) and key == "weight":  # transformers' Conv1D remembers its width
             vars(owner)["nf"] = model.spec.shapes[name][1]
         if progress:
             progress(name)
@@ -112,27 +100,34 @@ def _fill(
 def _empty(owner: nn.Module, args: Any, output: Any) -> None:
     for key, full in owner._parameters.items():
         if full is not None and not full.is_meta:
-            owner._parameters[key] = nn.Parameter(
-                torch.empty_like(full, device="meta"), requires_grad=False
-            )
+            empty = torch.empty_like(full, device="meta")
+            owner._parameters[key] = nn.Parameter(empty, requires_grad=False)
+
+
+def _compute_in_float64(module: nn.Module) -> None:
+    """Replace what transformers computes in float32, whatever the precision of the weights."""
+    for owner in module.modules():
+        if owner._parameters and hasattr(owner, "variance_epsilon"):
+            owner.forward = partial(_rms_norm, owner)
+        if HEAD_SIZES & vars(owner).keys():
+            owner.forward = partial(_unrounded, owner.forward)
 
 
 class _KeepDouble(TorchFunctionMode):
+    """`tensor.float()` leaves float64 as it is."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (
-            args[0]
-            if func is Tensor.float and args[0].dtype == torch.float64
-            else func(*args, **(kwargs or {}))
-        )
+        if func is Tensor.float and args[0].dtype == torch.float64:
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 def _unrounded(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Some attention layers turn their queries and keys in float32, whatever the precision."""
+    """Some attention layers rotate their queries and keys in float32."""
     with _KeepDouble():
         return forward(*args, **kwargs)
 
 
 def _rms_norm(owner: Any, x: Tensor) -> Tensor:
-    return owner.weight * (
-        x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + owner.variance_epsilon)
-    )
+    mean_square = x.pow(2).mean(-1, keepdim=True)
+    return owner.weight * (x * torch.rsqrt(mean_square + owner.variance_epsilon))

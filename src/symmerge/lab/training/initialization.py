@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from symmerge.checkpoints.card import versions
 from symmerge.checkpoints.hashes import files_digest
+from symmerge.checkpoints.versions import installed_versions
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.lab.training.recipe import TrainingRecipe
 from symmerge.lab.training.reinitialization import fresh_parameters, open_model, reinitialize
@@ -51,7 +51,7 @@ class Origin:
             "schema": SCHEMA,
             "recipe": asdict(self.recipe),
             "seed": self.seed,
-            "versions": {**versions(), "python": platform.python_version()},
+            "versions": {**installed_versions(), "python": platform.python_version()},
         }
         if self.begin is not None:
             begun = {

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.models.model import Model
 
@@ -15,4 +16,4 @@ Computed = dict[str, Callable[[], Tensor]]
 def derived(model: Model, computed: Computed, step: str, what: str) -> Model:
     if not computed:
         return model
-    return model.derive(DerivedWeights(model.weights, computed), step={"step": step, "what": what})
+    return model.derive(DerivedWeights(model.weights, computed), step=HistoryStep(step, what))

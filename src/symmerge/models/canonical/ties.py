@@ -6,6 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights, Weights
 from symmerge.models.model import Model, rebind
 
@@ -34,7 +35,7 @@ def own_copies(model: Model, aliases: list[str], why: str) -> Model:
         model,
         {**model.config, "tie_word_embeddings": False},
         weights,
-        step={"step": "untie", "what": f"{what}: {why}"},
+        step=HistoryStep("untie", f"{what}: {why}"),
     )
 
 
