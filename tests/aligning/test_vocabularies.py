@@ -12,9 +12,9 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import symmerge as sm
-from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.aligning.tokens import kind_of, match_tokens, verify_shared
 from symmerge.aligning.vocabularies import _axes, fill, respell
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import FunctionChanged, MismatchError, SymmergeWarning, SymmetryError
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers, tokenizer_of

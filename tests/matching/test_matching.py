@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import symmerge as sm
-from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.aligning.aligned import solve_pair
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import MismatchError
 from symmerge.lab.small_models import SMALL, small_model

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import symmerge as sm
-from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.aligning.many import align_many, write_aligned_many
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.lab.small_models import small_model

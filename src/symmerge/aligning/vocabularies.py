@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.aligning.aligned import Aligned, solve_pair
 from symmerge.aligning.tokens import VOCABULARY, SharedTokens, match_tokens, verify_shared
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights, Weights
 from symmerge.errors import MismatchError, SymmetryError
 from symmerge.evaluation.tasks.preprocessing import max_length
