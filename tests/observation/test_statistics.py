@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import symmerge as sm
 from symmerge.errors import CheckpointError, DataError, MismatchError, SymmergeWarning
+from symmerge.evaluation.results import TaskRecord
 from symmerge.lab.small_models import small_model
 from symmerge.matching.activations import ActivationMatching, warn_of_poor_statistics
 from symmerge.observation.activations import record_activations, watch
@@ -196,10 +197,15 @@ def apart(first, second):
     )
 
 
+def random_inputs(seed):
+    return TaskRecord(name="mlm", data="random", samples=1, seed=seed, metrics=(), settings={})
+
+
 def test_saved_loaded_and_added(tmp_path):
     a, b = pair()
     one, other = (
-        pair_statistics(a, b, inputs(a, 1, seed=seed), inputs=({"seed": seed},)) for seed in (0, 1)
+        pair_statistics(a, b, inputs(a, 1, seed=seed), inputs=(random_inputs(seed),))
+        for seed in (0, 1)
     )
     one.save(tmp_path / "one")
     loaded = Statistics.load(tmp_path / "one")
@@ -212,7 +218,7 @@ def test_saved_loaded_and_added(tmp_path):
     both, streamed = one + other, pair_statistics(a, b, inputs(a, 1, seed=0) + inputs(a, 1, seed=1))
     assert (
         apart(both, streamed) <= 1e-12
-        and both.header.inputs == ({"seed": 0}, {"seed": 1})
+        and both.header.inputs == (random_inputs(0), random_inputs(1))
         and apart(both, one) > 0.1
     )
     assert apart(loaded, one) == 0  # adding left them alone

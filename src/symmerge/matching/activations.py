@@ -110,7 +110,8 @@ class ActivationMatching(Matching):
         if self.data:
             return self.data.to_record().to_json()
         if self.statistics:
-            return {"data": list(self.statistics.header.inputs) or None}
+            inputs = [task.to_json() for task in self.statistics.header.inputs]
+            return {"data": inputs or None}
         return {"data": "self"}
 
 

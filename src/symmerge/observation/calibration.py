@@ -37,7 +37,7 @@ def gather_pair(
 ) -> Statistics:
     """Statistics of a pair on all inputs of a task. Text models need the same tokenizer."""
     check_same_tokenizers(models)
-    header = replace(pair_header(*models), inputs=(task.to_record().to_json(),))
+    header = replace(pair_header(*models), inputs=(task.to_record(),))
     modules = modules or _load_modules(models, device)
     return gather(
         models[0].spec, modules, task.batches, header=header, partial=partial, progress=progress

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import threading
@@ -157,8 +156,7 @@ def _pass(gatherer: Gatherer, batches: Batches, progress: Callable[[str], None] 
 def _resume(gatherer: Gatherer, partial: Path, header: StatisticsHeader) -> None:
     """Continue from an interrupted pass, which must have been over the very same inputs."""
     earlier = Statistics.load(partial)
-    same = json.loads(json.dumps(header.to_json()))
-    if replace(earlier.header, batches=None).to_json() != same:
+    if replace(earlier.header, batches=None).to_json() != header.to_json():
         raise MismatchError(
             f"{partial} was left by a pass over other models or other data:"
             " repeat that command with --resume, or remove the file"

@@ -8,15 +8,17 @@ with these very moments, so a solver that matches samples matches statistics too
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from torch import Tensor
 
+from symmerge.checkpoints.json_results import OMIT, Record
 from symmerge.checkpoints.tensor_file import read_tensors, write_tensors
 from symmerge.errors import CheckpointError, MismatchError, NotationError
+from symmerge.evaluation.results import TaskRecord
 from symmerge.observation.activations import Activations, Score
 from symmerge.observation.moments import SUMS, Moments, samples_with_moments
 from symmerge.symmetry.notation import Product, parse, unparse
@@ -26,30 +28,16 @@ REMEDY = "make it again with symmerge statistics"
 
 
 @dataclass(frozen=True)
-class StatisticsHeader:
-    """Of which models, in which form, on which inputs.
+class StatisticsHeader(Record):
+    """Of which models, in which form, on which inputs."""
 
-    `a` and `b` are digests, `spec` a fingerprint, `steps` the canonical steps that were taken.
-    `products` is their precision; an interrupted pass notes how many `batches` it has seen.
-    """
-
-    a: str | None = None
-    b: str | None = None
-    spec: str | None = None
-    steps: tuple[str, ...] = ()
-    inputs: tuple[Mapping[str, Any], ...] = ()
-    products: str | None = None
-    batches: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Header of the file; unknown fields are left out."""
-        content = {name: value for name, value in asdict(self).items() if value is not None}
-        return content | {"steps": list(self.steps), "inputs": list(self.inputs)}
-
-    @staticmethod
-    def from_json(content: Mapping[str, Any]) -> StatisticsHeader:
-        lists = {name: tuple(content.get(name, ())) for name in ("steps", "inputs")}
-        return StatisticsHeader(**{**content, **lists})
+    a: Annotated[str | None, OMIT, "Digest of model A."] = None
+    b: Annotated[str | None, OMIT, "Digest of model B."] = None
+    spec: Annotated[str | None, OMIT, "Fingerprint of their table."] = None
+    steps: Annotated[tuple[str, ...], "Canonical steps that were taken before."] = ()
+    inputs: Annotated[tuple[TaskRecord, ...], "Tasks whose inputs both models saw."] = ()
+    products: Annotated[str | None, OMIT, "Precision of the products."] = None
+    batches: Annotated[int | None, OMIT, "How many an interrupted pass has added."] = None
 
     def check(self, other: StatisticsHeader) -> None:
         """Refuse another pair, or the same pair in another form."""
@@ -111,7 +99,7 @@ class Statistics:
         content, tensors = read_tensors(path, FORMAT, "a statistics file", REMEDY)
         try:
             axes = {name: parse(axis)[0] for name, axis in content["axes"].items()}
-            header = StatisticsHeader.from_json(content["header"])
+            header = StatisticsHeader.from_json(content["header"], str(path), REMEDY)
             return Statistics(unflatten(axes, tensors), header)
         except (KeyError, AttributeError, TypeError, NotationError) as error:
             raise CheckpointError(f"{path} is incomplete ({error!r}): {REMEDY}") from error
