@@ -1,4 +1,4 @@
-"""A stock class without a head as a classifier: what counts of its answer, what stays where it is, and what is refused."""
+"""DINOv3 as a classifier: a stock class without a head, whose first coordinates are scores."""
 
 import json
 from dataclasses import replace
@@ -44,7 +44,7 @@ def difference(a, b):
     ],
     ids=str,
 )
-def test_every_variant_moves_and_stays_the_same(changes):
+def test_every_variant_moves_and_computes_the_same(changes):
     model = load(**changes)
     for other in (
         random_member(model, 1)[1],
@@ -52,59 +52,44 @@ def test_every_variant_moves_and_stays_the_same(changes):
         random_member(model.restrict(residual="permutation"), 3)[1],
     ):
         assert difference(model, other) <= 1e-10
-        assert not torch.allclose(
-            other.weights["embeddings.cls_token"], model.weights["embeddings.cls_token"], atol=0.1
-        )
+        token, moved = (m.weights["embeddings.cls_token"] for m in (model, other))
+        assert not torch.allclose(moved, token, atol=0.1)
 
 
-def test_scores_are_the_first_coordinates_of_what_it_pools():
+def test_scores_are_the_first_coordinates_of_the_pooled_output():
     module = small_model(NAME)
     model = sm.load(module)
     inputs = example_inputs(model, 0)
     pooled = module(**inputs).pooler_output
-    assert torch.allclose(
-        full_module(model, torch.float32)(**inputs).logits, pooled[:, :5], atol=1e-6
-    )
+    logits = full_module(model, torch.float32)(**inputs).logits
+    assert torch.allclose(logits, pooled[:, :5], atol=1e-6)
     assert logits_of(model, inputs)[0].shape == (2, 5)
     features = sm.load(small_model("dinov3"))
     assert logits_of(features, inputs)[0].shape == (2, 48)
 
 
 def test_only_a_config_that_says_so_makes_a_classifier():
-    # Every config has two labels by default: a plain feature extractor, too.
+    # Every config has two labels by default, also that of a plain feature extractor.
     for changes in (
         {"problem_type": None},
         {"problem_type": "regression"},
         {"problem_type": None, "num_labels": 2},
     ):
         features = load(**changes).spec
-        assert (
-            features.task,
-            features.pooled,
-            features.spaces["residual"].group,
-            "label" in features.spaces,
-        ) == ("image-features", 48, Trivial(48), False)
-        assert (
-            unparse(features.tensors["norm.weight"]) == "residual~"
-            and not features.norms
-            and not features.scales
-        )
-    found = load().spec
-    assert (found.task, found.pooled, found.sizes["label"], found.stream) == (
-        "image-classification",
-        5,
-        5,
-        "residual",
-    )
-    assert unparse(found.tensors["norm.weight"]) == "(label~ + residual~)"
-    assert (
-        found.spaces["residual"].group == OrthogonalFixingOnes(43)
-        and found.fingerprint != load(num_labels=6).spec.fingerprint
-    )
+        assert (features.task, features.pooled) == ("image-features", 48)
+        assert features.spaces["residual"].group == Trivial(48) and "label" not in features.spaces
+        assert unparse(features.tensors["norm.weight"]) == "residual~"
+        assert not features.norms and not features.scales
+    table = load().spec
+    assert (table.task, table.pooled) == ("image-classification", 5)
+    assert (table.sizes["label"], table.stream) == (5, "residual")
+    assert unparse(table.tensors["norm.weight"]) == "(label~ + residual~)"
+    assert table.spaces["residual"].group == OrthogonalFixingOnes(43)
+    assert table.fingerprint != load(num_labels=6).spec.fingerprint
 
 
 def test_features_are_compared_with_their_mean():
-    """A softmax does not see a constant; who reads features does."""
+    """A softmax ignores a constant; readers of features do not."""
     for name, shows in (("dinov3", True), (NAME, False)):
         model = load(name)
         shifted = DerivedWeights(
@@ -115,10 +100,10 @@ def test_features_are_compared_with_their_mean():
 
 def test_an_element_for_all_of_the_stream_is_refused():
     spec = sm.canonicalize(load()).spec
-    still = Alignment.identity(spec)
-    whole = OrthogonalFixingOnes(48).random(torch.Generator().manual_seed(0))
+    identity = Alignment.identity(spec)
+    too_large = OrthogonalFixingOnes(48).random(torch.Generator().manual_seed(0))
     with pytest.raises(SymmetryError, match=r"'residual'.*expects.*43, 43.*48, 48"):
-        replace(still, elements={**still.elements, "residual": whole}).check()
+        replace(identity, elements={**identity.elements, "residual": too_large}).check()
 
 
 def test_what_cannot_be_done_is_refused():
@@ -138,9 +123,8 @@ def test_names_of_either_age_are_read(tmp_path):
     assert sm.verify(stock, sm.load(module)).difference == 0
     back = type(module).from_pretrained(sm.save(random_member(stock, 1)[1], tmp_path / "member"))
     inputs = example_inputs(stock, 0)
-    assert torch.allclose(
-        back(**inputs).pooler_output[:, :5], module(**inputs).pooler_output[:, :5], atol=1e-4
-    )
+    scores, expected = (m(**inputs).pooler_output[:, :5] for m in (back, module))
+    assert torch.allclose(scores, expected, atol=1e-4)
 
 
 def test_a_trained_one_says_that_it_classifies(tmp_path):
@@ -154,10 +138,9 @@ def test_a_trained_one_says_that_it_classifies(tmp_path):
     assert config["problem_type"] == "single_label_classification" and len(config["id2label"]) == 10
     assert json.loads((folders[0] / "metrics.json").read_text())["held_out"]["accuracy"] > 0.5
     a, b = map(sm.load, folders)
-    found = sm.align(a, b)
-    assert sm.verify(b, found.aligned).same
+    result = sm.align(a, b)
+    assert sm.verify(b, result.aligned).same
     task = sm.make_task("image", "digits", [a, b])
-    assert (
-        sm.barrier(found.reference, found.aligned, task, points=3).barrier_mean
-        < sm.barrier(a, b, task, points=3).barrier_mean
-    )
+    before = sm.barrier(a, b, task, points=3)
+    after = sm.barrier(result.reference, result.aligned, task, points=3)
+    assert after.barrier_mean < before.barrier_mean

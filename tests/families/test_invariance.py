@@ -1,4 +1,4 @@
-"""A symmetry changes every weight and no logit: on every small model, in float64 and through stock float32 transformers."""
+"""A symmetry changes every weight and no logit, in float64 and in stock float32 transformers."""
 
 from dataclasses import replace
 from functools import cache
@@ -17,10 +17,9 @@ from symmerge.verification.inputs import example_inputs
 from symmerge.verification.modules import logits_of
 
 EXACT, STOCK = 1e-10, 1e-4
-SHOWN = {
-    "single_label_classification": 5
-}  # of what a class without a head pools; all, where it is no classifier
-# Four key-value heads with three queries each: enough places for heads to go to the wrong one.
+# visible coordinates of the pooled output of a class without a head; all, if no classifier
+SHOWN = {"single_label_classification": 5}
+# Four key-value heads with three queries each: enough places for a head to go to a wrong one.
 GROUPED = {"num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 4}
 
 
@@ -65,20 +64,13 @@ def test_a_random_element_of_the_full_group_changes_no_logit(name, seed):
 def test_a_random_element_changes_every_matrix(name):
     # Else the test above would pass for an element that does nothing.
     _, member = random_member(loaded(name))
-    visible = {
-        tensor
-        for tensor, axes in member.spec.tensors.items()
-        if not {atom.space for atom in atoms(axes)} & member.spec.hidden.keys()
-    }
     matrices = [
         tensor
-        for tensor in member.spec.tensors
-        if member.weights[tensor].ndim > 1 and tensor not in visible
+        for tensor, axes in member.spec.tensors.items()
+        if len(axes) > 1 and {atom.space for atom in atoms(axes)} & member.spec.hidden.keys()
     ]
-    assert (
-        min(relative(member.weights[tensor], folded(name).weights[tensor]) for tensor in matrices)
-        > 0.1
-    )
+    base = folded(name).weights
+    assert min(relative(member.weights[tensor], base[tensor]) for tensor in matrices) > 0.1
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -88,7 +80,7 @@ def test_the_canonical_form_and_its_orbit_compute_the_same(name):
     assert difference(loaded(name), sm.apply(element(canonical, 5), canonical)) <= EXACT
 
 
-# float32: what users run, with nothing of ours in the way
+# float32: what users run, stock transformers alone
 
 
 @torch.no_grad()
@@ -114,17 +106,15 @@ def test_stock_transformers_loads_the_member_and_gives_the_same_logits(name, sha
         folder, dtype=torch.float32, output_loading_info=True
     )
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-    for before, after in zip(
-        stock_logits(module, inputs), stock_logits(member.eval(), inputs), strict=True
-    ):
-        assert relative(after, before) <= STOCK
+    pairs = zip(stock_logits(module, inputs), stock_logits(member.eval(), inputs), strict=True)
+    assert all(relative(after, before) <= STOCK for before, after in pairs)
 
 
 # the float64 path itself, against a Llama written from the paper
 
 
 def llama(weights, tokens, *, layers, heads, kv, size, theta, eps):
-    """Logits in plain torch; angles in float32, as transformers makes them whatever the precision."""
+    """Logits in plain torch; angles in float32, as transformers computes them."""
     rows, length = tokens.shape
     frequency = 1 / theta ** (torch.arange(0, size, 2).float() / size)
     angle = torch.outer(torch.arange(length).float(), frequency)
@@ -145,10 +135,8 @@ def llama(weights, tokens, *, layers, heads, kv, size, theta, eps):
     for i in range(layers):
         at = f"model.layers.{i}"
         h = norm(x, f"{at}.input_layernorm")
-        q, k = (
-            rotate(split(h, f"{at}.self_attn.q_proj", heads)),
-            rotate(split(h, f"{at}.self_attn.k_proj", kv)),
-        )
+        q = rotate(split(h, f"{at}.self_attn.q_proj", heads))
+        k = rotate(split(h, f"{at}.self_attn.k_proj", kv))
         v = split(h, f"{at}.self_attn.v_proj", kv)
         k, v = (side.repeat_interleave(heads // kv, 1) for side in (k, v))
         scores = (q @ k.mT / size**0.5).masked_fill(~causal, -torch.inf)
@@ -165,18 +153,11 @@ def test_float64_logits_agree_with_an_independent_reference(changes):
     model = loaded("llama", **changes)
     heads, kv = (model.config[key] for key in ("num_attention_heads", "num_key_value_heads"))
     inputs = example_inputs(model, 2)
-    expected = llama(
-        model.weights,
-        inputs["input_ids"],
-        layers=2,
-        heads=heads,
-        kv=kv,
-        size=48 // heads,
-        theta=10000.0,
-        eps=model.config["rms_norm_eps"],
-    )
+    sizes = {"layers": 2, "heads": heads, "kv": kv, "size": 48 // heads}
+    eps = model.config["rms_norm_eps"]
+    expected = llama(model.weights, inputs["input_ids"], **sizes, theta=10000.0, eps=eps)
     assert relative(logits_of(model, inputs, dtype=torch.float64)[0], expected) <= 1e-12
-    # The reference can tell: what runs in float32 anywhere is far outside.
+    # Control: float32 anywhere would show.
     assert relative(logits_of(model, inputs, dtype=torch.float32)[0], expected) > 1e-9
 
 
@@ -199,22 +180,19 @@ def test_composition_is_one_after_the_other(name):
 def test_elements_inside_a_head_follow_the_head():
     model = folded("llama", **GROUPED)
     g, h = element(model, 3), element(model, 4)
-    assert all(
-        not torch.equal(a[f"head.{i}"]["index"], torch.arange(4)) for a in (g, h) for i in range(2)
-    )
+    indices = [alignment[f"head.{i}"]["index"] for alignment in (g, h) for i in range(2)]
+    assert not any(torch.equal(index, torch.arange(4)) for index in indices)
     twice = sm.apply(g, sm.apply(h, model))
     assert difference(model, twice) <= EXACT
     assert change(sm.apply(g.compose(h), model), twice) <= 1e-12
     assert change(sm.apply(g.inverse(), sm.apply(g, model)), model) <= 1e-12
-    # Without the reindexing, each space by itself: another model.
-    naive = Alignment(
-        model.spec,
-        {name: space.group.compose(g[name], h[name]) for name, space in model.spec.hidden.items()},
-    )
-    assert change(sm.apply(naive, model), twice) > 1e-2
+    # Control: composing each space by itself, without reindexing, gives another model.
+    spaces = model.spec.hidden
+    naive = {name: space.group.compose(g[name], h[name]) for name, space in spaces.items()}
+    assert change(sm.apply(Alignment(model.spec, naive), model), twice) > 1e-2
 
 
-# keeping an alignment, and refusing a wrong one
+# saving an alignment, and refusing a wrong one
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -224,9 +202,9 @@ def test_a_saved_alignment_comes_back(name, tmp_path):
     back = Alignment.load(tmp_path / "g.safetensors", model.spec)
     assert back.elements.keys() == g.elements.keys()
     assert all(
-        torch.equal(back[space][part], value)
-        for space, parts in g.elements.items()
-        for part, value in parts.items()
+        torch.equal(back[space][component], value)
+        for space, element in g.elements.items()
+        for component, value in element.items()
     )
     assert change(sm.apply(back, model), sm.apply(g, model)) <= 1e-15
 
@@ -274,7 +252,7 @@ def spoil(value, how):
     return value
 
 
-# name of the model, space, part, what is done to it, what the refusal says
+# model, space, component, what is done to it, what the refusal says
 CORRUPTED = {
     "not orthogonal": ("llama", "residual", "matrix", lambda m: m.mul_(1.01), "not orthogonal"),
     "not fixing ones": ("gpt2", "residual", "matrix", lambda m: m.neg_(), "ones vector"),
@@ -291,22 +269,23 @@ CORRUPTED = {
 
 @pytest.mark.parametrize("case", CORRUPTED)
 def test_a_corrupted_element_is_refused(case, tmp_path):
-    name, space, part, how, reason = CORRUPTED[case]
+    name, space, component, how, reason = CORRUPTED[case]
     g = element(folded(name), 0)
     g.check()
-    bad = replace(g, elements={**g.elements, space: {**g[space], part: spoil(g[space][part], how)}})
+    spoiled = {**g[space], component: spoil(g[space][component], how)}
+    bad = replace(g, elements={**g.elements, space: spoiled})
     bad.save(tmp_path / "bad.safetensors")
     for attempt in (bad.check, lambda: Alignment.load(tmp_path / "bad.safetensors", g.spec)):
         with pytest.raises(SymmetryError, match=f"'{space}'.*{reason}"):
             attempt()
 
 
-def test_missing_and_misshapen_parts_are_refused():
+def test_missing_and_misshapen_elements_are_refused():
     g = element(folded("gpt2"), 0)
+    others = {name: one for name, one in g.elements.items() if name != "ff.0"}
     with pytest.raises(MismatchError, match=r"different spaces: ff\.0"):
-        replace(
-            g, elements={name: parts for name, parts in g.elements.items() if name != "ff.0"}
-        ).check()
-    for parts in ({}, {"index": g["ff.0"]["index"][:-1]}, {**g["ff.0"], "sign": torch.ones(96)}):
+        replace(g, elements=others).check()
+    index = g["ff.0"]["index"]
+    for wrong in ({}, {"index": index[:-1]}, {"index": index, "sign": torch.ones(96)}):
         with pytest.raises(SymmetryError, match="expects"):
-            replace(g, elements={**g.elements, "ff.0": parts}).check()
+            replace(g, elements={**others, "ff.0": wrong}).check()

@@ -1,0 +1,227 @@
+"""Tables bound to stock models: shapes, roles, and groups that follow from the config."""
+
+from functools import cache
+from math import prod
+
+import pytest
+
+import symmerge as sm
+from symmerge.families import FAMILIES
+from symmerge.lab.small_models import SMALL, small_model
+from symmerge.symmetry.groups import (
+    GeneralLinear,
+    Orthogonal,
+    OrthogonalFixingOnes,
+    Permutation,
+    RotaryPairs,
+    ScaledPermutation,
+    SignedPermutation,
+    Trivial,
+)
+from symmerge.symmetry.notation import Role, atoms, parse, unparse
+from symmerge.symmetry.spec import Spec
+
+every = pytest.mark.parametrize("name", SMALL)
+
+
+@cache
+def spec(name: str, **changes) -> Spec:
+    return sm.load(small_model(name, **changes)).spec
+
+
+@every
+def test_shapes_are_the_modules(name):
+    module = small_model(name)
+    table = sm.load(module).spec
+    # today's names: a module may still carry older ones
+    rename = next(family.rename for family in FAMILIES if family.name == table.family)
+    shapes = {rename(key): tuple(value.shape) for key, value in module.named_parameters()}
+    assert table.shapes == shapes
+
+
+@every
+def test_every_tensor_is_cut_without_loss(name):
+    table = spec(name)
+    for tensor, cut in table.pieces.items():
+        entries = sum(prod(table.sizes[atom.space] for atom in piece.atoms) for piece in cut)
+        assert entries == prod(table.shapes[tensor])
+
+
+@every
+def test_every_space_is_written_and_read(name):
+    """Control of the table itself: a forgotten star would leave a space without readers."""
+    table = spec(name)
+    for name, space in table.hidden.items():
+        roles = {occurrence.role for occurrence in table.occurrences(name)}
+        outer = isinstance(space.group, Permutation) and name.startswith(("head", "query"))
+        assert outer or roles >= {Role.WRITES, Role.READS}, f"{name} has roles {roles}"
+        assert space.per is None or space.per in table.spaces
+
+
+@every
+def test_lines_survive_the_notation(name):
+    assert all(parse(unparse(axes)) == axes for axes in spec(name).tensors.values())
+
+
+ACTIVATIONS = {
+    "gelu": Permutation(96),
+    "gelu_new": Permutation(96),
+    "silu": Permutation(96),
+    "relu": ScaledPermutation(96, positive=True),
+    "tanh": SignedPermutation(96),
+    "linear": GeneralLinear(96),
+}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [(name, "hidden_act") for name in ("bert", "vit", "neox")] + [("gpt2", "activation_function")],
+)
+def test_the_activation_decides_the_hidden_group(name, setting, activation):
+    assert spec(name, **{setting: activation}).spaces["ff.1"].group == ACTIVATIONS[activation]
+
+
+RESIDUAL = {
+    "dinov3": Trivial(48),  # all it pools is shown
+    "dinov3-classifier": OrthogonalFixingOnes(43),  # the first five coordinates are scores
+    "bert": Permutation(48),
+    "roberta": Permutation(48),
+    "gpt2": OrthogonalFixingOnes(48),
+    "vit": OrthogonalFixingOnes(48),
+    "neox": OrthogonalFixingOnes(48),
+    "llama": Orthogonal(48),
+    "roformer": Permutation(48),
+    "modernbert": OrthogonalFixingOnes(48),
+}
+QUERY_KEY = {
+    "llama": RotaryPairs(12, 12),
+    "llama-mqa": RotaryPairs(12, 12),
+    "qwen2": RotaryPairs(12, 12),
+    "mistral": RotaryPairs(16, 16),  # a head size of its own
+    "roformer": RotaryPairs(12, 12, "interleaved"),
+    "roformer-classifier": RotaryPairs(12, 12, "interleaved"),
+    "modernbert": RotaryPairs(12, 12),
+    "modernbert-classifier": RotaryPairs(12, 12),
+    "dinov3": RotaryPairs(12, 12),
+    "dinov3-classifier": RotaryPairs(12, 12),
+    "neox": RotaryPairs(12, 6),
+    "neox-sequential": RotaryPairs(12, 3 + 1),  # a quarter of 12 by default, and pairs are whole
+}
+# roformer-classifier rotates its values, too
+VALUES = {"mistral": GeneralLinear(16), "roformer-classifier": RotaryPairs(12, 12, "interleaved")}
+
+
+@every
+def test_groups_follow_from_the_config(name):
+    table = spec(name)
+    groups = {space: table.spaces[space].group for space in table.spaces}
+    assert groups["residual"] == RESIDUAL.get(name, RESIDUAL.get(table.family))
+    assert groups["qk.1"] == QUERY_KEY.get(name, GeneralLinear(12))
+    assert groups["vo.1"] == VALUES.get(name, GeneralLinear(12))
+    assert table.spaces["qk.1"].per == table.spaces["vo.1"].per == "head.1"
+    if table.family in ("llama", "modernbert") or name == "dinov3-classifier":
+        assert groups["ff.1"] == ScaledPermutation(96, positive=False)  # gated
+    assert {"vocabulary", "position", "label", "channel"} & groups.keys()
+    visible = {"vocabulary", "position", "angle", "type", "label", "channel", "one"}
+    assert all(isinstance(groups[space], Trivial) for space in visible & groups.keys())
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "queries"),
+    [("llama", 2, 2), ("llama-mqa", 1, 4), ("mistral", 4, 1), ("qwen2", 2, 2)],
+)
+def test_grouped_heads(name, heads, queries):
+    table = spec(name)
+    assert (table.sizes["head.0"], table.sizes["query.0"]) == (heads, queries)
+    assert table.batch("query.0") == table.batch("qk.0") == (heads,)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_a_tied_decoder_has_no_space_of_its_own(name):
+    """While the decoder is tied, the output of the transform is the residual space itself."""
+    tied, untied = spec(name), spec(name, tie_word_embeddings=False)
+    assert "transform" not in tied.spaces and tied.ties
+    assert untied.spaces["transform"].group == Permutation(48) and not untied.ties
+    suffixes = "transform.dense.weight", "lm_head.dense.weight"
+    dense = next(tensor for tensor in tied.tensors if tensor.endswith(suffixes))
+    assert unparse(tied.tensors[dense]) == "residual residual*"
+    assert unparse(untied.tensors[dense]) == "transform residual*"
+
+
+# (embedding size, tied) -> the spaces of the embedding and of the transform
+EMBEDDINGS = {
+    (48, True): ("residual", "residual"),
+    (48, False): ("residual", "transform"),
+    (32, True): ("embedding", "embedding"),
+    (32, False): ("embedding", "transform"),
+}
+
+
+@pytest.mark.parametrize(("size", "tied"), EMBEDDINGS)
+def test_a_projected_embedding_is_a_space_of_its_own(size, tied):
+    table = spec("roformer", embedding_size=size, tie_word_embeddings=tied)
+    embedding, transform = EMBEDDINGS[size, tied]
+    words = "roformer.embeddings.word_embeddings.weight"
+    dense = "cls.predictions.transform.dense.weight"
+    assert unparse(table.tensors[words]) == f"vocabulary {embedding}"
+    assert unparse(table.tensors[dense]) == f"{transform} residual*"
+    assert table.joined == ((embedding,) if tied else ())
+    groups = {
+        "residual": Permutation(48),
+        "embedding": OrthogonalFixingOnes(32),
+        "transform": Permutation(size),
+    }
+    for space, group in groups.items():
+        used = space in ("residual", embedding, transform)
+        assert table.spaces[space].group == group if used else space not in table.spaces
+
+
+def test_only_heads_that_are_there_are_tied():
+    assert not any(spec(name).ties for name in SMALL if name.endswith("-classifier"))
+
+
+@pytest.mark.parametrize(
+    ("name", "space"),
+    [
+        ("bert-classifier", "pooled"),
+        ("bert-pretraining", "pooled"),
+        ("roberta-classifier", "classifier"),
+    ],
+)
+def test_classifier_hidden_layers_are_signed(name, space):
+    assert spec(name).spaces[space].group == SignedPermutation(48)
+
+
+@every
+def test_every_norm_is_in_the_table(name):
+    table = spec(name)
+    # gains must be folded exactly where a stream rotates
+    assert {norm.stream for norm in table.norms} == set(filter(table.rotates, table.hidden))
+    for norm in table.norms:
+        assert unparse(table.tensors[norm.gain]) in (
+            f"{norm.stream}~",
+            f"(label~ + {norm.stream}~)",
+        )
+        assert norm.readers or table.pooled
+        for reader in norm.readers:
+            weight = f"{reader}.weight"
+            role = Role.WRITES if weight in table.ties else Role.READS
+            table.axis_of(table.ties.get(weight, weight), norm.stream, role)
+
+
+@every
+def test_every_gain_on_a_rotating_stream_belongs_to_a_norm_or_scale(name):
+    table = spec(name)
+    gains = {gain.gain for gain in (*table.norms, *table.scales)}
+    ends = tuple(f"{norm.stream}~{end}" for norm in table.norms for end in ("", ")"))
+    vectors = {tensor for tensor, axes in table.tensors.items() if len(axes) == 1}
+    riding = {tensor for tensor in vectors if unparse(table.tensors[tensor]).endswith(ends)}
+    assert table.joined or riding <= gains
+
+
+def test_used_spaces_only():
+    """A classifier has no transform, a decoder-only model no label."""
+    for name in SMALL:
+        used = {atom.space for axes in spec(name).tensors.values() for atom in atoms(axes)}
+        assert spec(name).spaces.keys() == used
