@@ -1,1 +1,1 @@
-"""What flows through a model: activations, moments, statistics, correlations, probes."""
+"""What flows through models: activations, their statistics, and probes to score merges on."""
