@@ -83,7 +83,7 @@ _vit = partial(
     duration="3 minutes on an H200",
     augment=True,
 )
-_books = partial(TrainingRecipe, data="books", blocks="whole")
+_books = partial(TrainingRecipe, data="books", blocks="adjacent")
 _causal = partial(_books, task="clm", schedule=_CAUSAL)
 _masked = partial(_books, config=_BERT, task="mlm", schedule=_MASKED)
 
@@ -153,7 +153,7 @@ PUBLISHED: Mapping[str, TrainingRecipe] = MappingProxyType(
             data="shakespeare",
             schedule=_SHAKESPEARE,
             duration="20 s on an H200",
-            blocks="whole",
+            blocks="adjacent",
             tokenizer="gpt2_tokenizer",
         ),
         "books-gpt2": _causal(

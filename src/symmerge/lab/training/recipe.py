@@ -56,7 +56,7 @@ class TrainingRecipe:
     data: str
     schedule: Schedule
     duration: str = "20 s on one core"
-    blocks: Literal["anywhere", "whole"] = "anywhere"  # start at any token, or are adjacent
+    blocks: Literal["anywhere", "adjacent"] = "anywhere"  # start at any token, or are adjacent
     length: int | None = None
     tokenizer: str | None = None
     augment: bool = False  # random crops, flips and colour jitter
