@@ -58,7 +58,7 @@ def chance(seed=0):
 @pytest.mark.parametrize("method", METHODS)
 def test_copies_of_a_model_are_the_model(three, method):
     a, b, _ = three
-    count = METHODS[method].most or 4
+    count = METHODS[method].max_models or 4
     assert largest_difference(combine([a] * count, method), a) <= 1e-6
     assert largest_difference(combine([a] * (count - 1) + [b], method), a) > 1e-2  # the control
 
@@ -223,7 +223,7 @@ class Counting(Weights):
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_is_read_until_it_is_needed(three, method):
     models = [
-        replace(model, weights=Counting(model.weights)) for model in three[: METHODS[method].most]
+        replace(model, weights=Counting(model.weights)) for model in three[: METHODS[method].max_models]
     ]
     combined = combine(models, method)
     assert all(not model.weights.reads for model in models)

@@ -225,7 +225,7 @@ def test_numbers_and_paths_survive_yaml(stored, tmp_path, monkeypatch):
 def test_what_mergekit_cannot_do_is_refused(stored, tmp_path):
     with pytest.raises(
         MismatchError,
-        match="method breadcrumbs: mergekit's that can be handed over are linear, slerp, ties, dare_linear, dare_ties",
+        match="method breadcrumbs: those of mergekit that can be handed over are linear, slerp, ties, dare_linear, dare_ties",
     ):
         mergekit_config(stored, method="breadcrumbs")
     with pytest.raises(MismatchError, match="slerp takes 2"):
@@ -236,7 +236,7 @@ def test_what_mergekit_cannot_do_is_refused(stored, tmp_path):
         mergekit_config(stored, method="ties", density=2.0)
     with pytest.raises(MismatchError, match="there twice"):
         mergekit_config([stored[0], stored[0]])
-    with pytest.raises(MismatchError, match="1 model: "):
+    with pytest.raises(MismatchError, match="1 models: "):
         mergekit_config(stored[:1])
     small_model("gpt2", n_inner=64).save_pretrained(tmp_path / "narrow")
     with pytest.raises(MismatchError, match="they differ in"):

@@ -47,7 +47,7 @@ def open_models(models: Sequence[ModelLike], *, units: str = "zero") -> list[Mod
 
 
 def _as_wide_as(model: Model, widest: Model, units: str) -> Model:
-    if model.spec.architecture != widest.spec.architecture or _widths(model) == _widths(widest):
+    if model.spec.architecture != widest.spec.architecture or not _narrower(model, widest):
         return model
     warnings.warn(
         f"{model.where} is narrower than {widest.where}: widened, it computes the same function",
@@ -57,8 +57,10 @@ def _as_wide_as(model: Model, widest: Model, units: str) -> Model:
     return widen(model, widest, units=units)  # type: ignore[arg-type]
 
 
-def _widths(model: Model) -> dict[str, int]:
-    return {name: model.spec.sizes[name] for name in model.spec.hidden}
+def _narrower(model: Model, widest: Model) -> bool:
+    """Whether a hidden space that both have differs in size."""
+    common = {*model.spec.hidden} & {*widest.spec.hidden}
+    return any(model.spec.sizes[name] != widest.spec.sizes[name] for name in common)
 
 
 def make_inputs(
