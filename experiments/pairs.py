@@ -49,14 +49,15 @@ def align_row(
     """The pair aligned as the row says."""
     import symmerge as sm
     from symmerge.evaluation.tasks.base import subsample
-    from symmerge.matching.learned import FIRST_SAMPLES, most_inputs
+    from symmerge.matching.learning.data import max_inputs
+    from symmerge.matching.learning.start import START_SAMPLES
     from symmerge.matching.recipes import get_recipe, with_options
 
     name, settings = parsed(row)
     recipe = get_recipe(OURS.get(name, name))
     if recipe.needs_data:
         source = settings.pop("data", options.train)
-        usual = most_inputs(options.task, source)
+        usual = max_inputs(options.task, source)
         task = sm.make_task(
             options.task,
             source,
@@ -66,7 +67,7 @@ def align_row(
             device=options.device,
         )
         settings["data"] = (
-            subsample(task, FIRST_SAMPLES[task.name]) if recipe.method == "activations" else task
+            subsample(task, START_SAMPLES[task.name]) if recipe.method == "activations" else task
         )
     if settings.get("start") in earlier:
         settings["start"] = earlier[settings["start"]].solution.alignment

@@ -163,7 +163,7 @@ def test_what_is_learned_from_discs_holds_for_digits(digits):
 
 
 def test_no_data_is_the_task_that_is_called_self(pair, monkeypatch):
-    monkeypatch.setattr("symmerge.matching.learned.OWN_SAMPLES", {"image": 40})
+    monkeypatch.setattr("symmerge.matching.learning.data.SELF_SAMPLES", {"image": 40})
     said, solutions = [], []
     for data in (
         None,

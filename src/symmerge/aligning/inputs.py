@@ -11,7 +11,7 @@ from symmerge.aligning.choices import check_choice
 from symmerge.distributed import local_device
 from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks import Task, make_task, task_of
-from symmerge.matching.learned import most_inputs
+from symmerge.matching.learning.data import max_inputs
 from symmerge.models.model import Model, load
 from symmerge.models.widening import Units, widen
 
@@ -79,7 +79,7 @@ def make_inputs(
         data,
         models,
         samples=samples,
-        max_samples=most_inputs(name, data) if learned else None,
+        max_samples=max_inputs(name, data) if learned else None,
         seed=seed,
         device=local_device(device),
     )

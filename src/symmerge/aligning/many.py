@@ -119,7 +119,7 @@ def align_many(
             f"this recipe is no symmetry ({recipe.about}): measure it with barrier, pair by pair"
         )
     solver, prepared = recipe.matching, [recipe.prepare(model) for model in sources]
-    start = solver.first_solver() if isinstance(solver, LearnedMatching) else solver
+    start = solver.start_solver() if isinstance(solver, LearnedMatching) else solver
     if not isinstance(start, Matching):
         raise MismatchError(
             "many models start from weights or activations: choose one of these with start"

@@ -15,8 +15,8 @@ from symmerge.errors import MismatchError, SymmetryError
 from symmerge.evaluation.tasks import SELF_SOURCES, Task, task_of
 from symmerge.matching.evidence import read_token_counts
 from symmerge.matching.heads import HeadOptions
-from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.learning.distillation import Target
+from symmerge.matching.learning.start import activation_start
 from symmerge.matching.recipes import (
     BY_METHOD,
     RECIPES,
@@ -67,7 +67,7 @@ class LearningOptions:
         if self.start_from == "weights":
             values["start_from"] = WeightMatching()
         if self.start_from == "activations":
-            values["start_from"] = LearnedMatching.activations(data)
+            values["start_from"] = activation_start(data)
         if isinstance(self.spaces, str):
             values["spaces"] = tuple(name.strip() for name in self.spaces.split(","))
         return {SOLVER_FIELDS.get(name, name): value for name, value in values.items()}

@@ -23,6 +23,7 @@ from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.evidence import Weighting
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.learned import LearnedMatching
+from symmerge.matching.learning.start import default_start
 from symmerge.matching.non_symmetric import NON_SYMMETRIC
 from symmerge.matching.search import Matching
 from symmerge.matching.soft import SoftMatching
@@ -299,7 +300,7 @@ def with_options(recipe: Recipe, **options: Any) -> Recipe:
     solver = replace(solver, **own)
     start = solver.start
     if start is None and rest:
-        start = LearnedMatching.first(solver.data)
+        start = default_start(solver.data)
     if isinstance(start, Matching):
         shared = {name: own[name] for name in ("seed", "device") if name in own}
         start = _change(start, {**rest, **shared}, also=_names(solver))

@@ -19,8 +19,8 @@ from symmerge.aligning.options import (
     STARTS,
     AlignOptions,
 )
-from symmerge.matching.learned import PARTS
 from symmerge.matching.learning.samplers import HELP as SAMPLERS
+from symmerge.matching.learning.spaces import SPACE_KINDS
 from symmerge.matching.recipes import BY_METHOD
 
 
@@ -180,7 +180,7 @@ class Learning:
     spaces: Annotated[
         str | None,
         typer.Option(
-            help=f"What may move, with commas: {either(PARTS)}, or single spaces of inspect.",
+            help=f"What may move, with commas: {either(SPACE_KINDS)}, or single spaces of inspect.",
             show_default="all",
         ),
     ] = None

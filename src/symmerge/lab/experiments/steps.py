@@ -28,7 +28,8 @@ from symmerge.lab.experiments.external import DataSource
 from symmerge.lab.training.loop import train as fit
 from symmerge.lab.training.prepared import held_out_data, training_data
 from symmerge.lab.training.recipes import training_recipe, with_changes
-from symmerge.matching.learned import FIRST_SAMPLES, LearnedMatching, most_inputs
+from symmerge.matching.learning.data import max_inputs
+from symmerge.matching.learning.start import START_SAMPLES, activation_start
 from symmerge.matching.recipes import Recipe, get_recipe, with_options
 from symmerge.matching.search import Matching
 from symmerge.matching.weights import WeightMatching
@@ -50,7 +51,7 @@ Say = Callable[[str], None]
 STARTS: Mapping[str, Callable[[Task, str], Matching | Literal["identity"]]] = {
     "weights": lambda _, device: WeightMatching(device=device),
     "weights-only": lambda _, device: WeightMatching(generate_text=False, device=device),
-    "activations": lambda task, device: LearnedMatching.activations(task, device=device),
+    "activations": lambda task, device: activation_start(task, device=device),
     "identity": lambda *_: "identity",
 }
 
@@ -192,10 +193,10 @@ def _solver(settings: Settings, models: list[Model]) -> Recipe:
         own = options.pop("data", None) == "self"
         kind, source = (task_of(models[0]), "self") if own else _source(settings, models, "train")
         inputs, learns = options.pop("inputs", None), recipe.method != "activations"
-        limit = inputs or (most_inputs(kind, source) if learns else None)
+        limit = inputs or (max_inputs(kind, source) if learns else None)
         device = settings["device"]
         task = make_task(kind, source, models, max_samples=limit, seed=1, device=device)
-        options["data"] = task if inputs or learns else subsample(task, FIRST_SAMPLES[task.name])
+        options["data"] = task if inputs or learns else subsample(task, START_SAMPLES[task.name])
     if "spaces" in options:
         options["spaces"] = tuple(options["spaces"])
     if "start" in options:

@@ -1,4 +1,9 @@
-"""Bundles of spaces, stacks of tensors: one product for all layers instead of one per layer."""
+"""Bundles of spaces and stacks of tensors: one product for all layers.
+
+On a GPU small products cost what launching them costs. So spaces with one group (the bases of all
+heads of all layers) lie in one tensor, a bundle, and so do the tensors that have them alike (the
+queries of all layers), a stack. A step takes one product for each, however many layers there are.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +19,13 @@ from symmerge.symmetry.groups import Element, Group
 from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import Shape, Spec
 
-ALIGNED = 64  # numbers: where a stack begins in a block of memory, so that the fastest products can read it
-
-
-# all layers at once
+ALIGNMENT = 64  # numbers: stacks begin at multiples, where the fastest products can read them
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """Spaces with the same group and the same number of elements. Their elements are one element of the group, with one more batch dimension in front."""
+    """Spaces with the same group and batch shape. Their elements are one, batched once more."""
 
     group: Group
     batch: Shape
@@ -34,20 +36,23 @@ class Bundle:
         return len(self.names) == 1
 
 
-def bundles(spec: Spec, spaces: Iterable[str]) -> tuple[Bundle, ...]:
-    """The spaces that can move continuously, bundled; those of one name lie side by side, layer after layer."""
-    found: dict[tuple[Group, Shape], list[str]] = {}
+def bundle_spaces(spec: Spec, spaces: Iterable[str]) -> tuple[Bundle, ...]:
+    """The spaces that can move continuously, in bundles; one name after another, by layer."""
+    names_by_kind: dict[tuple[Group, Shape], list[str]] = {}
     for name in sorted(spaces, key=lambda name: name.partition(".")[0]):
         group = spec.spaces[name].group
         if any(map(prod, group.tangent().values())):
-            found.setdefault((group, spec.batch(name)), []).append(name)
-    return tuple(Bundle(group, batch, tuple(names)) for (group, batch), names in found.items())
+            names_by_kind.setdefault((group, spec.batch(name)), []).append(name)
+    return tuple(Bundle(*kind, tuple(names)) for kind, names in names_by_kind.items())
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Meeting:
-    """A dimension of a piece that a bundle moves; `first` is the element that moves the first tensor of the stack, the others have the ones that follow."""
+    """A dimension of a piece that a bundle moves.
+
+    Element `first` moves the first tensor of the stack, the next element the next tensor.
+    """
 
     bundle: Bundle
     first: int
@@ -56,11 +61,11 @@ class Meeting:
     role: Role
 
     def lay(self, view: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """A piece, the layers in its last dimension, as [layers, *batch, n, rest], and the way back."""
+        """A piece, its layers last, as [layers, *batch, n, rest], and the way back."""
         layers = view.ndim - 1
         batch = [] if self.outer is None else [self.outer]
         rest = [dim for dim in range(layers) if dim not in (*batch, self.position)]
-        # Where coordinates of the stream lie side by side in memory, the layers are more of the rest: one large product, and nothing is copied.
+        # Where the stream is the last dimension, layers join the rest: one product, no copy.
         joined = self.bundle.alone and self.position == layers - 1
         order = (
             [*batch, self.position, layers, *rest]
@@ -75,7 +80,7 @@ class Meeting:
         return laid, lambda moved: moved.reshape(permuted.shape).permute(back)
 
     def elements(self, bundle: Element, layers: int) -> Element:
-        """Those that move the tensors of the stack; what is alone moves them all."""
+        """Those that move the tensors of the stack; a space on its own moves them all."""
         return {
             part: value[self.first : self.first + (1 if self.bundle.alone else layers)]
             for part, value in bundle.items()
@@ -85,7 +90,7 @@ class Meeting:
 @final
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """Tensors of one shape, cut into the same pieces, each of which meets the next element of the same bundles."""
+    """Tensors of one shape in the same pieces, each with the next element of the same bundles."""
 
     names: tuple[str, ...]
     shape: Shape
@@ -96,7 +101,7 @@ class Stack:
         return any(meetings for _, meetings in self.pieces)
 
     def views(self, *sides: Tensor) -> list[tuple[tuple[Meeting, ...], list[Tensor]]]:
-        """Every piece that moves, layers last: a piece counts its own dimensions from the first."""
+        """Every piece that moves, layers last: a piece counts its dimensions from the first."""
         return [
             (meetings, [piece.view(side.movedim(0, -1)) for side in sides])
             for piece, meetings in self.pieces
@@ -104,7 +109,7 @@ class Stack:
         ]
 
     def transport(self, elements: Mapping[Bundle, Element], source: Tensor, target: Tensor) -> None:
-        """Put the tensors in their new coordinates into `target`, which has them in the old ones where nothing moves."""
+        """Write what moves into `target`, in new coordinates; the rest of it is not touched."""
         for meetings, (view, into) in self.views(source, target):
             for met in meetings:
                 laid, back = met.lay(view)
@@ -116,77 +121,86 @@ class Stack:
             into.copy_(view)
 
 
-def stacks(spec: Spec, bundled: Sequence[Bundle]) -> tuple[Stack, ...]:
-    """Every tensor of the table, in stacks that are as high as can be."""
-    numbers = {
-        name: (bundle, number) for bundle in bundled for number, name in enumerate(bundle.names)
+def stack_tensors(spec: Spec, bundles: Sequence[Bundle]) -> tuple[Stack, ...]:
+    """Every tensor of the table, in as few stacks as possible."""
+    places = {name: (bundle, at) for bundle in bundles for at, name in enumerate(bundle.names)}
+    meetings = {
+        name: tuple(_meetings(spec, piece, places) for piece in pieces)
+        for name, pieces in spec.pieces.items()
     }
     runs: dict[object, list[list[str]]] = {}
-    meetings = {
-        name: tuple(_meetings(spec, piece, numbers) for piece in spec.pieces[name])
-        for name in spec.tensors
-    }
-    for name, cut in spec.pieces.items():
-        alike = spec.shapes[name], tuple(piece.steps for piece in cut), _next(meetings[name], None)
-        mine = runs.setdefault(alike, [])
-        if mine and _next(meetings[mine[-1][-1]], 1) == _next(meetings[name], 0):
-            mine[-1].append(name)
+    for name, pieces in spec.pieces.items():
+        steps = tuple(piece.steps for piece in pieces)
+        kind = spec.shapes[name], steps, _in_layer(meetings[name], None)
+        alike = runs.setdefault(kind, [])
+        follows = alike and _in_layer(meetings[alike[-1][-1]], 1) == _in_layer(meetings[name], 0)
+        if follows:
+            alike[-1].append(name)
         else:
-            mine.append([name])
-    found = (run for alike in runs.values() for run in alike)
-    return tuple(
-        Stack(
-            tuple(run),
-            spec.shapes[run[0]],
-            tuple(zip(spec.pieces[run[0]], meetings[run[0]], strict=True)),
-        )
-        for run in found
-    )
+            alike.append([name])
+
+    def stack(names: list[str]) -> Stack:
+        pieces = tuple(zip(spec.pieces[names[0]], meetings[names[0]], strict=True))
+        return Stack(tuple(names), spec.shapes[names[0]], pieces)
+
+    return tuple(stack(names) for alike in runs.values() for names in alike)
 
 
 def _meetings(
-    spec: Spec, piece: Piece, numbers: Mapping[str, tuple[Bundle, int]]
+    spec: Spec, piece: Piece, places: Mapping[str, tuple[Bundle, int]]
 ) -> tuple[Meeting, ...]:
-    """What only rides along is not moved: gains follow permutations alone."""
-    found = []
-    for position, atom in enumerate(piece.atoms):
-        if atom.space in numbers and atom.role is not Role.RIDES:
-            per = spec.spaces[atom.space].per
-            found.append(
-                Meeting(
-                    *numbers[atom.space],
-                    position,
-                    None if per is None else next(piece.positions(per)),
-                    atom.role,
-                )
-            )
-    return tuple(found)
+    """Where bundles move a piece. What only rides along stays: gains follow permutations alone."""
 
+    def meeting(position: int, space: str, role: Role) -> Meeting:
+        per = spec.spaces[space].per
+        outer = None if per is None else next(piece.positions(per))
+        return Meeting(*places[space], position, outer, role)
 
-def _next(meetings: tuple[tuple[Meeting, ...], ...], step: int | None) -> object:
-    """The meetings of the tensor `step` layers on; of any of them, if none is said."""
     return tuple(
-        (
-            met.bundle,
-            met.position,
-            met.outer,
-            met.role,
-            None if step is None else met.first + (0 if met.bundle.alone else step),
-        )
-        for cut in meetings
-        for met in cut
+        meeting(position, atom.space, atom.role)
+        for position, atom in enumerate(piece.atoms)
+        if atom.space in places and atom.role is not Role.RIDES
+    )
+
+
+def _in_layer(meetings: tuple[tuple[Meeting, ...], ...], step: int | None) -> object:
+    """The meetings of the tensor `step` layers on; without its layer if None."""
+
+    def element(met: Meeting) -> int | None:
+        return None if step is None else met.first + (0 if met.bundle.alone else step)
+
+    return tuple(
+        (met.bundle, met.position, met.outer, met.role, element(met))
+        for piece in meetings
+        for met in piece
     )
 
 
 @final
-class Block:
-    """All tensors of a model in one piece of memory: as a whole, by stack, and by name."""
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What moves of a table, and how its tensors lie in memory."""
+
+    table: Spec
+    spaces: tuple[str, ...]
+    bundles: tuple[Bundle, ...]
+    stacks: tuple[Stack, ...]
+
+    @staticmethod
+    def of(table: Spec, spaces: Sequence[str]) -> Layout:
+        bundles = bundle_spaces(table, spaces)
+        return Layout(table, tuple(spaces), bundles, stack_tensors(table, bundles))
+
+
+@final
+class TensorBlock:
+    """All tensors of a model in one piece of memory: flat, by stack, and by name."""
 
     def __init__(self, stacked: Sequence[Stack], device: torch.device) -> None:
         lengths = [len(stack.names) * prod(stack.shape) for stack in stacked]
-        room = [-(-length // ALIGNED) * ALIGNED for length in lengths]
-        self.whole = torch.zeros(sum(room), device=device)
-        parts = zip(stacked, lengths, self.whole.split(room), strict=True)
+        room = [-(-length // ALIGNMENT) * ALIGNMENT for length in lengths]
+        self.flat = torch.zeros(sum(room), device=device)
+        parts = zip(stacked, lengths, self.flat.split(room), strict=True)
         self.stacks = {
             stack: part[:length].view(len(stack.names), *stack.shape)
             for stack, length, part in parts

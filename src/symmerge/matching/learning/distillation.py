@@ -1,11 +1,11 @@
-"""What learned matching learns from: inputs in shuffled batches, and what their parents (or the labels) say about them."""
+"""Data to learn from: shuffled batches, with what the parents (or the labels) say about them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from dataclasses import dataclass, field
+from typing import Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -14,160 +14,170 @@ from torch import Tensor, nn
 from symmerge.errors import DataError
 from symmerge.evaluation.data.self_generated import first_logits
 from symmerge.evaluation.tasks.base import IGNORED, Batch, LazyBatches, Task
+from symmerge.matching.optimization.precision import bfloat16_autocast
 from symmerge.observation.probe import Inputs
 
 Target = Literal["parents", "labels"]
-KEPT_PART, MOST_KEPT = (
-    4,
-    24 << 30,
-)  # of what the parents said: a fourth of the memory that is free, for asking them again costs two forward passes
-UNTOLD = 8 << 30
+# Answers are cached in a quarter of the free memory: asking again costs two forward passes.
+CACHE_FRACTION, MAX_CACHE = 4, 24 << 30
+UNKNOWN_MEMORY = 8 << 30  # assumed free where the system does not say
 ROWS = {"image": 64, "text": 32}  # samples of a batch
-TOKENS = 3072  # of a batch of text without padding
+TOKENS = 3072  # of a batch of running text
 
 
-class Lesson(NamedTuple):
-    """One batch on the device: what a model takes, the places that count (all, if none are named) with their weights, and the answers wanted there."""
+@final
+@dataclass(frozen=True)
+class DistillationBatch:
+    """One batch on the device: inputs, the positions that count, and the targets there.
+
+    No positions: all count. No targets: the model computes its own loss from the labels.
+    """
 
     inputs: dict[str, Tensor]
-    places: Tensor | None
-    weights: Tensor | None
-    wanted: Tensor | None
+    positions: Tensor | None = None
+    weights: Tensor | None = None  # of the positions
+    targets: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything by name, for CUDA graphs."""
+        others = {"/positions": self.positions, "/weights": self.weights, "/targets": self.targets}
+        return self.inputs | {name: value for name, value in others.items() if value is not None}
+
+    def clone(self) -> DistillationBatch:
+        inputs = {name: value.clone() for name, value in self.inputs.items()}
+        others = (self.positions, self.weights, self.targets)
+        return DistillationBatch(inputs, *(None if x is None else x.clone() for x in others))
 
 
 def usual_batch_size(task: Task) -> int:
-    """A size at which the gradient is calm enough and a small machine still fast."""
+    """Large enough for calm gradients, small enough for a small machine."""
     return ROWS.get(task.name) or max(1, TOKENS // int(task.settings["block"]))
 
 
-def shuffled(task: Task, size: int, seed: int, held_out: float) -> tuple[LazyBatches, LazyBatches]:
-    """Batches to learn from, and batches to judge by: tasks keep their samples sorted, which is no order to learn in."""
-    assert isinstance(task.batches, LazyBatches)
-    samples = [sample for group in task.batches.chunks for sample in group]
+def split_batches(
+    task: Task, size: int, seed: int, held_out: float
+) -> tuple[LazyBatches, LazyBatches]:
+    """Batches to learn from and batches to evaluate on, shuffled: tasks sort their samples."""
+    batches = task.batches
+    assert isinstance(batches, LazyBatches)
+    samples = [sample for chunk in batches.chunks for sample in chunk]
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
     held = max(1, round(held_out * len(samples)))
     if len(samples) - held < 1:
         raise DataError(
-            f"{len(samples)} samples of {task.data} are too few to learn from and to judge by: give --samples 2 or more"
+            f"{len(samples)} samples of {task.data} are too few to learn from and to evaluate on:"
+            " give --samples 2 or more"
         )
 
-    def cut(part: list[int]) -> LazyBatches:
-        whole = len(part) - len(part) % size or len(
-            part
-        )  # a smaller last batch would be recorded anew on a GPU
-        groups = tuple(
-            tuple(samples[at] for at in part[start : start + size])
-            for start in range(0, whole, size)
-        )
-        return LazyBatches(groups, task.batches.collate)  # type: ignore[union-attr]
+    def cut(numbers: list[int]) -> LazyBatches:
+        # Full batches only: a smaller last one would need a CUDA graph of its own.
+        end = len(numbers) - len(numbers) % size or len(numbers)
+        rows = [numbers[start : start + size] for start in range(0, end, size)]
+        chunks = tuple(tuple(samples[number] for number in row) for row in rows)
+        return LazyBatches(chunks, batches.collate)
 
     return cut(order[held:]), cut(order[:held])
 
 
 @final
 @dataclass
-class Lessons:
-    """Batches with their answers, asked of the parents once and kept as far as memory goes."""
+class DistillationData:
+    """Batches with their targets. The parents are asked once, as far as the memory goes."""
 
     batches: LazyBatches
     parents: Sequence[nn.Module]
     target: Target
     device: torch.device
-    left: int = 0
+    cache_left: int = field(default=0, init=False)  # bytes
+    _cache: dict[int, DistillationBatch] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self._kept: dict[int, Lesson] = {}
-        self.left = min(_free(self.device) // KEPT_PART, MOST_KEPT)
-        self._places = self._most_places() if self._batch(0)["labels"].ndim == 2 else 0
+        self.cache_left = min(_free_memory(self.device) // CACHE_FRACTION, MAX_CACHE)
+        self._positions = self._max_positions() if self.raw(0)["labels"].ndim == 2 else 0
 
-    def _batch(self, number: int) -> Batch:
+    def raw(self, number: int) -> Batch:
+        """A batch without the parents' answers."""
         return self.batches.collate(self.batches.chunks[number])
 
-    def _most_places(self) -> int:
-        """As many places in every batch, so that all have one shape; what fills up weighs nothing."""
+    def _max_positions(self) -> int:
+        """The same number in every batch, so that all have one shape; padding weighs nothing."""
         return max(int((batch["labels"] != IGNORED).sum()) for batch in self.batches)
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __getitem__(self, number: int) -> Lesson:
-        if number not in self._kept:
-            made = self._made(self._batch(number))
-            size = sum(
-                tensor.numel() * tensor.element_size()
-                for tensor in (*made.inputs.values(), made.wanted)
-                if tensor is not None
-            )
-            if size > self.left:
-                return made
-            self._kept[number] = made
-            self.left -= size
-        return self._kept[number]
+    def __getitem__(self, number: int) -> DistillationBatch:
+        if number in self._cache:
+            return self._cache[number]
+        batch = self.answer(self.raw(number))
+        tensors = [*batch.inputs.values(), *([] if batch.targets is None else [batch.targets])]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if size <= self.cache_left:
+            self._cache[number] = batch
+            self.cache_left -= size
+        return batch
 
-    def _made(self, batch: Batch) -> Lesson:
-        given = {name: tensor.to(self.device) for name, tensor in batch.items()}
-        labels = given["labels"]
+    def answer(self, batch: Batch) -> DistillationBatch:
+        """The batch on the device, with the parents' answers."""
+        batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         if self.target == "labels":
-            return Lesson(given, None, None, None)
-        inputs = {name: tensor for name, tensor in given.items() if name != "labels"}
-        places = weights = None
-        if labels.ndim == 2 and not bool((labels != IGNORED).all()):
-            where = (labels != IGNORED).flatten().nonzero().squeeze(-1)
-            places, weights = (
-                F.pad(where, (0, self._places - len(where))),
-                torch.zeros(self._places, device=self.device),
-            )
-            weights[: len(where)] = 1 / max(1, len(where))  # a batch may have no blank at all
-        with torch.no_grad(), lean(self.device):
-            answers = torch.stack(
-                [_answers(at_places(module, inputs, places)) for module in self.parents]
-            ).mean(0)
-        return Lesson(
-            inputs,
-            places,
-            weights,
-            answers.to(torch.float16 if answers.shape[-1] > 1 else torch.float32),
-        )
+            return DistillationBatch(batch)
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        positions, weights = self._weighted_positions(batch["labels"])
+        with torch.no_grad(), bfloat16_autocast(self.device):
+            answers = [_answers(logits_at(module, inputs, positions)) for module in self.parents]
+            targets = torch.stack(answers).mean(0)
+        stored = torch.float16 if targets.shape[-1] > 1 else torch.float32
+        return DistillationBatch(inputs, positions, weights, targets.to(stored))
+
+    def _weighted_positions(self, labels: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Where labels are, padded; None where all count."""
+        counts = labels != IGNORED
+        if labels.ndim != 2 or bool(counts.all()):
+            return None, None
+        places = counts.flatten().nonzero().squeeze(-1)
+        weights = torch.zeros(self._positions, device=self.device)
+        weights[: len(places)] = 1 / max(1, len(places))  # a batch may have no blank at all
+        return F.pad(places, (0, self._positions - len(places))), weights
 
 
-def _free(device: torch.device) -> int:
+def _free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    told = "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {})  # not every system says
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if told else UNTOLD
+    known = "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {})
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else UNKNOWN_MEMORY
 
 
-def lean(device: torch.device):
-    """Mixed precision where the hardware gains by it. Not on a CPU: products in bfloat16 kill Python on some."""
-    return torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda")
-
-
-def at_places(module: nn.Module, inputs: Inputs, places: Tensor | None) -> Tensor:
-    found = first_logits(module(**inputs))
-    found = found.flatten(0, -2)
-    return (found if places is None else found[places]).float()
+def logits_at(module: nn.Module, inputs: Inputs, positions: Tensor | None) -> Tensor:
+    """The logits at some positions of all samples, or at all of them."""
+    logits = first_logits(module(**inputs)).flatten(0, -2)
+    return (logits if positions is None else logits[positions]).float()
 
 
 def _answers(logits: Tensor) -> Tensor:
-    """Probabilities, or the value where there is only one."""
+    """Probabilities; of a regression the value itself."""
     return logits.softmax(-1) if logits.shape[-1] > 1 else logits
 
 
-def loss_of(module: nn.Module, lesson: Lesson) -> Tensor:
-    """The cross-entropy to the answers wanted (their squared error where they are values), or the model's own loss where they are labels."""
-    with lean(next(module.parameters()).device):
-        if lesson.wanted is None:
-            loss = module(**lesson.inputs).loss
-            if loss is None:
-                raise DataError(
-                    f"{type(module).__name__} needs more than these labels for a loss: learn what the parents say, --target parents"
-                )
-            return loss.float()
-        logits = at_places(module, lesson.inputs, lesson.places)
-    wanted = lesson.wanted.float()
-    each = (
-        -(wanted * logits.log_softmax(-1)).sum(-1)
-        if wanted.shape[-1] > 1
-        else (logits - wanted).square().squeeze(-1)
-    )
-    return each.mean() if lesson.weights is None else (each * lesson.weights).sum()
+def distillation_loss(module: nn.Module, batch: DistillationBatch) -> Tensor:
+    """Cross-entropy to the targets, squared error of a regression, or the model's own loss."""
+    with bfloat16_autocast(next(module.parameters()).device):
+        if batch.targets is None:
+            return _own_loss(module, batch)
+        logits = logits_at(module, batch.inputs, batch.positions)
+    targets = batch.targets.float()
+    if targets.shape[-1] > 1:
+        losses = -(targets * logits.log_softmax(-1)).sum(-1)
+    else:
+        losses = (logits - targets).square().squeeze(-1)
+    return losses.mean() if batch.weights is None else (losses * batch.weights).sum()
+
+
+def _own_loss(module: nn.Module, batch: DistillationBatch) -> Tensor:
+    loss = module(**batch.inputs).loss
+    if loss is None:
+        raise DataError(
+            f"{type(module).__name__} needs more than these labels for a loss:"
+            " learn from the parents instead, --target parents"
+        )
+    return loss.float()

@@ -1,108 +1,71 @@
-"""Learned matching of many models at once: every member but the reference walks, down the loss of their weighted means."""
+"""What many models learn together: the loss of their weighted means. The reference stays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import final
 
 import torch
+from torch import Tensor
 
-from symmerge.matching.learning.distillation import Lesson, Lessons
-from symmerge.matching.learning.learner import Course, Learner, quick_products
+from symmerge.matching.learning.bundles import TensorBlock
+from symmerge.matching.learning.distillation import DistillationBatch
+from symmerge.matching.learning.mean_module import MeanModule
+from symmerge.matching.learning.moving import MovingModel
+from symmerge.matching.learning.permutations import FlipSearch
 from symmerge.matching.learning.samplers import Shares
-from symmerge.models.alignment import Alignment
-from symmerge.models.model import Model
-
-if TYPE_CHECKING:
-    from symmerge.matching.learned import LearnedMatching
+from symmerge.matching.learning.segment import Segment
 
 
-class Joint(Course):
-    """The state of one run for a reference and its others. `best` has one alignment for each of the others."""
+@final
+class JointObjective:
+    """`shares` has the weight of the reference and of each member in the mean."""
 
     def __init__(
         self,
-        options: LearnedMatching,
-        reference: Model,
-        others: Sequence[Model],
-        starts: Sequence[Alignment],
-        lessons: Lessons,
-        held: Lessons,
-        spaces: list[str],
-        shares: Shares,
+        reference: TensorBlock,
+        members: Sequence[MovingModel],
+        flips: Sequence[FlipSearch],
+        mean: MeanModule,
+        sampler: Shares,
     ) -> None:
-        self._begin(options, lessons, held)
-        self.members: list[Learner] = []
-        for other, start in zip(others, starts, strict=True):
-            self.members.append(
-                Learner(
-                    options,
-                    reference,
-                    other,
-                    start,
-                    lessons,
-                    held,
-                    spaces,
-                    beside=self.members[0] if self.members else None,
-                )
-            )
-        self.first, self.sampler = self.members[0], shares
-        self.module, self.discrete, self.tally = (
-            self.first.module,
-            self.first.discrete,
-            self.first.tally,
-        )
-        for member in self.members:
-            member.tally = self.tally  # what is counted is counted together
-        self.reference = self.first.a.whole.clone()
-        self.shares = torch.zeros(len(others) + 1, device=self.device)
-        self.best = list(starts)
+        self.reference, self.members, self.flips = reference, list(members), list(flips)
+        self.mean, self.sampler = mean, sampler
+        device = reference.flat.device
+        self.shares = torch.zeros(len(members) + 1, device=device)
+        self.others = TensorBlock(list(reference.stacks), device)  # the mean of all others
+        self.segments = [Segment(self.others, member, mean) for member in members]
 
-    @property
-    def walking(self) -> Sequence[Learner]:
-        return self.members
-
-    def _draw(self, generator: torch.Generator) -> None:
+    def draw(self, generator: torch.Generator) -> None:
         self.shares.copy_(self.sampler.draw(generator, len(self.shares)))
 
-    def _to_middle(self) -> None:
+    def place_midpoint(self) -> None:
         self.shares.fill_(1 / len(self.shares))
-        self._place()
-
-    def _keep(self) -> None:
-        self.best = [member.base for member in self.members]
+        self.place()
 
     @torch.no_grad()
-    def _place(self) -> None:
-        """Put the weighted mean of all into the module, and everyone where they lie now."""
-        mean = self.first.mean.whole
-        torch.mul(self.reference, self.shares[0], out=mean)
+    def place(self) -> None:
+        """Put the weighted mean of all into the mean module."""
+        mean = self.mean.mean.flat
+        torch.mul(self.reference.flat, self.shares[0], out=mean)
         for member, share in zip(self.members, self.shares[1:], strict=True):
-            member._move()
-            torch.addcmul(mean, member.moved.whole, share, out=mean)
+            member.move()
+            torch.addcmul(mean, member.moved.flat, share, out=mean)
 
-    def _descend(self, lessons: tuple[Lesson, ...]) -> None:
-        with quick_products(self.device):
-            self._place()
-            loss = self.first._pass_back(lessons, self.shares.sum())
-            with torch.no_grad():
-                self.first._gather()
-                for member, share in zip(self.members, self.shares[1:], strict=True):
-                    if not member.parameters:  # permutations alone
-                        continue
-                    member._point_uphill()
-                    torch._foreach_mul_([value.grad for value in member.parameters], share)  # type: ignore[reportPrivateImportUsage]
-                    member._together()
-                    member._walk()
-                self._count(loss)
+    def descend(self, batches: Sequence[DistillationBatch]) -> Tensor:
+        self.place()
+        loss = self.mean.backward(batches, self.shares.sum())
+        for member, share in zip(self.members, self.shares[1:], strict=True):
+            member.follow(self.mean.gradient, share)
+        return loss
 
     @torch.no_grad()
-    def _reassign(self) -> None:
-        """One member after the other, to the mean of all others."""
-        self._to_middle()
-        count = len(self.members)
-        for member in self.members:
-            everyone = self.reference + sum(other.moved.whole for other in self.members)
-            member.a.whole.copy_((everyone - member.moved.whole) / count)
-            member._reassign()
-            member._move()
+    def reassign(self, batches: Sequence[DistillationBatch]) -> None:
+        """One member after another, to the mean of all others."""
+        self.place_midpoint()
+        for segment, flips in zip(self.segments, self.flips, strict=True):
+            moved = segment.member.moved.flat
+            total = self.reference.flat + sum(member.moved.flat for member in self.members)
+            self.others.flat.copy_((total - moved) / len(self.members))
+            flips.search(segment, batches)
+            segment.member.move()

@@ -23,13 +23,13 @@ from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Space, Spec
 
 SINKHORN = 20
-LEAST = 1e-9  # of an entry before its logarithm: what is nothing at all could never grow
-TOLERANCE = 1e-6  # how far rounding may leave the sums of columns from one
-MATRIX, LATENT = "matrix", "latent"  # the parts of elements, learned and in journals
+MIN_ENTRY = 1e-9  # before the logarithm: a zero could never grow
+TOLERANCE = 1e-6  # of sums of columns
+MATRIX = "matrix"  # the part of an element
 
 
 def sinkhorn(latent: Float[Tensor, "*batch n n"], times: int) -> Float[Tensor, "*batch n n"]:
-    """The exponential, its rows and columns divided by their sums in turn: columns sum to one, rows the more nearly the more `times`.
+    """Exponentiate, then normalise rows and columns in turn: columns sum to one, rows nearly.
 
     >>> sinkhorn(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), 1).sum(0)
     tensor([1., 1.])
@@ -43,14 +43,14 @@ def sinkhorn(latent: Float[Tensor, "*batch n n"], times: int) -> Float[Tensor, "
 def first_latent(
     size: int, batch: tuple[int, ...], noise: float, generator: torch.Generator
 ) -> Float[Tensor, "*batch n n"]:
-    """The logarithm of the identity and some noise: where all is learned from."""
+    """Where learning begins: the logarithm of the identity plus noise."""
     widest = 2 * noise * math.sqrt(3) * math.sqrt(2 / (size + size))
     return (
         (
             torch.eye(size, dtype=torch.float64)
             + uniform(generator, (*batch, size, size), 0.0, widest)
         )
-        .clamp_min(LEAST)
+        .clamp_min(MIN_ENTRY)
         .log()
     )
 
@@ -58,7 +58,10 @@ def first_latent(
 @final
 @dataclass(frozen=True)
 class SoftPermutation(Group):
-    """Coordinates mix: new = matrix old, in every role. NO SYMMETRY but where the matrix is a permutation, and no group: a mixture cannot be undone."""
+    """Coordinates mix: new = matrix old, in every role.
+
+    NOT A SYMMETRY unless the matrix is a permutation, and no group: mixing cannot be undone.
+    """
 
     size: int
 
@@ -84,15 +87,15 @@ class SoftPermutation(Group):
 
     def check(self, element: Element) -> Check:
         matrix = element[MATRIX]
-        # Rows are as near to one as the normalisations brought them, which is the method's own choice.
+        # Rows only come as near to one as the number of normalisations allows.
         ok = bool((matrix >= 0).all()) and bool(((matrix.sum(-2) - 1).abs() <= TOLERANCE).all())
         return Check(ok, "" if ok else "an entry is negative, or a column does not sum to one")
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
-        return {MATRIX: sharp(assign(total(write, read, ride)))}
+        return {MATRIX: one_hot(assign(total(write, read, ride)))}
 
 
-def sharp(index: Tensor) -> Tensor:
+def one_hot(index: Tensor) -> Tensor:
     """Permutations as matrices: new[i] = old[index[i]]."""
     return nn.functional.one_hot(index, index.shape[-1]).double()
 
@@ -115,16 +118,17 @@ def hardened(relaxed: Alignment, table: Spec) -> Alignment:
 
 
 def relax(solution: Solution, b: Model) -> Model:
-    """The soft end of a solution: B moved to where soft learning started, then mixed. NOT the function of B. Lazy.
+    """The soft end of a solution: B moved to the start of learning, then mixed. Lazy.
 
-    Preconditions: `solution` is what `SoftMatching` found for this `b`, in the form it was solved in.
+    NOT the function of B. `solution` is what `SoftMatching` found for this `b`.
     """
     soft = solution.relaxed
     if soft is None:
         raise MismatchError(
-            "this solution has no soft end: only SoftMatching finds one; apply its alignment instead"
+            "this solution has no soft end: only SoftMatching finds one; apply its alignment"
         )
-    # Bases inside heads belong to the order of heads that mixing started from, so hardening is undone first; between permutations that is exact.
+    # Bases inside heads belong to the order of heads that mixing started from. So hardening is
+    # undone first; between permutations that is exact.
     start = hardened(soft, b.spec).inverse().compose(solution.alignment)
     moved = replace(apply(start, b), spec=soft.spec)
     return replace(apply(soft, moved), spec=b.spec)

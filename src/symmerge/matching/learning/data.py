@@ -1,0 +1,83 @@
+"""The data of a run: what is learned from, and what is held out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from symmerge.distributed import local_device
+from symmerge.errors import DataError, MismatchError
+from symmerge.evaluation.tasks.base import UNLABELLED, Task
+from symmerge.evaluation.tasks.catalog import SELF_LABELLED, SELF_SOURCES, make_task, task_of
+from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
+from symmerge.matching.learning.distillation import (
+    DistillationBatch,
+    DistillationData,
+    split_batches,
+    usual_batch_size,
+)
+from symmerge.matching.learning.options import LearningOptions
+from symmerge.models.model import Model, Progress, device_of
+from symmerge.verification.modules import full_module
+
+SAMPLES = {"clm": 2000, "mlm": 4000, "image": 10_000, "text": 10_000}  # to learn from, at most
+SELF_SAMPLES = {"clm": 512, "mlm": 1024, "image": 4000}  # of self-generated inputs
+EVALUATION_BATCHES = 8
+
+
+def max_inputs(kind: str, data: str) -> int | None:
+    """How many inputs of a kind of task are learned from at most, unless the user says."""
+    return (SELF_SAMPLES if data == "self" else SAMPLES).get(kind)
+
+
+@final
+@dataclass(frozen=True)
+class LearningData:
+    """Batches to learn from, and batches to evaluate on."""
+
+    train: DistillationData
+    held_out: DistillationData
+
+    def evaluation_batches(self) -> list[DistillationBatch]:
+        count = min(EVALUATION_BATCHES, len(self.held_out))
+        return [self.held_out[number] for number in range(count)]
+
+
+def check_data(options: LearningOptions, model: Model) -> None:
+    """Refuse models that cannot learn without data."""
+    kind = task_of(model)
+    if options.data is None and kind not in SELF_SOURCES:
+        raise MismatchError(
+            f"{model.where} has no inputs without data (it is a classifier of texts):"
+            " give data to learn from"
+        )
+    if options.data is None and options.target == "labels" and kind not in SELF_LABELLED:
+        raise DataError(UNLABELLED)
+
+
+def load_data(
+    options: LearningOptions, models: Sequence[Model], progress: Progress
+) -> LearningData:
+    """The data of a run, generated where none was given."""
+    device = device_of(local_device(options.device))
+    task = options.data or _self_generated(options, models, progress, str(device))
+    check_same_tokenizers(models)
+    size = options.batch_size or usual_batch_size(task)
+    splits = split_batches(task, size, options.seed, options.held_out)
+    parents = []
+    if options.target == "parents":
+        parents = [full_module(model, torch.float32).to(device) for model in models]
+    train, held_out = (DistillationData(split, parents, options.target, device) for split in splits)
+    return LearningData(train, held_out)
+
+
+def _self_generated(
+    options: LearningOptions, models: Sequence[Model], progress: Progress, device: str
+) -> Task:
+    kind = task_of(models[0])
+    progress(f"no data to learn from: {SELF_SOURCES[kind]}")
+    samples = max_inputs(kind, "self")
+    return make_task(kind, "self", models, max_samples=samples, seed=options.seed, device=device)

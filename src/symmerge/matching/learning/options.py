@@ -1,0 +1,63 @@
+"""The options that learned and soft matching share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, get_args
+
+from symmerge.errors import MismatchError
+from symmerge.evaluation.tasks.base import Task
+from symmerge.matching.learning.distillation import Target
+from symmerge.matching.learning.samplers import Sampler
+from symmerge.matching.learning.start import Start, default_start
+from symmerge.matching.search import Matching
+from symmerge.models.alignment import Alignment
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningOptions:
+    """How elements are learned. Data None: self-generated inputs. Start None: `default_start`."""
+
+    data: Task | None = field(default=None, repr=False)  # its inputs are learned from
+    start: Matching | Alignment | Literal["identity"] | None = None
+    steps: int = 300
+    lr: float
+    batch_size: int | None = None
+    sampler: str = "narrow"  # where between two models to learn
+    target: Target = "parents"  # what the midpoint should answer: what they say together, or labels
+    spaces: tuple[str, ...] | None = None  # what moves: residual, heads, ff, classifier, or spaces
+    held_out: float = 0.1  # the share of data to evaluate on
+    seed: int = 0
+    device: str = "cpu"
+    method: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        Sampler(self.sampler)
+        self._require_positive("steps", "lr", "batch_size")
+        if not 0 < self.held_out < 1:
+            raise MismatchError(f"held_out {self.held_out}: give a number above 0 and below 1")
+        if self.target not in get_args(Target):
+            raise MismatchError(f"target {self.target}: there are {', '.join(get_args(Target))}")
+        if self.data and self.target == "labels":
+            self.data.check_labels()
+
+    def _require_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise MismatchError(f"{name} {value}: give a number above 0")
+
+    def record(self) -> dict[str, Any]:
+        """The options, for solution.json."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        start = self.start_solver()
+        if isinstance(start, Matching):
+            values["start"] = start.record()
+        else:
+            values["start"] = "identity" if start == "identity" else "alignment"
+        return {**values, "data": self.data.to_record().to_json() if self.data else "self"}
+
+    def start_solver(self) -> Start:
+        if self.start is None:
+            return default_start(self.data, seed=self.seed, device=self.device)
+        return self.start

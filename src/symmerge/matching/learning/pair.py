@@ -1,0 +1,38 @@
+"""What a pair learns: the loss of the models between A and a moving B."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from symmerge.matching.learning.distillation import DistillationBatch
+from symmerge.matching.learning.permutations import FlipSearch
+from symmerge.matching.learning.samplers import Sampler
+from symmerge.matching.learning.segment import Segment
+
+
+@final
+class PairObjective:
+    """A step takes place where the sampler says; the gradient by B's weights is t times the mean's."""
+
+    def __init__(self, segment: Segment, flips: FlipSearch, sampler: Sampler) -> None:
+        self.segment, self.sampler = segment, sampler
+        self.mean, self.members, self.flips = segment.mean, [segment.member], [flips]
+
+    def draw(self, generator: torch.Generator) -> None:
+        self.segment.t.fill_(self.sampler.draw(generator))
+
+    def place_midpoint(self) -> None:
+        self.segment.place(0.5)
+
+    def descend(self, batches: Sequence[DistillationBatch]) -> Tensor:
+        self.segment.place()
+        loss = self.mean.backward(batches, self.segment.t)
+        self.segment.member.follow(self.mean.gradient)
+        return loss
+
+    def reassign(self, batches: Sequence[DistillationBatch]) -> None:
+        self.flips[0].search(self.segment, batches)

@@ -1,0 +1,46 @@
+"""Where learning starts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from symmerge.distributed import decided_by_first
+from symmerge.evaluation.tasks.base import Task, subsample
+from symmerge.matching.activations import ActivationMatching
+from symmerge.matching.base import Solution
+from symmerge.matching.resume import ResumeFile
+from symmerge.matching.search import Matching
+from symmerge.matching.weights import WeightMatching
+from symmerge.models.alignment import Alignment
+from symmerge.models.model import Model, Progress
+
+# Samples for a start by activations: more have not helped.
+START_SAMPLES = {"clm": 24, "mlm": 48, "image": 256, "text": 256}
+Start = Matching | Alignment | Literal["identity"]
+
+
+def default_start(data: Task | None, **options: Any) -> Matching:
+    """By weights without data (self-generated inputs are none), else by activations."""
+    if data is None or data.data == "self":
+        return WeightMatching(**options)
+    return activation_start(data, **options)
+
+
+def activation_start(data: Task | None, **options: Any) -> ActivationMatching:
+    """By activations on some of the data."""
+    samples = data and subsample(data, START_SAMPLES[data.name])
+    return ActivationMatching(data=samples, **options)
+
+
+def first_solution(
+    start: Start, a: Model, b: Model, progress: Progress, resume_file: ResumeFile | None
+) -> Solution:
+    """Where learning starts for a pair."""
+    if isinstance(start, Matching):
+        return decided_by_first(
+            lambda: start.solve(a, b, progress=progress, resume_file=resume_file)
+        )
+    identity = start == "identity"
+    alignment = Alignment.identity(a.spec) if identity else Alignment(a.spec, start.elements)
+    alignment.check()
+    return Solution(alignment=alignment, converged=True)
