@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import pytest
 import torch
-from controls import (
+from negative_controls import (
     ALLOWED,
     FORBIDDEN,
     QUERIES_ACROSS_GROUPS,
