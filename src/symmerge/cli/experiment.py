@@ -16,6 +16,7 @@ from symmerge.aligning.choices import check_choice, either
 from symmerge.cli import console
 from symmerge.cli.options.groups import verb
 from symmerge.errors import MismatchError
+from symmerge.evaluation.experiment_results import ExperimentFile
 from symmerge.lab.experiments.catalog import EXPERIMENTS
 from symmerge.lab.experiments.cells import Cell
 from symmerge.lab.experiments.cluster import RayEngine
@@ -313,15 +314,15 @@ def _progress(what: str, total: int) -> Iterator[Report]:
         yield report
 
 
-def _show(out: Path, record: Mapping[str, Any], outcome: RunOutcome) -> None:
-    for table in record["tables"]:
-        console.show_table(table["title"], printed_rows(table))
+def _show(out: Path, record: ExperimentFile, outcome: RunOutcome) -> None:
+    for table in record.tables:
+        console.show_table(table.title, printed_rows(table))
     console.say(
         f"wrote {out / RESULTS} and {out / PAGE}; {outcome.computed} cells computed,"
         f" {outcome.reused} were there"
     )
     if outcome.failed:
-        rows = ({"cell": row["cell"], "reason": row["reason"]} for row in record["failed"])
+        rows = ({"cell": row.cell, "reason": row.reason} for row in record.failed)
         console.show_table("Failed cells", rows)
         console.err.print(
             f"{len(outcome.failed)} cells failed: more about them in {out / 'failures.log'};"

@@ -11,20 +11,23 @@ from symmerge.report import tables
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing and what it says."""
+    """A drawing with its caption."""
 
     svg: Markup
     caption: str
 
     @staticmethod
     def of(svg: str, caption: str) -> Figure:
-        """From SVG text of `figures` and `maps`, in which matplotlib has escaped what users wrote."""
+        """From SVG text of `figures` and `maps`, in which matplotlib escaped what users wrote."""
         return Figure(Markup(svg), caption)
 
 
 @dataclass(frozen=True)
-class Part:
-    """A heading with what belongs under it: figures one below the other, `beside` each other, or `small`; the `folded` and `long` tables come behind a button."""
+class Block:
+    """A heading with figures one below the other, `beside` each other, or `small`.
+
+    The `folded` figures and `long` tables open on demand.
+    """
 
     title: str
     text: str = ""

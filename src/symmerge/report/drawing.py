@@ -1,4 +1,4 @@
-"""How figures look: one palette for light and dark, and SVG that takes its colours from the page it is in."""
+"""How figures look: one palette for light and dark, and SVG that takes its colours from it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from html import escape
 
 from matplotlib import style
+from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
@@ -30,7 +31,7 @@ PALETTE = {
 }
 INK, MUTED, LINE = (PALETTE[name][0] for name in ("ink", "muted", "line"))
 SERIES = tuple(light for name, (light, _) in PALETTE.items() if name.startswith("series"))
-# Images cannot follow the page: from transparent to a colour that stands out on white and on black.
+# Images cannot follow the page: from transparent to a colour that shows on white and on black.
 _BLUE, _ORANGE = (0.11, 0.5, 0.85), (0.9, 0.42, 0.05)
 RISING = LinearSegmentedColormap.from_list("rising", [(*_BLUE, 0.0), (*_BLUE, 1.0)])
 SIGNED = LinearSegmentedColormap.from_list(
@@ -59,9 +60,8 @@ STYLE = {
     "xtick.color": MUTED,
     "ytick.color": MUTED,
 }
-NO_METADATA = dict.fromkeys(
-    ("Creator", "Date", "Format", "Type")
-)  # the same results give the same bytes
+# Without these, the same results give the same bytes.
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def draw(
@@ -71,9 +71,9 @@ def draw(
     size: tuple[float, float],
     paint: Callable[[Figure], Mapping[str, float] | None],
 ) -> str:
-    """SVG text of what `paint` puts on a figure of `size` inches; `name` makes its ids unique in a page.
+    """SVG text of what `paint` draws on a figure of `size` inches.
 
-    What `paint` returns becomes data attributes, for scripts.
+    `name` makes its ids unique on a page. What `paint` returns becomes data attributes.
     """
     buffer = io.StringIO()
     # "default" first: the user's own matplotlibrc has no say here
@@ -84,17 +84,25 @@ def draw(
     return _dress(buffer.getvalue(), name, title, description, data)
 
 
+def name_point(
+    axes: Axes, place: tuple[float, float], name: str, offset: tuple[float, float]
+) -> None:
+    """Write a bold name beside a point, `offset` points away."""
+    text = axes.annotate(name, place, offset, textcoords="offset points", fontweight="bold")
+    text.set(ha="center", va="center", annotation_clip=False)
+
+
 def _dress(text: str, name: str, title: str, description: str, data: Mapping[str, float]) -> str:
     text = text[text.index("<svg") :].strip()
-    text = re.sub(r'style="[^"]*"', lambda found: _by_name(found[0]), text)
+    text = re.sub(r'style="[^"]*"', lambda match: _by_name(match[0]), text)
     text = re.sub(r'( id="| xlink:href="#|url\(#)(?=[A-Za-z])', rf"\g<1>{name}-", text)
-    text = text.replace(
-        f'id="{name}-cursor"', f'id="{name}-cursor" visibility="hidden"'
-    )  # until a script moves it
+    # The cursor shows when a script moves it.
+    text = text.replace(f'id="{name}-cursor"', f'id="{name}-cursor" visibility="hidden"')
     extra = "".join(f' data-{key}="{value:.2f}"' for key, value in data.items())
     head = f'<svg role="img" aria-labelledby="{name}-title {name}-desc"{extra}'
     text = text.replace("<svg", head, 1)
-    labels = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+    labels = f'<title id="{name}-title">{escape(title)}</title>'
+    labels += f'<desc id="{name}-desc">{escape(description)}</desc>'
     end_of_head = text.index(">") + 1
     return text[:end_of_head] + labels + text[end_of_head:]
 
@@ -111,10 +119,12 @@ def palette_css() -> str:
         "".join(f"--{name}: {pair[at]}; " for name, pair in PALETTE.items()).strip()
         for at in (0, 1)
     )
-    return f":root {{ color-scheme: light dark; {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+    in_dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+    return f":root {{ color-scheme: light dark; {light} }}\n{in_dark}"
 
 
 def standalone(svg: str) -> str:
     """A figure as a file of its own: it brings the palette along."""
     end_of_head = svg.index(">") + 1
-    return f"{svg[:end_of_head]}<style>{palette_css()}\nsvg {{ background: var(--paper); }}</style>{svg[end_of_head:]}\n"
+    style_text = f"<style>{palette_css()}\nsvg {{ background: var(--paper); }}</style>"
+    return f"{svg[:end_of_head]}{style_text}{svg[end_of_head:]}\n"

@@ -1,196 +1,188 @@
-"""The results of an experiment on the page: our numbers beside the published ones, and the curves behind them."""
+"""An experiment on the page: our numbers beside the published ones, and the curves behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
-from typing import Any
 
 from matplotlib.figure import Figure as Drawing
 
 from symmerge.evaluation.estimates import Estimate
-from symmerge.report.blocks import Figure, Part
+from symmerge.evaluation.experiment_results import (
+    EntryRecord,
+    ExperimentFile,
+    ExternalRecord,
+    TableRecord,
+)
+from symmerge.report.blocks import Block, Figure
 from symmerge.report.drawing import SERIES, draw
-from symmerge.report.figures import MARKERS, legend, paint_line, scale, size_of
-from symmerge.report.phrases import estimate, short
-from symmerge.report.results import number
-from symmerge.report.tables import PageTable
+from symmerge.report.figures import (
+    MARKERS,
+    LineStyle,
+    figure_size,
+    legend,
+    paint_line,
+    scale_axis,
+)
+from symmerge.report.phrases import estimate_text, number_text
+from symmerge.report.tables import CellValue, PageTable
 
-Entry = Mapping[str, Any]
-ACROSS, MORE = 2, 2.4  # panels beside one another, and inches for each further row of them
+Line = list[Estimate]
+PANELS_PER_ROW = 2
+PANEL_HEIGHT = 2.4  # inches for each further row of panels
 
 
-def heading(record: Mapping[str, Any]) -> str:
-    """What it is about."""
-    return f"{record['about'][:1].upper()}{record['about'][1:]}"
+def heading(experiment: ExperimentFile) -> str:
+    """What it asks, as a heading."""
+    return f"{experiment.about[:1].upper()}{experiment.about[1:]}"
 
 
-def summary(record: Mapping[str, Any]) -> str:
+def summary(experiment: ExperimentFile) -> str:
     """What came out, in a sentence or two."""
-    entries = [entry for table in record["tables"] for entry in table["entries"]]
-    known = [entry for entry in entries if entry["values"] and entry["published"] is not None]
-    cells = {key for entry in entries for key in entry["cells"]}
-    said = [
-        f"{heading(record)} ({record['paper']}), at its {record['size']['name']} size: {len(entries)} numbers from {len(cells)} measurements."
+    entries = [entry for table in experiment.tables for entry in table.entries]
+    cells = {key for entry in entries for key in entry.cells}
+    sentences = [
+        f"{heading(experiment)} ({experiment.paper}), at its {experiment.size.name} size:"
+        f" {len(entries)} numbers from {len(cells)} measurements."
     ]
-    if known:
-        below = sum(_ours(entry).mean <= entry["published"] for entry in known)
-        said.append(f"{below} of {len(known)} lie at or below the published ones.")
-    if record["failed"]:
-        said.append(f"{len(record['failed'])} cells failed, and are missing from the means.")
-    return " ".join(said)
+    published = [
+        (Estimate.of(entry.values).mean, entry.published)
+        for entry in entries
+        if entry.values and entry.published is not None
+    ]
+    if published:
+        below = sum(ours <= theirs for ours, theirs in published)
+        sentences.append(f"{below} of {len(published)} lie at or below the published ones.")
+    if experiment.failed:
+        sentences.append(f"{len(experiment.failed)} cells failed, and are missing from the means.")
+    return " ".join(sentences)
 
 
-def parts(key: str, record: Mapping[str, Any]) -> Iterator[Part]:
-    """A part for every table, and what failed."""
-    for at, table in enumerate(record["tables"]):
-        entries = [entry for entry in table["entries"] if entry["values"]]
-        text = " ".join(
-            filter(
-                None,
-                (
-                    table["about"],
-                    f"What differs from the paper: {table['differs']}" if table["differs"] else "",
-                ),
-            )
-        )
-        columns = dict.fromkeys(entry["column"] for entry in entries)
-        drawn = [
-            _curves(
-                f"{key}-table{at}-{number}",
-                column,
-                [entry for entry in entries if entry["column"] == column],
-            )
-            for number, column in enumerate(columns)
-        ]
-        yield Part(
-            table["title"],
-            text,
-            figures=tuple(filter(None, drawn)),
-            tables=(_table(table["title"], entries),),
-        )
-    if record["failed"]:
-        rows = [[one["cell"], one["reason"]] for one in record["failed"]]
-        yield Part(
-            "What failed",
-            tables=(PageTable.of("Cells that could not be computed", ["cell", "reason"], rows),),
-        )
-    yield Part(
-        "How it was run",
-        facts=(
-            *((name, str(value)) for name, value in record["size"].items()),
-            *_external(record.get("external")),
-        ),
+def experiment_blocks(key: str, experiment: ExperimentFile) -> Iterator[Block]:
+    """A block for every table, what failed, and how it was run."""
+    for number, table in enumerate(experiment.tables):
+        yield _table_block(f"{key}-table{number}", table)
+    if experiment.failed:
+        rows = [[failure.cell, failure.reason] for failure in experiment.failed]
+        failures = PageTable.of("Cells that could not be computed", ["cell", "reason"], rows)
+        yield Block("What failed", tables=(failures,))
+    size = ((name, str(value)) for name, value in vars(experiment.size).items())
+    external = _external_facts(experiment.external) if experiment.external else ()
+    yield Block("How it was run", facts=(*size, *external))
+
+
+def _table_block(key: str, table: TableRecord) -> Block:
+    entries = [entry for entry in table.entries if entry.values]
+    differs = f"What differs from the paper: {table.differs}" if table.differs else ""
+    columns = dict.fromkeys(entry.column for entry in entries)
+    drawings = (
+        _line_figure(f"{key}-{number}", name, [e for e in entries if e.column == name])
+        for number, name in enumerate(columns)
+    )
+    return Block(
+        table.title,
+        " ".join(filter(None, (table.about, differs))),
+        figures=tuple(drawing for drawing in drawings if drawing),
+        tables=(_page_table(table.title, entries),),
     )
 
 
-def _external(external: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
-    """What models were given, and with which data; by their content, as names may be anything."""
-    if external:
-        yield (
-            "models given",
-            f"{external['architecture']}: {', '.join(content[:12] for content in external['models'])}",
-        )
-        for part, what in (("test", "measured on"), ("train", "learned from")):
-            if external[part]:
-                yield what, f"{external[part]['name']} ({external[part]['content'][:12]})"
+def _external_facts(external: ExternalRecord) -> Iterator[tuple[str, str]]:
+    """Which models and data the user brought, by content: their names may be anything."""
+    models = ", ".join(content[:12] for content in external.models)
+    yield "models given", f"{external.architecture}: {models}"
+    for name, data in (("measured on", external.test), ("learned from", external.train)):
+        if data:
+            yield name, f"{data.name} ({data.content[:12]})"
 
 
-def _ours(entry: Entry) -> Estimate:
-    return Estimate.of([number(value) for value in entry["values"]])
+def _page_table(title: str, entries: Sequence[EntryRecord]) -> PageTable:
+    compared = any(entry.published is not None for entry in entries)
+    columns = ["row", "on", "ours", *(["published", "difference"] if compared else [])]
+    rows = [_row(entry, compared=compared) for entry in entries]
+    return PageTable.of(title, [*columns, "measured on"], rows)
 
 
-def _table(title: str, entries: Sequence[Entry]) -> PageTable:
-    published = any(entry["published"] is not None for entry in entries)
-    head = ["row", "on", "ours", *(["published", "difference"] if published else []), "measured on"]
-    rows = []
-    for entry in entries:
-        ours, theirs = _ours(entry), entry["published"]
-        beside = [theirs, None if theirs is None else ours.mean - theirs] if published else []
-        rows.append(
-            [
-                entry["row"],
-                entry["column"],
-                ours,
-                *beside,
-                f"{len(entry['values'])} of {len(entry['cells'])}",
-            ]
-        )
-    return PageTable.of(title, head, rows)
+def _row(entry: EntryRecord, *, compared: bool) -> list[CellValue]:
+    ours, published = Estimate.of(entry.values), entry.published
+    difference = None if published is None else ours.mean - published
+    measured = f"{len(entry.values)} of {len(entry.cells)}"
+    beside = [published, difference] if compared else []
+    return [entry.row, entry.column, ours, *beside, measured]
 
 
-def _curves(name: str, column: str, entries: Sequence[Entry]) -> Figure | None:
+def _line_figure(name: str, column: str, entries: Sequence[EntryRecord]) -> Figure | None:
     """The mean loss along the line, a line for each row that has one."""
-    drawn = {
-        tuple(entry["cells"]): entry for entry in reversed(entries) if entry.get("curves")
-    }  # rows of the same cells have one line, the first one's
-    known = {
-        entry["row"]: [
-            Estimate.of([number(value) for value in point])
-            for point in zip(*entry["curves"], strict=True)
-        ]
-        for entry in entries
-        if drawn.get(tuple(entry["cells"])) is entry
-    }
-    if not known:
+    lines = _mean_lines(entries)
+    if not lines:
         return None
-    said = [
-        f"{row}: {short(line[0].mean)} at the first model, {estimate(line[len(line) // 2])} in the middle, {short(line[-1].mean)} at the second."
-        for row, line in known.items()
-    ]
-
-    panels = _panels(known)
-    labels = dict.fromkeys(label for lines in panels.values() for label in lines)
-    looks = dict(zip(labels, zip(cycle(SERIES), cycle(MARKERS)), strict=False))
-
-    def paint(figure: Drawing) -> None:
-        drawn = figure.subplots(
-            -(-len(panels) // ACROSS),
-            min(len(panels), ACROSS),
-            sharex=True,
-            sharey=True,
-            squeeze=False,
-        ).flatten()
-        shown: set[str] = set()
-        for axes, (title, lines) in zip(drawn, panels.items(), strict=False):
-            axes.set_title(title, fontsize="medium")
-            for label, line in lines.items():
-                paint_line(
-                    axes,
-                    [at / (len(line) - 1) for at in range(len(line))],
-                    line,
-                    f"{title} {label}",
-                    "" if label in shown else label,
-                    *looks[label],
-                )
-                shown.add(label)
-        for axes in drawn[len(panels) :]:
-            axes.set_visible(False)
-        drawn[0].set_ylabel("loss")
-        scale(drawn[0], [point.mean for line in known.values() for point in line])
-        for axes in drawn[max(0, len(panels) - ACROSS) : len(panels)]:
-            axes.set_xlabel("t: share of the second model")
-        legend(figure)
-
-    width, height = size_of([*labels])
+    panels = _panels(lines)
+    labels = list(dict.fromkeys(label for of_panel in panels.values() for label in of_panel))
+    width, height = figure_size(labels)
+    further_rows = -(-len(panels) // PANELS_PER_ROW) - 1
     svg = draw(
         name,
         f"Loss along the line, {column}",
-        " ".join(said),
-        (width, height + MORE * (-(-len(panels) // ACROSS) - 1)),
-        paint,
+        " ".join(_line_text(row, line) for row, line in lines.items()),
+        (width, height + PANEL_HEIGHT * further_rows),
+        lambda figure: _paint_panels(figure, panels),
     )
-    return Figure.of(
-        svg,
-        f"{column}: loss on the straight line between the models, mean over the pairs; shaded: standard error.",
+    caption = (
+        f"{column}: loss on the straight line between the models, mean over the pairs;"
+        " shaded: standard error."
+    )
+    return Figure.of(svg, caption)
+
+
+def _mean_lines(entries: Sequence[EntryRecord]) -> dict[str, Line]:
+    """Row -> its line. Rows of the same cells have one line, that of the first."""
+    drawn = {entry.cells: entry for entry in reversed(entries) if entry.curves}
+    return {
+        entry.row: [Estimate.of(point) for point in zip(*entry.curves, strict=True)]
+        for entry in entries
+        if drawn.get(entry.cells) is entry
+    }
+
+
+def _line_text(row: str, line: Line) -> str:
+    return (
+        f"{row}: {number_text(line[0].mean)} at the first model,"
+        f" {estimate_text(line[len(line) // 2])} at the midpoint,"
+        f" {number_text(line[-1].mean)} at the second."
     )
 
 
-def _panels(known: Mapping[str, list[Estimate]]) -> dict[str, dict[str, list[Estimate]]]:
-    """Panel -> label -> line: rows called "what, by which method" have a panel for each what; others are in one. A dozen lines in one drawing tell nothing."""
-    found: dict[str, dict[str, list[Estimate]]] = {}
-    for row, line in known.items():
-        what, _, method = row.partition(", ")
-        found.setdefault(what, {})[method] = line
-    grid = len(found) > 1 and all(len(lines) > 1 and "" not in lines for lines in found.values())
-    return found if grid else {"": dict(known)}
+def _panels(lines: Mapping[str, Line]) -> dict[str, dict[str, Line]]:
+    """Panel -> label -> line: rows called "subject, method" have a panel per subject.
+
+    Other rows share one panel: a dozen lines in one drawing tell nothing.
+    """
+    panels: dict[str, dict[str, Line]] = {}
+    for row, line in lines.items():
+        subject, _, method = row.partition(", ")
+        panels.setdefault(subject, {})[method] = line
+    is_grid = all(len(of_panel) > 1 and "" not in of_panel for of_panel in panels.values())
+    return panels if len(panels) > 1 and is_grid else {"": dict(lines)}
+
+
+def _paint_panels(figure: Drawing, panels: Mapping[str, Mapping[str, Line]]) -> None:
+    rows, columns = -(-len(panels) // PANELS_PER_ROW), min(len(panels), PANELS_PER_ROW)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
+    styles: dict[str, LineStyle] = {}
+    looks = zip(cycle(SERIES), cycle(MARKERS))
+    for axes, (title, lines) in zip(grid, panels.items(), strict=False):
+        axes.set_title(title, fontsize="medium")
+        for label, line in lines.items():
+            in_legend = "" if label in styles else label  # each label once
+            if label not in styles:
+                styles[label] = LineStyle(*next(looks))
+            x = [at / (len(line) - 1) for at in range(len(line))]
+            paint_line(axes, x, line, f"{title} {label}", in_legend, styles[label])
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    grid[0].set_ylabel("loss")
+    means = [point.mean for lines in panels.values() for line in lines.values() for point in line]
+    scale_axis(grid[0], means)
+    for axes in grid[max(0, len(panels) - PANELS_PER_ROW) : len(panels)]:
+        axes.set_xlabel("t: share of the second model")
+    legend(figure)

@@ -1,68 +1,35 @@
-"""Result files as they are read: one shape for one pair and for several, with errors over the pairs."""
+"""The result files of a folder, and curves of several pairs as means with errors."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
 from pathlib import Path
-from typing import Any
 
+from symmerge.checkpoints.json_results import AnyFile, read_result
 from symmerge.errors import SymmergeError
 from symmerge.evaluation.estimates import Estimate
-
-CURVE, CURVES = "symmerge.curve/1", "symmerge.curves/1"
-SIMPLEX, STRUCTURE, CORRELATIONS, AMOUNT = (
-    "symmerge.simplex/1",
-    "symmerge.structure/1",
-    "symmerge.correlations/1",
-    "symmerge.amount/1",
+from symmerge.evaluation.experiment_results import AmountFile, ExperimentFile
+from symmerge.evaluation.lines import mean_metrics
+from symmerge.evaluation.results import (
+    CurveFile,
+    CurvesFile,
+    MethodLine,
+    PairRecord,
+    SimplexFile,
+    TaskRecord,
 )
-EXPERIMENT = "symmerge.experiment/1"
-# file -> what it may hold, what writes it
-SCHEMAS = {
-    "curve.json": (CURVE, CURVES),
-    "simplex.json": (SIMPLEX,),
-    "solution.json": ("symmerge.solution/1",),
-    "universe.json": ("symmerge.universe/1",),
-    "structure.json": (STRUCTURE,),
-    "correlations.json": (CORRELATIONS,),
-    "amount.json": (AMOUNT,),
-    "results.json": (EXPERIMENT,),
-}
-WRITERS = {
-    "curve.json": "symmerge barrier",
-    "simplex.json": "symmerge barrier --together",
-    "solution.json": "symmerge align",
-    "universe.json": "symmerge align A B C",
-    "structure.json": "symmerge align",
-    "correlations.json": "symmerge align with data",
-    "amount.json": "what measured it (see docs/results-format.md)",
-    "results.json": "symmerge experiment",
-}
-OTHERS = (
-    "simplex.json",
-    "solution.json",
-    "universe.json",
-    "structure.json",
-    "correlations.json",
-    "amount.json",
-    "results.json",
-)  # as they are
-ENOUGH = (
-    "curve.json",
-    "simplex.json",
-    "solution.json",
-    "universe.json",
-    "results.json",
-)  # a page needs one of them
+from symmerge.models.alignment_results import SolutionFile, UniverseFile
+from symmerge.models.structure import StructureFile
+from symmerge.observation.correlations import Correlations
+
+# A page needs one of these.
+MAIN_FILES = ("curve.json", "simplex.json", "solution.json", "universe.json", "results.json")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MethodSummary:
-    """What one way of merging gave: every metric at every t, both barriers, and the objective of each pair's sweeps."""
+    """One method: every metric at every t, both barriers, and the objective of each pair."""
 
     name: str
     label: str
@@ -70,167 +37,107 @@ class MethodSummary:
     barrier_mean: Estimate
     barrier_linear: Estimate
     barriers: tuple[float, ...]  # over the mean, of each pair
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     objectives: tuple[tuple[float, ...], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CurveSummary:
     """The path between two models, or the mean path of several pairs."""
 
-    task: Mapping[str, Any]
-    metrics: tuple[str, ...]
-    pairs: tuple[Mapping[str, Mapping[str, Any]], ...]
+    task: TaskRecord
+    metrics: tuple[str, ...]  # the loss first
+    pairs: tuple[PairRecord, ...]
     t: tuple[float, ...]
     methods: tuple[MethodSummary, ...]
     ensemble: Mapping[str, Estimate] | None
     versions: Mapping[str, str]
 
     @property
-    def middle(self) -> int:
-        """The point closest to an even average."""
+    def midpoint(self) -> int:
+        """Index of the point closest to an even average."""
         return min(range(len(self.t)), key=lambda at: abs(self.t[at] - 0.5))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Results:
-    """A folder's results; what was not measured is None. There is a curve, a simplex, a solution, a universe or an experiment."""
+    """What a folder holds; files that are missing are None, but one of MAIN_FILES is there."""
 
     folder: Path
     curve: CurveSummary | None
-    simplex: Mapping[str, Any] | None
-    solution: Mapping[str, Any] | None
-    universe: Mapping[str, Any] | None
-    structure: Mapping[str, Any] | None
-    correlations: Mapping[str, Any] | None
-    amount: Mapping[str, Any] | None
-    experiment: Mapping[str, Any] | None
+    simplex: SimplexFile | None
+    solution: SolutionFile | None
+    universe: UniverseFile | None
+    structure: StructureFile | None
+    correlations: Correlations | None
+    amount: AmountFile | None
+    experiment: ExperimentFile | None
 
 
 def read_results(folder: Path) -> list[Results]:
-    """The results of a folder that has one of the files that are enough, or of each of its subfolders that has one."""
+    """The results of a folder that has a main file, or of each of its subfolders that has one."""
     if not folder.is_dir():
         raise SymmergeError(
             f"{folder} is no folder: give the one that symmerge barrier or align wrote"
         )
-    folders = (
-        [folder]
-        if any((folder / name).exists() for name in ENOUGH)
-        else sorted({file.parent for name in ENOUGH for file in folder.glob(f"*/{name}")})
-    )
+    if any((folder / name).exists() for name in MAIN_FILES):
+        return [_read_folder(folder)]
+    folders = sorted({file.parent for name in MAIN_FILES for file in folder.glob(f"*/{name}")})
     if not folders:
         raise SymmergeError(
-            f"{folder} and its subfolders have no {', no '.join(ENOUGH)}: run symmerge barrier A B --out {folder} first"
+            f"{folder} and its subfolders have no {', no '.join(MAIN_FILES)}:"
+            f" run symmerge barrier A B --out {folder} first"
         )
-    return [_read_folder(found) for found in folders]
+    return [_read_folder(subfolder) for subfolder in folders]
 
 
 def _read_folder(folder: Path) -> Results:
-    found = {name: read_json(folder / name) for name in WRITERS if (folder / name).exists()}
-    with whole(folder / "curve.json"):
-        curve = as_curve(found["curve.json"]) if "curve.json" in found else None
-    with whole(folder / "simplex.json"):
-        if "simplex.json" in found and (
-            not found["simplex.json"]["methods"] or len(found["simplex.json"]["models"]) < 3
-        ):
-            raise ValueError("it holds no methods, or less than three models")
-    return Results(folder, curve, *(found.get(name) for name in OTHERS))
+    curves = _read(folder / "curve.json", CurveFile, CurvesFile)
+    return Results(
+        folder=folder,
+        curve=summarize(curves) if curves else None,
+        simplex=_read(folder / "simplex.json", SimplexFile),
+        solution=_read(folder / "solution.json", SolutionFile),
+        universe=_read(folder / "universe.json", UniverseFile),
+        structure=_read(folder / "structure.json", StructureFile),
+        correlations=_read(folder / "correlations.json", Correlations),
+        amount=_read(folder / "amount.json", AmountFile),
+        experiment=_read(folder / "results.json", ExperimentFile),
+    )
 
 
-def read_json(file: Path) -> Mapping[str, Any]:
-    """A result file of a known schema."""
-    writer, schemas = WRITERS[file.name], SCHEMAS[file.name]
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise SymmergeError(
-            f"{file} cannot be read as JSON ({error}): write it again with {writer}"
-        ) from error
-    found = content.get("schema") if isinstance(content, dict) else None
-    if found not in schemas:
-        known = " or ".join(str(schema) for schema in schemas)
-        raise SymmergeError(
-            f"{file} has schema {found!r}, this version reads {known}: write it again with {writer}, or update symmerge"
-        )
-    return content
+def _read(file: Path, *types: type[AnyFile]) -> AnyFile | None:
+    return read_result(file, *types) if file.exists() else None
 
 
-@contextmanager
-def whole(file: Path) -> Iterator[None]:
-    """Where a file's content is used: one that is not whole is named."""
-    try:
-        yield
-    except KeyError as error:
-        raise SymmergeError(
-            f"{file} has no {error}: write it again with {WRITERS[file.name]}"
-        ) from error
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
-        raise SymmergeError(
-            f"{file} is not of the form it claims ({error}): write it again with {WRITERS[file.name]}"
-        ) from error
-
-
-def as_curve(record: Mapping[str, Any]) -> CurveSummary:
-    """A `curve` record, or the mean over the pairs of a `curves` record."""
-    pairs = record["pairs"] if record["schema"] == CURVES else [record]
-    if not pairs or not pairs[0]["methods"]:
-        raise ValueError("it holds no curve")
+def summarize(curves: CurveFile | CurvesFile) -> CurveSummary:
+    """One pair as it is, several as means with standard errors."""
+    pairs = curves.pairs if isinstance(curves, CurvesFile) else (curves,)
     first = pairs[0]
-    metrics = ("loss", *(metric for metric in first["task"]["metrics"] if metric != "loss"))
-    names = [method["name"] for method in first["methods"]]
-    grid = tuple(float(point["t"]) for point in first["methods"][0]["points"])
-    if len(grid) < 2:
-        raise ValueError("a curve needs two points or more")
-    for pair in pairs:
-        if [method["name"] for method in pair["methods"]] != names:
-            raise ValueError("the pairs were merged by different methods")
-        if any(
-            tuple(float(point["t"]) for point in method["points"]) != grid
-            for method in pair["methods"]
-        ):
-            raise ValueError("the curves have different values of t")
-    methods = tuple(
-        _method([pair["methods"][at] for pair in pairs], metrics) for at in range(len(names))
-    )
-    ensembles = [pair["ensemble"] for pair in pairs if pair.get("ensemble")]
+    metrics = ("loss", *(metric for metric in first.task.metrics if metric != "loss"))
+    ensembles = [pair.ensemble for pair in pairs if pair.ensemble]
+    methods = zip(*(pair.methods for pair in pairs), strict=True)
     return CurveSummary(
-        task=first["task"],
+        task=first.task,
         metrics=metrics,
-        pairs=tuple(pair["models"] for pair in pairs),
-        t=grid,
-        methods=methods,
-        ensemble=_estimates(ensembles, metrics) if len(ensembles) == len(pairs) else None,
-        versions=first["versions"],
+        pairs=tuple(pair.models for pair in pairs),
+        t=first.ts,
+        methods=tuple(_summarize_method(lines, metrics) for lines in methods),
+        ensemble=mean_metrics(ensembles, metrics) if len(ensembles) == len(pairs) else None,
+        versions=first.versions,
     )
 
 
-def _method(runs: Sequence[Mapping[str, Any]], metrics: tuple[str, ...]) -> MethodSummary:
-    first, barriers = runs[0], tuple(number(run["barrier_mean"]) for run in runs)
+def _summarize_method(lines: Sequence[MethodLine], metrics: Sequence[str]) -> MethodSummary:
+    places = zip(*(line.points for line in lines), strict=True)
+    barriers = tuple(line.barrier_mean for line in lines)
     return MethodSummary(
-        name=str(first["name"]),
-        label=str(first["label"]),
-        points=tuple(
-            _estimates(points, metrics)
-            for points in zip(*(run["points"] for run in runs), strict=True)
-        ),
+        name=lines[0].name,
+        label=lines[0].label,
+        points=tuple(mean_metrics([point.metrics for point in place], metrics) for place in places),
         barrier_mean=Estimate.of(barriers),
-        barrier_linear=Estimate.of([number(run["barrier_linear"]) for run in runs]),
+        barrier_linear=Estimate.of([line.barrier_linear for line in lines]),
         barriers=barriers,
-        settings=first.get("settings") or {},
-        objectives=tuple(
-            tuple(map(number, run["objective"])) for run in runs if run.get("objective")
-        ),
+        settings=lines[0].settings,
+        objectives=tuple(line.objective for line in lines if line.objective),
     )
-
-
-def _estimates(
-    records: Sequence[Mapping[str, Any]], metrics: tuple[str, ...]
-) -> dict[str, Estimate]:
-    return {
-        metric: Estimate.of([number(record[metric]) for record in records]) for metric in metrics
-    }
-
-
-def number(value: float | int | None) -> float:
-    """JSON has no infinity: a measure that overflowed is null there, and a gap in a figure."""
-    return nan if value is None else float(value)

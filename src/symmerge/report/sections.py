@@ -1,24 +1,26 @@
-"""What the page shows for one experiment; what was not measured has no part."""
+"""What the page shows of one folder; what was not measured has no block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from symmerge.report import experiment, figures, maps, tables
-from symmerge.report import phrases as words
-from symmerge.report import simplex_tables as together_tables
-from symmerge.report import simplices as together
-from symmerge.report.blocks import Figure, Part
-from symmerge.report.results import CurveSummary, Results, number, whole
+from symmerge.errors import SymmergeError
+from symmerge.evaluation.experiment_results import AmountFile
+from symmerge.models.alignment_results import UniverseFile
+from symmerge.models.structure import StructureFile
+from symmerge.observation.correlations import Correlations
+from symmerge.report import experiment, figures, maps, phrases, simplex_tables, tables
+from symmerge.report.blocks import Block, Figure
+from symmerge.report.results import CurveSummary, Results
+from symmerge.report.simplices import barrier_block, pair_matrices, simplex_blocks
 
-FEW = 6  # pictures of spaces that are shown at once; the others unfold
+MAX_SPACES = 6  # pictures of spaces that are shown at once; the others unfold
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was measured between the models."""
+class MeasuredPath:
+    """What was measured between two models, or several pairs of them."""
 
     curve: CurveSummary
     loss: Figure
@@ -26,216 +28,211 @@ class Measured:
     points: tables.PageTable
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Section:
-    """One experiment on the page; where nothing was measured between two models, it has no path."""
+    """One folder on the page; it has a path where something was measured between two models."""
 
     key: str
     name: str
     title: str
     summary: str
-    barriers: tuple[tables.Row, ...]
-    path: Measured | None
-    parts: tuple[Part, ...]
+    barriers: tuple[tables.BarrierRow, ...]
+    path: MeasuredPath | None
+    blocks: tuple[Block, ...]
 
 
-def section(key: str, results: Results, *, named: bool) -> Section:
-    """A folder's results; `key` makes its ids unique, and it is `named` where it is not alone."""
-    name, path = results.folder.resolve().name, _path(key, results.curve) if results.curve else None
-    title, summary, barriers = _head(results)
+@dataclass(frozen=True)
+class _Head:
+    """What a folder holds, what came out, and its barriers for the overview."""
+
+    title: str
+    summary: str
+    barriers: tuple[tables.BarrierRow, ...] = ()
+
+
+def build_section(key: str, results: Results, *, named: bool) -> Section:
+    """A folder's results; `key` makes its ids unique, `named` puts the folder into the title."""
+    name = results.folder.resolve().name
+    try:
+        head = _head(results)
+        path = _measured_path(key, results.curve) if results.curve else None
+        blocks = tuple(_blocks(key, results))
+    except (KeyError, IndexError, ValueError) as error:  # lengths or metrics that do not agree
+        raise SymmergeError(
+            f"the results in {results.folder} do not fit together ({error!r}): write them again"
+        ) from error
     return Section(
-        key,
-        name,
-        f"{name}: {title}" if named else title,
-        summary,
-        barriers,
-        path,
-        tuple(_parts(key, results)),
+        key=key,
+        name=name,
+        title=f"{name}: {head.title}" if named else head.title,
+        summary=head.summary,
+        barriers=head.barriers,
+        path=path,
+        blocks=blocks,
     )
 
 
-def _head(results: Results) -> tuple[str, str, tuple[tables.Row, ...]]:
-    """What it is, what came out, and the barriers for the overview."""
-    curve, simplex, solution = results.curve, results.simplex, results.solution
-    if curve:
-        barriers = tuple(
-            (method.label, method.barrier_mean, method.barrier_linear) for method in curve.methods
-        )
-        return words.task_title(curve.task), words.summary(curve), barriers
-    if simplex:
-        with whole(results.folder / "simplex.json"):
-            return (
-                f"{words.task_title(simplex['task'])}, {len(simplex['models'])} models",
-                words.together(simplex),
-                together_tables.overview(simplex),
-            )
-    if results.experiment:
-        with whole(results.folder / "results.json"):
-            return (
-                f"{results.experiment['name']}: {results.experiment['paper']}",
-                experiment.summary(results.experiment),
-                (),
-            )
-    if solution:
-        with whole(results.folder / "solution.json"):
-            return "Alignment of two models", words.closer(solution), ()
-    assert results.universe, (
-        "a folder has a curve, a simplex, an experiment, a solution or a universe"
-    )
-    with whole(results.folder / "universe.json"):
-        return (
-            f"Alignment of {len(results.universe['models'])} models",
-            words.gathered(results.universe),
-            (),
-        )
+def _head(results: Results) -> _Head:
+    if curve := results.curve:
+        barriers = [
+            tables.BarrierRow(method.label, method.barrier_mean, method.barrier_linear)
+            for method in curve.methods
+        ]
+        title = phrases.task_title(curve.task)
+        return _Head(title, phrases.curve_summary(curve), tuple(barriers))
+    if simplex := results.simplex:
+        title = f"{phrases.task_title(simplex.task)}, {len(simplex.models)} models"
+        barriers = simplex_tables.barrier_rows(simplex)
+        return _Head(title, phrases.simplex_summary(simplex), barriers)
+    if record := results.experiment:
+        return _Head(f"{record.name}: {record.paper}", experiment.summary(record))
+    if solution := results.solution:
+        return _Head("Alignment of two models", phrases.solution_summary(solution))
+    universe = results.universe
+    assert universe, "a folder has a main file"
+    title = f"Alignment of {len(universe.models)} models"
+    return _Head(title, phrases.universe_summary(universe))
 
 
-def _path(key: str, curve: CurveSummary) -> Measured:
+def _measured_path(key: str, curve: CurveSummary) -> MeasuredPath:
     shade = "; shaded: standard error over the pairs" if len(curve.pairs) > 1 else ""
     loss = Figure.of(
         figures.metric_curve(curve, "loss", f"{key}-loss"),
         f"Loss on the straight path from model A (t = 0) to model B (t = 1){shade}.",
     )
-    return Measured(curve, loss, tables.barriers(curve), tables.points(curve))
+    return MeasuredPath(curve, loss, tables.curve_barriers(curve), tables.curve_points(curve))
 
 
-def _parts(key: str, results: Results) -> Iterator[Part]:
-    curve = results.curve
-    if curve and (others := curve.metrics[1:]):
-        drawn = (
+def _blocks(key: str, results: Results) -> Iterator[Block]:
+    if results.curve:
+        yield from _curve_blocks(key, results.curve)
+    if results.simplex:
+        yield from simplex_blocks(f"{key}-many", results.simplex)
+    if results.experiment:
+        yield from experiment.experiment_blocks(f"{key}-experiment", results.experiment)
+    if results.amount:
+        yield _amount_block(key, results.amount)
+    if results.correlations:
+        yield _correlations_block(key, results.correlations)
+    if results.structure:
+        yield _structure_block(key, results.structure)
+    yield from _search_block(key, results)
+    if results.universe:
+        yield _rounds_block(key, results.universe)
+    if results.curve:
+        yield _method_block(results.curve)
+
+
+def _curve_blocks(key: str, curve: CurveSummary) -> Iterator[Block]:
+    if others := curve.metrics[1:]:
+        drawings = tuple(
             Figure.of(
-                figures.metric_curve(curve, metric, f"{key}-metric{at}"),
+                figures.metric_curve(curve, metric, f"{key}-metric{number}"),
                 f"{metric} on the same path.",
             )
-            for at, metric in enumerate(others)
+            for number, metric in enumerate(others)
         )
-        yield Part("Other metrics", figures=tuple(drawn))
-    if curve:
-        with whole(results.folder / "curve.json"):
-            found = together.square(curve)
-        if found:
-            yield together.heat(*found, key)
-    if results.simplex:
-        with whole(results.folder / "simplex.json"):
-            many = list(together.parts(f"{key}-many", results.simplex))
-        yield from many
-    if results.experiment:
-        with whole(results.folder / "results.json"):
-            tabled = list(experiment.parts(f"{key}-experiment", results.experiment))
-        yield from tabled
-    if results.amount:
-        with whole(results.folder / "amount.json"):
-            part = _amount(key, results.amount)
-        yield part
-    if results.correlations:
-        with whole(results.folder / "correlations.json"):
-            part = _correlations(key, results.correlations)
-        yield part
-    if results.structure:
-        with whole(results.folder / "structure.json"):
-            part = _structure(key, results.structure)
-        yield part
-    with whole(results.folder / "solution.json"):
-        search = list(_search(key, results))
-    yield from search
-    if results.universe:
-        with whole(results.folder / "universe.json"):
-            part = _rounds(key, results.universe)
-        yield part
-    if not curve:
-        return
-    with whole(results.folder / "curve.json"):
-        part = Part(
-            "How it was measured",
-            tables=tuple(filter(None, (tables.models(curve), tables.settings(curve)))),
-            facts=tuple(tables.facts(curve)),
-        )
-    yield part
+        yield Block("Other metrics", figures=drawings)
+    if matrices := pair_matrices(curve):
+        yield barrier_block(*matrices, key)
 
 
-def _correlations(key: str, record: Mapping[str, Any]) -> Part:
-    drawn = [
+def _method_block(curve: CurveSummary) -> Block:
+    settings = tables.settings_table({method.label: method.settings for method in curve.methods})
+    return Block(
+        "How it was measured",
+        tables=(tables.pair_models(curve), *((settings,) if settings else ())),
+        facts=tuple(tables.curve_facts(curve)),
+    )
+
+
+def _correlations_block(key: str, correlations: Correlations) -> Block:
+    drawings = [
         Figure.of(
-            figures.layer_correlation(record, f"{key}-layers"),
+            figures.layer_correlation(correlations, f"{key}-layers"),
             "How alike the two models' features are, layer by layer: the closer to 1, the better.",
         )
     ]
-    if "matrix" in record:
-        which = f", {record['matrix']['features']}" if "features" in record["matrix"] else ""
-        caption = (
-            f"Correlations in {record['matrix']['space']}{which}; lines mark where a head ends."
-        )
-        drawn.append(Figure.of(maps.correlation_matrix(record["matrix"], f"{key}-matrix"), caption))
-    return Part("Feature correlation", figures=tuple(drawn), tables=(tables.correlations(record),))
+    if matrix := correlations.matrix:
+        which = f", {matrix.features}" if matrix.features else ""
+        caption = f"Correlations in {matrix.space}{which}; lines mark where a head ends."
+        drawings.append(Figure.of(maps.correlation_matrix(matrix, f"{key}-matrix"), caption))
+    table = tables.correlations_table(correlations)
+    return Block("Feature correlation", figures=tuple(drawings), tables=(table,))
 
 
-def _amount(key: str, record: Mapping[str, Any]) -> Part:
-    caption = f"Barrier over the mean against how many {record['unit']} the match has seen; shaded: standard error over the pairs."
-    return Part(
-        "Amount of data",
-        figures=(Figure.of(figures.amount(record, f"{key}-amount"), caption),),
-        tables=(tables.amount(record),),
+def _amount_block(key: str, amount: AmountFile) -> Block:
+    caption = (
+        f"Barrier over the mean against the number of {amount.unit} used for matching;"
+        " shaded: standard error over the pairs."
     )
+    drawing = Figure.of(figures.amount_curve(amount, f"{key}-amount"), caption)
+    return Block("Amount of data", figures=(drawing,), tables=(tables.amount_table(amount),))
 
 
-def _structure(key: str, record: Mapping[str, Any]) -> Part:
-    drawn = tuple(
+def _structure_block(key: str, structure: StructureFile) -> Block:
+    drawings = tuple(
         Figure.of(
-            maps.element(space, f"{key}-space{at}"), f"{space['space']}: {words.element(space)}"
+            maps.element_map(space, f"{key}-space{number}"),
+            f"{space.space}: {phrases.element_text(space)}",
         )
-        for at, space in enumerate(record["spaces"])
+        for number, space in enumerate(structure.spaces)
     )
-    text = "Where each coordinate of model B goes. A diagonal would mean that nothing moves."
-    return Part(
+    return Block(
         "Structure of the alignment",
-        text,
-        small=drawn[:FEW],
-        folded=drawn[FEW:],
-        tables=(tables.spaces(record),),
+        "Where each coordinate of model B goes. A diagonal means that nothing moves.",
+        small=drawings[:MAX_SPACES],
+        folded=drawings[MAX_SPACES:],
+        tables=(tables.spaces_table(structure),),
     )
 
 
-def _rounds(key: str, record: Mapping[str, Any]) -> Part:
-    spreads = tuple(map(number, record["spreads"]))
-    caption = "How far the models lie from their mean, over their own size: aligned to the reference, and after every round."
-    drawn = Figure.of(
-        figures.objective("spread", (spreads,), f"{key}-spread", each="round", what="spread"),
-        caption,
+def _rounds_block(key: str, universe: UniverseFile) -> Block:
+    svg = figures.objective_curve(
+        "spread", (universe.spreads,), f"{key}-spread", step="round", quantity="spread"
+    )
+    caption = (
+        "Distance of the models from their mean, over their own norm: aligned to the reference,"
+        " and after every round."
     )
     facts = {
-        "models": ", ".join(record["models"]),
-        "moved in each round": record["moved"],
-        "circles close to": record["cycle_error"],
-        **record["settings"],
+        "models": ", ".join(universe.models),
+        "moved in each round": list(universe.moved),
+        "cycle error": universe.cycle_error,
+        **universe.settings,
     }
-    return Part(
+    return Block(
         "The rounds",
-        figures=(drawn,),
-        facts=tuple((name, tables.as_given(value)) for name, value in facts.items()),
+        figures=(Figure.of(svg, caption),),
+        facts=tuple((name, tables.setting_text(value)) for name, value in facts.items()),
     )
 
 
-def _search(key: str, results: Results) -> Iterator[Part]:
-    methods = results.curve.methods if results.curve else ()
+def _search_block(key: str, results: Results) -> Iterator[Block]:
+    """The objective of every method that has one, else of the solution."""
+    methods, solution = results.curve.methods if results.curve else (), results.solution
     runs = {method.label: method.objectives for method in methods if method.objectives}
-    solution, known = results.solution, any(method.settings for method in methods)
     if solution and not runs:
-        runs = {"alignment": (tuple(map(number, solution["objective"])),)}
+        runs = {"alignment": (solution.objective,)}
     if not runs and not solution:
         return
-    drawn = (
+    drawings = tuple(
         Figure.of(
-            figures.objective(label, run, f"{key}-objective{at}"), f"{label}: objective per sweep."
+            figures.objective_curve(label, objectives, f"{key}-objective{number}"),
+            f"{label}: objective per sweep.",
         )
-        for at, (label, run) in enumerate(runs.items())
-        if all(run)
+        for number, (label, objectives) in enumerate(runs.items())
+        if all(objectives)
     )
-    yield Part(
+    if not solution:
+        yield Block("The search", figures=drawings)
+        return
+    shown_elsewhere = any(method.settings for method in methods)
+    settings = {} if shown_elsewhere else solution.settings
+    yield Block(
         "The search",
-        text=words.distances(solution) if solution else "",
-        figures=tuple(drawn),
-        tables=(tables.by_space(solution),) if solution else (),
-        facts=tuple((name, tables.as_given(value)) for name, value in solution["settings"].items())
-        if solution and not known
-        else (),
+        text=phrases.search_summary(solution),
+        figures=drawings,
+        tables=(tables.objective_by_space(solution),),
+        facts=tuple((name, tables.setting_text(value)) for name, value in settings.items()),
     )

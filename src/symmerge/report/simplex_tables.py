@@ -3,176 +3,149 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 from symmerge.evaluation.estimates import Estimate
-from symmerge.report.phrases import names
-from symmerge.report.results import number
-from symmerge.report.tables import PageTable, Row, as_given, listed, task_facts
+from symmerge.evaluation.results import Metrics, SimplexFile, SimplexRecord
+from symmerge.models.alignment_results import UniverseFile
+from symmerge.report.phrases import model_names
+from symmerge.report.tables import (
+    BarrierRow,
+    CellValue,
+    PageTable,
+    models_table,
+    setting_text,
+    settings_table,
+    task_facts,
+    versions_text,
+)
 
-Matrix = Sequence[Sequence[float | None]]
-"""A number for every two models."""
+
+@dataclass(frozen=True)
+class BarrierMatrix:
+    """The barrier between every two models, by one method."""
+
+    label: str
+    values: Sequence[Sequence[float]]
+
+    @property
+    def pairs(self) -> list[float]:
+        """Of every two models, each pair once."""
+        return [self.values[a][b] for a, b in combinations(range(len(self.values)), 2)]
 
 
-def barriers(record: Mapping[str, Any]) -> PageTable:
-    """Every method with its barriers and the metrics of all models merged; each model and their ensemble to compare."""
-    metrics, count, methods = record["task"]["metrics"], len(record["models"]), record["methods"]
-    rows = [
-        [
-            method["label"],
-            *_over_pairs(method["barriers"]),
-            number(method["means"][-1]["barrier"]),
-            *_of(metrics, method["means"][-1]),
-        ]
-        for method in methods
-    ]
-    rows += [
-        [f"{name} alone", None, None, None, *_of(metrics, numbers)]
-        for name, numbers in zip(names(record["models"]), methods[0]["ends"], strict=True)
-    ]
-    rows.append(
-        [f"ensemble of all {count}", None, None, None, *_of(metrics, methods[0]["ensemble"])]
-    )
-    columns = [
-        "method",
-        "mean barrier of a pair",
-        "largest of a pair",
-        f"barrier of all {count} merged",
-        *metrics,
-    ]
+def barrier_matrices(simplex: SimplexFile) -> list[BarrierMatrix]:
+    """One per method."""
+    return [BarrierMatrix(method.label, method.barriers) for method in simplex.methods]
+
+
+def names_of(simplex: SimplexFile) -> list[str]:
+    """What the models are called in figures and tables."""
+    return model_names([model.where for model in simplex.models])
+
+
+def merged_barriers(simplex: SimplexFile) -> PageTable:
+    """Barriers of every method and metrics of all models merged; each model and their ensemble."""
+    metrics, count, first = simplex.task.metrics, len(simplex.models), simplex.methods[0]
+    rows = [_merged_row(method, metrics) for method in simplex.methods]
+    alone = {f"{name} alone": end for name, end in zip(names_of(simplex), first.ends, strict=True)}
+    alone[f"ensemble of all {count}"] = first.ensemble
+    rows += [[name, None, None, None, *_cells(metrics, end)] for name, end in alone.items()]
+    columns = ["method", "mean barrier of a pair", "largest of a pair"]
+    columns += [f"barrier of all {count} merged", *metrics]
     return PageTable.of(f"Barriers, and every metric of all {count} models merged", columns, rows)
 
 
-def overview(record: Mapping[str, Any]) -> tuple[Row, ...]:
+def _merged_row(method: SimplexRecord, metrics: Sequence[str]) -> list[CellValue]:
+    pairs, merged = BarrierMatrix(method.label, method.barriers).pairs, method.means[-1]
+    mean = sum(pairs) / len(pairs)
+    return [method.label, mean, max(pairs), merged.barrier, *_cells(metrics, merged.metrics)]
+
+
+def _cells(metrics: Sequence[str], values: Metrics) -> list[CellValue]:
+    return [values[metric] for metric in metrics]
+
+
+def barrier_rows(simplex: SimplexFile) -> tuple[BarrierRow, ...]:
     """Every method with both barriers, over the pairs."""
     return tuple(
-        (
-            method["label"],
-            _over(method["lines"], "barrier_mean"),
-            _over(method["lines"], "barrier_linear"),
+        BarrierRow(
+            method.label,
+            Estimate.of([line.barrier_mean for line in method.lines]),
+            Estimate.of([line.barrier_linear for line in method.lines]),
         )
-        for method in record["methods"]
+        for method in simplex.methods
     )
 
 
-def _over(lines: Sequence[Mapping[str, Any]], barrier: str) -> Estimate:
-    return Estimate.of([number(line[barrier]) for line in lines])
-
-
-def pairs(names: Sequence[str], methods: Sequence[tuple[str, Matrix]]) -> PageTable:
+def pair_barriers(names: Sequence[str], matrices: Sequence[BarrierMatrix]) -> PageTable:
     """The barrier between every two models, by every method."""
     rows = [
-        [names[a], names[b], *(number(barriers[a][b]) for _, barriers in methods)]
+        [names[a], names[b], *(matrix.values[a][b] for matrix in matrices)]
         for a, b in combinations(range(len(names)), 2)
     ]
-    return PageTable.of(
-        "Barrier over the mean, between every two models",
-        ["from", "to", *(label for label, _ in methods)],
-        rows,
-    )
+    columns = ["from", "to", *(matrix.label for matrix in matrices)]
+    return PageTable.of("Barrier over the mean, between every two models", columns, rows)
 
 
-def by_count(record: Mapping[str, Any]) -> PageTable:
-    """The barrier of more and more models merged, by every method."""
-    rows = zip(
-        *([number(mean["barrier"]) for mean in method["means"]] for method in record["methods"]),
-        strict=True,
-    )
-    caption = "Barrier of the mean of the first models"
-    return PageTable.of(
-        caption,
-        ["models merged", *(method["label"] for method in record["methods"])],
-        [[count, *row] for count, row in enumerate(rows, 2)],
-    )
+def barriers_by_count(simplex: SimplexFile) -> PageTable:
+    """The barrier of the mean of the first models, by every method."""
+    columns = ["models merged", *(method.label for method in simplex.methods)]
+    means = zip(*(method.means for method in simplex.methods), strict=True)
+    rows = [[row[0].count, *(mean.barrier for mean in row)] for row in means]
+    return PageTable.of("Barrier of the mean of the first models", columns, rows)
 
 
-def universes(record: Mapping[str, Any]) -> PageTable | None:
+def universes_table(simplex: SimplexFile) -> PageTable | None:
     """How each method brought the models together."""
     rows = [
-        [method["label"], *_search(method["universe"])]
-        for method in record["methods"]
-        if method["universe"]
+        [method.label, *_rounds(method.universe)] for method in simplex.methods if method.universe
     ]
-    columns = [
-        "method",
-        "spread, aligned to one",
-        "spread at the end",
-        "rounds",
-        "rounds that moved any",
-        "moves in all",
-        "cycle error",
-    ]
+    columns = ["method", "spread, aligned to one", "spread at the end", "rounds"]
+    columns += ["rounds that moved any", "moves in all", "cycle error"]
     return PageTable.of("The search for common coordinates", columns, rows) if rows else None
 
 
-def _search(found: Mapping[str, Any]) -> list[float | int]:
-    spreads, moved = [number(spread) for spread in found["spreads"]], found["moved"]
-    return [
-        spreads[0],
-        spreads[-1],
-        len(moved),
-        sum(map(bool, moved)),
-        sum(moved),
-        number(found["cycle_error"]),
-    ]
+def _rounds(universe: UniverseFile) -> list[CellValue]:
+    moved = universe.moved
+    rounds = [len(moved), sum(map(bool, moved)), sum(moved)]
+    return [universe.spreads[0], universe.spreads[-1], *rounds, universe.cycle_error]
 
 
-def models(found: Sequence[Mapping[str, Any]]) -> PageTable:
-    """Which files were merged."""
-    keys = ("where", "architecture", "parameters", "sha256")
-    return PageTable.of(
-        "Models",
-        ["model", *keys],
-        [
-            [name, *(model[key] for key in keys)]
-            for name, model in zip(names(found), found, strict=True)
-        ],
-    )
+def simplex_models(simplex: SimplexFile) -> PageTable:
+    """Which checkpoints were merged."""
+    return models_table("model", dict(zip(names_of(simplex), simplex.models, strict=True)))
 
 
-def settings(record: Mapping[str, Any]) -> PageTable | None:
+def simplex_settings(simplex: SimplexFile) -> PageTable | None:
     """How each method was set."""
-    given = [
-        (method["label"], method["universe"]["settings"])
-        for method in record["methods"]
-        if method["universe"]
-    ]
-    rows = [[label, *setting] for label, found in given for setting in _flat(found)]
-    return (
-        PageTable.of("Settings of the methods", ["method", "setting", "value"], rows)
-        if rows
-        else None
-    )
+    known = {
+        method.label: dict(_flatten(method.universe.settings))
+        for method in simplex.methods
+        if method.universe
+    }
+    return settings_table(known)
 
 
-def _flat(settings: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, str]]:
-    """Settings inside settings, by their whole names."""
+def _flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Settings inside settings, by their full names."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{start}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
-            yield f"{start}{key}", as_given(value)
+            yield f"{prefix}{key}", setting_text(value)
 
 
-def facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def simplex_facts(simplex: SimplexFile) -> Iterator[tuple[str, str]]:
     """How it was measured, as names and values."""
-    first = record["methods"][0]
-    yield from task_facts(record["task"], record["task"]["metrics"])
-    yield "models", str(len(record["models"]))
-    yield "methods", ", ".join(method["label"] for method in record["methods"])
+    first = simplex.methods[0]
+    yield from task_facts(simplex.task, simplex.task.metrics)
+    yield "models", str(len(simplex.models))
+    yield "methods", ", ".join(method.label for method in simplex.methods)
     yield (
         "points",
-        f"{len(first['lines'][0]['points'])} on each of {len(first['lines'])} lines, {len(first['triangle']['points'])} on the triangle",
+        f"{len(first.lines[0].points)} on each of {len(first.lines)} lines,"
+        f" {len(first.triangle.points)} on the triangle",
     )
-    yield "versions", listed(record["versions"])
-
-
-def _over_pairs(barriers: Matrix) -> tuple[float, float]:
-    """Mean and largest."""
-    found = [number(barriers[a][b]) for a, b in combinations(range(len(barriers)), 2)]
-    return sum(found) / len(found), max(found)
-
-
-def _of(metrics: Sequence[str], values: Mapping[str, Any]) -> list[float]:
-    return [number(values[metric]) for metric in metrics]
+    yield "versions", versions_text(simplex.versions)

@@ -1,164 +1,142 @@
-"""Several models: what the page and the files of `barrier --together` show of simplex.json, and the barriers between all pairs of a curve.json."""
+"""Several models on the page: simplex.json, and maps of the barriers between all pairs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
-from typing import Any
+from statistics import fmean
 
-from symmerge.report import figures, maps
-from symmerge.report import phrases as words
+from symmerge.evaluation.results import SimplexFile, SimplexRecord
+from symmerge.report import figures, maps, phrases
 from symmerge.report import simplex_tables as tables
-from symmerge.report.blocks import Figure, Part
-from symmerge.report.phrases import short
-from symmerge.report.results import CurveSummary, number
-from symmerge.report.simplex_tables import Matrix
+from symmerge.report.blocks import Block, Figure
+from symmerge.report.phrases import model_names, number_text
+from symmerge.report.results import CurveSummary
+from symmerge.report.simplex_tables import BarrierMatrix, names_of
 
-FEW = 5  # models whose maps are still read beside each other
+MAX_BESIDE = 5  # models whose maps can still be read beside each other
 
 
-def parts(key: str, record: Mapping[str, Any]) -> Iterator[Part]:
-    """All that simplex.json has, part by part."""
-    names, methods = words.names(record["models"]), record["methods"]
-    yield Part("Barriers", text=words.merging(names), tables=(tables.barriers(record),))
-    text = f"Loss of every mixture of {', '.join(names[:2])} and {names[2]}: a model in each corner, their mean in the middle. One scale for all; no colour is the lowest loss."
-    drawn = (
-        Figure.of(svg, _extent(method))
-        for method, svg in zip(methods, triangles(record, key), strict=True)
-    )
-    yield Part(
-        "The triangle of three models"
-        if len(names) == 3
-        else "The triangle of the first three models",
-        text,
-        beside=tuple(drawn),
-    )
-    yield heat(names, [(method["label"], method["barriers"]) for method in methods], key)
-    caption = "Loss of the mean of the first models, over the mean of their own losses."
-    drawn = (Figure.of(figures.together(record, f"{key}-count"), caption),)
-    yield Part(
-        "Barrier against the number of models", figures=drawn, tables=(tables.by_count(record),)
-    )
-    if found := tables.universes(record):
-        yield Part("How they were brought together", text=words.UNIVERSE, tables=(found,))
-    settings = tables.settings(record)
-    yield Part(
+def simplex_blocks(key: str, simplex: SimplexFile) -> Iterator[Block]:
+    """Everything simplex.json has."""
+    names, settings = names_of(simplex), tables.simplex_settings(simplex)
+    merged = tables.merged_barriers(simplex)
+    yield Block("Barriers", phrases.explain_barriers(names), tables=(merged,))
+    yield _triangle_block(key, simplex)
+    yield barrier_block(names, tables.barrier_matrices(simplex), key)
+    caption = "Loss of the mean of the first models, less the mean of their own losses."
+    drawing = Figure.of(figures.barriers_by_count(simplex, f"{key}-count"), caption)
+    by_count = tables.barriers_by_count(simplex)
+    yield Block("Barrier against the number of models", figures=(drawing,), tables=(by_count,))
+    if universes := tables.universes_table(simplex):
+        yield Block("How they were brought together", phrases.UNIVERSE, tables=(universes,))
+    yield Block(
         "How it was measured",
-        tables=(tables.models(record["models"]),),
+        tables=(tables.simplex_models(simplex),),
         long=(settings,) if settings else (),
-        facts=tuple(tables.facts(record)),
+        facts=tuple(tables.simplex_facts(simplex)),
     )
 
 
-def svgs(record: Mapping[str, Any]) -> dict[str, str]:
-    """Every figure as a file: its name, and the SVG text."""
-    plain = [re.sub(r"[^\w.-]", "-", method["name"]) for method in record["methods"]]
-    found = {f"triangle-{name}": svg for name, svg in zip(plain, triangles(record), strict=True)}
-    shown = [(method["label"], method["barriers"]) for method in record["methods"]]
-    found |= {
-        f"barriers-{name}": svg
-        for name, svg in zip(plain, _heat_maps(words.names(record["models"]), shown), strict=True)
+def _triangle_block(key: str, simplex: SimplexFile) -> Block:
+    names = names_of(simplex)
+    which = "three models" if len(names) == 3 else "the first three models"
+    text = (
+        f"Loss of every mixture of {', '.join(names[:2])} and {names[2]}: a model in each corner,"
+        " their mean in the centre. One scale for all; no colour is the lowest loss."
+    )
+    drawings = zip(simplex.methods, draw_triangles(simplex, key), strict=True)
+    beside = tuple(Figure.of(svg, _range_text(method)) for method, svg in drawings)
+    return Block(f"The triangle of {which}", text, beside=beside)
+
+
+def draw_simplex(simplex: SimplexFile) -> dict[str, str]:
+    """Every figure as a file: name -> SVG text."""
+    names = [re.sub(r"[^\w.-]", "-", method.name) for method in simplex.methods]
+    matrices = tables.barrier_matrices(simplex)
+    heat_maps = _draw_matrices(names_of(simplex), matrices)
+    return {
+        **{f"triangle-{n}": svg for n, svg in zip(names, draw_triangles(simplex), strict=True)},
+        **{f"barriers-{n}": svg for n, svg in zip(names, heat_maps, strict=True)},
+        "together": figures.barriers_by_count(simplex),
     }
-    return found | {"together": figures.together(record)}
 
 
-def triangles(record: Mapping[str, Any], key: str = "simplex") -> list[str]:
+def draw_triangles(simplex: SimplexFile, key: str = "simplex") -> list[str]:
     """The loss on the triangle of the first three models, by every method on one scale."""
-    losses = [loss for method in record["methods"] for loss in _losses(method)]
-    scale = min(losses), max(losses)
-    names = words.names(record["models"])[:3]
+    losses = [loss for method in simplex.methods for loss in _losses(method)]
     return [
-        maps.plane(
-            method["triangle"],
-            names,
-            f"{key}-triangle{at}",
-            scale=scale,
+        maps.plane_map(
+            method.triangle.points,
+            names_of(simplex)[:3],
+            f"{key}-triangle{number}",
+            corners=method.triangle.corners,
+            scale=(min(losses), max(losses)),
             size=maps.BESIDE,
-            title=f"{method['label']}: loss on the triangle of three models",
+            title=f"{method.label}: loss on the triangle of three models",
         )
-        for at, method in enumerate(record["methods"])
+        for number, method in enumerate(simplex.methods)
     ]
 
 
-def heat(names: Sequence[str], methods: Sequence[tuple[str, Matrix]], key: str) -> Part:
-    """The barriers between every two, a map for each method on one scale."""
-    drawn = tuple(
-        Figure.of(svg, f"{label}: mean {short(_mean(barriers))}.")
-        for (label, barriers), svg in zip(methods, _heat_maps(names, methods, key), strict=True)
+def barrier_block(names: Sequence[str], matrices: Sequence[BarrierMatrix], key: str) -> Block:
+    """The barriers between every two models, a map for each method on one scale."""
+    drawings = tuple(
+        Figure.of(svg, f"{matrix.label}: mean {number_text(fmean(_finite(matrix.pairs)))}.")
+        for matrix, svg in zip(matrices, _draw_matrices(names, matrices, key), strict=True)
     )
+    title = "Barriers between every two models"
     text = "Barrier over the mean on the line between every two models. One scale for all."
-    title, numbers = "Barriers between every two models", (tables.pairs(names, methods),)
-    return (
-        Part(title, text, beside=drawn, tables=numbers)
-        if len(names) <= FEW
-        else Part(title, text, figures=drawn, long=numbers)
-    )
+    numbers = (tables.pair_barriers(names, matrices),)
+    if len(names) <= MAX_BESIDE:
+        return Block(title, text, beside=drawings, tables=numbers)
+    return Block(title, text, figures=drawings, long=numbers)
 
 
-def _heat_maps(
-    names: Sequence[str], methods: Sequence[tuple[str, Matrix]], key: str = "simplex"
+def _draw_matrices(
+    names: Sequence[str], matrices: Sequence[BarrierMatrix], key: str = "simplex"
 ) -> list[str]:
-    largest = max((value for _, barriers in methods for value in _pairs(barriers)), default=0.0)
+    barriers = [barrier for matrix in matrices for barrier in _finite(matrix.pairs)]
     return [
         maps.barrier_map(
             names,
-            barriers,
-            f"{key}-barriers{at}",
-            largest=largest,
-            title=f"{label}: barriers between {len(names)} models",
+            matrix.values,
+            f"{key}-barriers{number}",
+            largest=max(barriers, default=0.0),
+            title=f"{matrix.label}: barriers between {len(names)} models",
         )
-        for at, (label, barriers) in enumerate(methods)
+        for number, matrix in enumerate(matrices)
     ]
 
 
-def square(curve: CurveSummary) -> tuple[list[str], list[tuple[str, list[list[float]]]]] | None:
-    """The barriers of every method as a matrix, where the pairs are all the pairs of some models, three or more; with the models' names."""
-    ends = [
-        tuple((pair[side]["where"], pair[side]["sha256"]) for side in ("a", "b"))
-        for pair in curve.pairs
-    ]
-    models = list(dict.fromkeys(model for pair in ends for model in pair))
+def pair_matrices(curve: CurveSummary) -> tuple[list[str], list[BarrierMatrix]] | None:
+    """Names and barriers where the pairs are all the pairs of three models or more."""
+    pairs = [(pair.a, pair.b) for pair in curve.pairs]
+    models = list(dict.fromkeys(model for pair in pairs for model in pair))
     count = len(models)
-    if (
-        count < 3
-        or len({frozenset(pair) for pair in ends}) != len(ends)
-        or len(ends) != count * (count - 1) // 2
-    ):
+    complete = len({frozenset(pair) for pair in pairs}) == len(pairs) == count * (count - 1) // 2
+    if count < 3 or not complete:
         return None
-    found = []
+    matrices = []
     for method in curve.methods:
-        matrix = [[0.0] * count for _ in models]
-        for (a, b), barrier in zip(ends, method.barriers, strict=True):
-            matrix[models.index(a)][models.index(b)] = matrix[models.index(b)][models.index(a)] = (
-                barrier
-            )
-        found.append((method.label, matrix))
-    return words.names([{"where": where} for where, _ in models]), found
+        values = [[0.0] * count for _ in models]
+        for (a, b), barrier in zip(pairs, method.barriers, strict=True):
+            row, column = models.index(a), models.index(b)
+            values[row][column] = values[column][row] = barrier
+        matrices.append(BarrierMatrix(method.label, values))
+    return model_names([model.where for model in models]), matrices
 
 
-def _losses(method: Mapping[str, Any]) -> list[float]:
-    return [
-        loss
-        for loss in (number(point["loss"]) for point in method["triangle"]["points"])
-        if isfinite(loss)
-    ]
+def _losses(method: SimplexRecord) -> list[float]:
+    return _finite([point.metrics["loss"] for point in method.triangle.points])
 
 
-def _extent(method: Mapping[str, Any]) -> str:
+def _range_text(method: SimplexRecord) -> str:
     losses = _losses(method)
-    return f"{method['label']}: loss from {short(min(losses))} to {short(max(losses))}."
+    low, high = number_text(min(losses)), number_text(max(losses))
+    return f"{method.label}: loss from {low} to {high}."
 
 
-def _pairs(barriers: Matrix) -> list[float]:
-    return [
-        value
-        for row, values in enumerate(barriers)
-        for value in map(number, values[:row])
-        if isfinite(value)
-    ]
-
-
-def _mean(barriers: Matrix) -> float:
-    found = _pairs(barriers)
-    return sum(found) / len(found)
+def _finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if isfinite(value)]

@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from symmerge.evaluation.estimates import Estimate
-from symmerge.report.phrases import estimate, position, short
-from symmerge.report.results import CurveSummary, number
+from symmerge.evaluation.experiment_results import AmountFile
+from symmerge.evaluation.results import ModelRecord, TaskRecord
+from symmerge.models.alignment_results import SolutionFile
+from symmerge.models.structure import StructureFile
+from symmerge.observation.correlations import Correlations
+from symmerge.report.phrases import estimate_text, number_text, position_text
+from symmerge.report.results import CurveSummary
+
+CellValue = Estimate | float | int | str | None
+OVER_MEAN, OVER_LINE = "barrier over the mean", "barrier over the line"
 
 
 @dataclass(frozen=True)
@@ -20,15 +27,15 @@ class TableCell:
     value: float | None = None
 
     @staticmethod
-    def of(value: Any) -> TableCell:
-        """A measure, a count, a word, or nothing."""
+    def of(value: CellValue) -> TableCell:
+        """A measurement, a count, a text, or nothing."""
         if isinstance(value, Estimate):
-            return TableCell(estimate(value), value.mean)
+            return TableCell(estimate_text(value), value.mean)
         if isinstance(value, float):
-            return TableCell(short(value), value)
+            return TableCell(number_text(value), value)
         if isinstance(value, int):
             return TableCell(f"{value:,}", float(value))
-        return TableCell("" if value is None else str(value))
+        return TableCell("" if value is None else value)
 
 
 @dataclass(frozen=True)
@@ -40,57 +47,49 @@ class PageTable:
     rows: tuple[tuple[TableCell, ...], ...]
 
     @staticmethod
-    def of(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> PageTable:
+    def of(caption: str, columns: Sequence[str], rows: Sequence[Sequence[CellValue]]) -> PageTable:
         """From plain values."""
-        return PageTable(
-            caption,
-            tuple(columns),
-            tuple(tuple(TableCell.of(value) for value in row) for row in rows),
-        )
+        cells = tuple(tuple(map(TableCell.of, row)) for row in rows)
+        return PageTable(caption, tuple(columns), cells)
 
     @property
     def numeric(self) -> tuple[bool, ...]:
         """Whether a column holds numbers."""
-        return tuple(
-            any(row[at].value is not None for row in self.rows) for at in range(len(self.columns))
-        )
+        columns = range(len(self.columns))
+        return tuple(any(row[at].value is not None for row in self.rows) for at in columns)
 
 
-def as_given(value: Any) -> str:
-    """A setting, as its file has it."""
+@dataclass(frozen=True)
+class BarrierRow:
+    """A method with both barriers, for the overview of several sections."""
+
+    label: str
+    barrier_mean: Estimate
+    barrier_linear: Estimate
+
+
+def setting_text(value: object) -> str:
+    """A setting as its file has it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-MEAN, LINEAR = "barrier over the mean", "barrier over the line"
-
-
-def barriers(curve: CurveSummary) -> PageTable:
-    """Every method with both barriers and the even average's metrics; the parents and their ensemble to compare."""
-    at = position(curve.t[curve.middle])
-    rows = [
-        [
-            method.label,
-            method.barrier_mean,
-            method.barrier_linear,
-            *_metrics(curve, method.points[curve.middle]),
-        ]
-        for method in curve.methods
+def curve_barriers(curve: CurveSummary) -> PageTable:
+    """Both barriers of every method and the midpoint's metrics; the models and their ensemble."""
+    midpoint, ends = curve.midpoint, curve.methods[0].points
+    rows: list[list[CellValue]] = [
+        [m.label, m.barrier_mean, m.barrier_linear, *_metrics(curve, m.points[midpoint])]
+        for m in curve.methods
     ]
-    ends = curve.methods[0].points
-    rows += [
-        ["model A alone", None, None, *_metrics(curve, ends[0])],
-        ["model B alone", None, None, *_metrics(curve, ends[-1])],
-    ]
+    rows.append(["model A alone", None, None, *_metrics(curve, ends[0])])
+    rows.append(["model B alone", None, None, *_metrics(curve, ends[-1])])
     if curve.ensemble:
         rows.append(["ensemble of both", None, None, *_metrics(curve, curve.ensemble)])
-    return PageTable.of(
-        f"Barriers, and every metric of the model merged at t = {at}",
-        ["method", MEAN, LINEAR, *curve.metrics],
-        rows,
-    )
+    t = position_text(curve.t[midpoint])
+    caption = f"Barriers, and every metric of the model merged at t = {t}"
+    return PageTable.of(caption, ["method", OVER_MEAN, OVER_LINE, *curve.metrics], rows)
 
 
-def points(curve: CurveSummary) -> PageTable:
+def curve_points(curve: CurveSummary) -> PageTable:
     """Every number of the curve."""
     rows = [
         [Estimate(t), method.label, *_metrics(curve, point)]
@@ -100,122 +99,110 @@ def points(curve: CurveSummary) -> PageTable:
     return PageTable.of("Every point of every method", ["t", "method", *curve.metrics], rows)
 
 
-Row = tuple[str, Estimate, Estimate]
-"""A method with both barriers."""
-
-
-def overview(sections: Mapping[str, Sequence[Row]]) -> PageTable:
+def overview(sections: Mapping[str, Sequence[BarrierRow]]) -> PageTable:
     """The barriers of every section."""
     return PageTable.of(
         "Barriers of every experiment",
-        ["experiment", "method", MEAN, LINEAR],
-        [[title, *row] for title, rows in sections.items() for row in rows],
-    )
-
-
-def models(curve: CurveSummary) -> PageTable:
-    """Which files were merged."""
-    many = len(curve.pairs) > 1
-    rows = [
+        ["experiment", "method", OVER_MEAN, OVER_LINE],
         [
-            f"{at}: {letter.upper()}" if many else letter.upper(),
-            *(pair[letter][key] for key in ("where", "architecture", "parameters", "sha256")),
-        ]
-        for at, pair in enumerate(curve.pairs, 1)
-        for letter in ("a", "b")
-    ]
-    return PageTable.of(
-        "Models",
-        ["pair and model" if many else "model", "where", "architecture", "parameters", "sha256"],
-        rows,
+            [title, row.label, row.barrier_mean, row.barrier_linear]
+            for title, rows in sections.items()
+            for row in rows
+        ],
     )
 
 
-def settings(curve: CurveSummary) -> PageTable | None:
-    """How each method was set."""
+def pair_models(curve: CurveSummary) -> PageTable:
+    """Which checkpoints were merged, pair by pair."""
+    several = len(curve.pairs) > 1
+    models = {
+        f"{number}: {letter}" if several else letter: model
+        for number, pair in enumerate(curve.pairs, 1)
+        for letter, model in (("A", pair.a), ("B", pair.b))
+    }
+    return models_table("pair and model" if several else "model", models)
+
+
+def models_table(heading: str, models: Mapping[str, ModelRecord]) -> PageTable:
+    """Which checkpoints were merged."""
     rows = [
-        [method.label, key, as_given(value)]
-        for method in curve.methods
-        for key, value in method.settings.items()
+        [name, model.where, model.architecture, model.parameters, model.sha256]
+        for name, model in models.items()
     ]
-    return (
-        PageTable.of("Settings of the methods", ["method", "setting", "value"], rows)
-        if rows
-        else None
-    )
+    return PageTable.of("Models", [heading, "where", "architecture", "parameters", "sha256"], rows)
 
 
-def by_space(solution: Mapping[str, Any]) -> PageTable:
+def settings_table(settings: Mapping[str, Mapping[str, object]]) -> PageTable | None:
+    """Label -> setting -> value: how each method was set, if any setting is known."""
+    rows = [
+        [label, name, setting_text(value)]
+        for label, of_method in settings.items()
+        for name, value in of_method.items()
+    ]
+    columns = ["method", "setting", "value"]
+    return PageTable.of("Settings of the methods", columns, rows) if rows else None
+
+
+def objective_by_space(solution: SolutionFile) -> PageTable:
     """Where the rest of the objective lies."""
-    rows = [[space, number(value)] for space, value in solution["by_space"].items()]
     return PageTable.of(
         "What is left of the objective, by space: a tensor counts for every space that it touches",
         ["space", "objective"],
-        rows,
+        [[space, value] for space, value in solution.by_space.items()],
     )
 
 
-def spaces(structure: Mapping[str, Any]) -> PageTable:
+def spaces_table(structure: StructureFile) -> PageTable:
     """What the alignment does in every space."""
     rows = [
-        [space["space"], space["group"], space["kind"], space["size"], space.get("blocks", 1)]
-        for space in structure["spaces"]
+        [space.space, space.group, space.kind, space.size, space.blocks]
+        for space in structure.spaces
     ]
-    return PageTable.of(
-        "The element found in every space", ["space", "group", "kind", "size", "blocks"], rows
-    )
+    columns = ["space", "group", "kind", "size", "blocks"]
+    return PageTable.of("The element found in every space", columns, rows)
 
 
-def correlations(results: Mapping[str, Any]) -> PageTable:
+def correlations_table(correlations: Correlations) -> PageTable:
     """Feature correlation per layer."""
-    rows = [
-        [row["layer"], row["space"], number(row["before"]), number(row["after"])]
-        for row in results["layers"]
-    ]
-    return PageTable.of(
-        "Mean correlation of matched features", ["layer", "space", "before", "after"], rows
-    )
+    rows = [[row.layer, row.space, row.before, row.after] for row in correlations.layers]
+    columns = ["layer", "space", "before", "after"]
+    return PageTable.of("Mean correlation of matched features", columns, rows)
 
 
-def amount(results: Mapping[str, Any]) -> PageTable:
+def amount_table(amount: AmountFile) -> PageTable:
     """The barrier of every method at every amount of data."""
     rows = [
-        [
-            method["label"],
-            point["samples"],
-            Estimate.of([number(value) for value in point["barriers"]]),
-            len(point["barriers"]),
-        ]
-        for method in results["methods"]
-        for point in method["points"]
+        [method.label, point.samples, Estimate.of(point.barriers), len(point.barriers)]
+        for method in amount.methods
+        for point in method.points
     ]
-    return PageTable.of(
-        "Barrier against amount of data", ["method", results["unit"], MEAN, "pairs"], rows
-    )
+    columns = ["method", amount.unit, OVER_MEAN, "pairs"]
+    return PageTable.of("Barrier against amount of data", columns, rows)
 
 
-def facts(curve: CurveSummary) -> Iterator[tuple[str, str]]:
+def curve_facts(curve: CurveSummary) -> Iterator[tuple[str, str]]:
     """How it was measured, as names and values."""
     yield from task_facts(curve.task, curve.metrics)
-    yield "points", f"{len(curve.t)}, from t = {position(curve.t[0])} to {position(curve.t[-1])}"
+    start, end = position_text(curve.t[0]), position_text(curve.t[-1])
+    yield "points", f"{len(curve.t)}, from t = {start} to {end}"
     yield "pairs", str(len(curve.pairs))
-    yield "versions", listed(curve.versions)
+    yield "versions", versions_text(curve.versions)
 
 
-def task_facts(task: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What was measured, on what."""
-    yield from (
-        ("task" if key == "name" else key, as_given(value))
-        for key, value in task.items()
-        if key != "metrics"
-    )
+def task_facts(task: TaskRecord, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """What was measured, and on which data."""
+    yield "task", task.name
+    yield "data", task.data
+    yield "samples", str(task.samples)
+    yield "seed", str(task.seed)
+    yield from ((name, setting_text(value)) for name, value in task.settings.items())
     yield "metrics", ", ".join(metrics)
 
 
-def listed(versions: Mapping[str, str]) -> str:
+def versions_text(versions: Mapping[str, str]) -> str:
     """Names and versions in a line."""
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _metrics(curve: CurveSummary, values: Mapping[str, Estimate]) -> list[Estimate]:
+def _metrics(curve: CurveSummary, values: Mapping[str, Estimate]) -> list[CellValue]:
     return [values[metric] for metric in curve.metrics]

@@ -179,11 +179,9 @@ def test_what_overflowed_has_no_mean(tmp_path):
     record = write_results(
         tmp_path, "sums", SUMS, SMALL, tables, run([a, b], Store(tmp_path), Here())
     )
-    assert (
-        record["tables"][0]["entries"][0]["values"] == [1.0, None]
-        and record["tables"][0]["entries"][0]["mean"] is None
-    )
-    assert [*printed_rows(record["tables"][0])] == [
+    entry = record.tables[0].entries[0]
+    assert entry.to_json()["values"] == [1.0, None] and entry.mean is None
+    assert [*printed_rows(record.tables[0])] == [
         {"": "lines", "text": "not finite (published 0.5)"}
     ]
 

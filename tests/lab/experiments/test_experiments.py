@@ -1,6 +1,5 @@
 """Every experiment at its smoke size: no cell fails, functions stay the same, tables are full."""
 
-import json
 import math
 import re
 from collections import Counter
@@ -10,6 +9,7 @@ import pytest
 from fixtures import run as run_verb
 
 from symmerge.errors import DataError, MismatchError
+from symmerge.evaluation.experiment_results import ExperimentFile
 from symmerge.lab.experiments import components
 from symmerge.lab.experiments.catalog import EXPERIMENTS
 from symmerge.lab.experiments.cells import with_needs
@@ -108,12 +108,12 @@ def test_pages_have_the_numbers(tables, outcome, tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         record = write_results(folder, name, EXPERIMENTS[name], SMOKE, tables[name], outcome)
-        assert json.loads((folder / "results.json").read_text()) == record and not record["failed"]
+        assert ExperimentFile.read(folder / "results.json") == record and not record.failed
         page = (folder / "page.html").read_text("utf-8")
         assert tables[name][0].title in page and re.search(
             f"<h1>{re.escape(EXPERIMENTS[name].about)}</h1>", page, re.IGNORECASE
         )
-        curves = record["tables"][0]["entries"][0].get("curves")
+        curves = record.tables[0].entries[0].curves
         assert len(curves[0]) == SMOKE.points if name == "t-methods" else not curves
 
 

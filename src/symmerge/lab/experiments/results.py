@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from math import isfinite, nan
 from pathlib import Path
-from typing import Any
 
 from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
-from symmerge.checkpoints.files import write_json
 from symmerge.evaluation.estimates import Estimate
+from symmerge.evaluation.experiment_results import (
+    EntryRecord,
+    ExperimentFile,
+    ExternalRecord,
+    FailureRecord,
+    SizeRecord,
+    TableRecord,
+)
 from symmerge.lab.experiments.cells import Result, with_needs
 from symmerge.lab.experiments.runner import RunOutcome
 from symmerge.lab.experiments.tables import (
@@ -20,7 +26,6 @@ from symmerge.lab.experiments.tables import (
     cells_of,
     values_of,
 )
-from symmerge.report.results import EXPERIMENT
 
 RESULTS, PAGE = "results.json", "page.html"
 
@@ -32,90 +37,76 @@ def write_results(
     size: Size,
     tables: tuple[ResultTable, ...],
     outcome: RunOutcome,
-) -> dict[str, Any]:
+) -> ExperimentFile:
     """Write `results.json` and its page. No times, no paths: the same cells give the same bytes."""
-    record = {
-        "schema": EXPERIMENT,
-        "name": name,
-        "about": experiment.about,
-        "paper": experiment.paper,
-        "size": {
-            "name": size.name,
-            "seeds": size.seeds,
-            "points": size.points,
-            "device": size.device,
-        },
-        **({"external": size.external.record} if size.external else {}),
-        "tables": [_table(table, outcome) for table in tables],
-        "failed": [
-            {"cell": cell.label, "key": cell.key, "reason": outcome.failed[cell.key]}
+    record = ExperimentFile(
+        name=name,
+        about=experiment.about,
+        paper=experiment.paper,
+        size=SizeRecord(name=size.name, seeds=size.seeds, points=size.points, device=size.device),
+        external=ExternalRecord.from_json(size.external.record) if size.external else None,
+        tables=tuple(_table(table, outcome) for table in tables),
+        failed=tuple(
+            FailureRecord(cell=cell.label, key=cell.key, reason=outcome.failed[cell.key])
             for cell in with_needs(cells_of(tables))
             if cell.key in outcome.failed
-        ],
-    }
-    write_json(folder / RESULTS, record)
+        ),
+    )
+    record.write(folder / RESULTS)
     drawing.report(folder, folder / PAGE)
     return record
 
 
-def _table(table: ResultTable, outcome: RunOutcome) -> dict[str, Any]:
-    return {
-        "title": table.title,
-        "about": table.about,
-        "differs": table.differs,
-        "rows": list(dict.fromkeys(entry.row for entry in table.entries)),
-        "columns": list(dict.fromkeys(entry.column for entry in table.entries)),
-        "entries": [_entry(entry, outcome) for entry in table.entries],
-    }
+def _table(table: ResultTable, outcome: RunOutcome) -> TableRecord:
+    return TableRecord(
+        title=table.title,
+        about=table.about,
+        differs=table.differs,
+        rows=tuple(dict.fromkeys(entry.row for entry in table.entries)),
+        columns=tuple(dict.fromkeys(entry.column for entry in table.entries)),
+        entries=tuple(_entry(entry, outcome) for entry in table.entries),
+    )
 
 
-def _entry(entry: TableEntry, outcome: RunOutcome) -> dict[str, Any]:
-    values = [
-        value if value is not None and math.isfinite(value) else None
-        for value in values_of(entry, outcome.results)
-    ]
-    finite = (
-        [] if None in values else [value for value in values if value is not None]
-    )  # one that overflowed has no place in a mean
-    estimate = Estimate.of(finite) if finite else None
-    return {
-        "row": entry.row,
-        "column": entry.column,
-        "quantity": entry.quantity,
-        "cells": [cell.key for cell in entry.cells],
-        "values": values,
-        "mean": estimate.mean if estimate else None,
-        "standard_error": estimate.error if estimate else None,
-        "published": entry.published,
-        "curves": [
-            result["losses"]
-            for cell in entry.cells
-            if _is_line(result := outcome.results.get(cell.key, {}))
-        ],
-    }
+def _entry(entry: TableEntry, outcome: RunOutcome) -> EntryRecord:
+    values = [nan if value is None else float(value) for value in values_of(entry, outcome.results)]
+    # one that overflowed has no place in a mean
+    estimate = Estimate.of(values) if values and all(map(isfinite, values)) else None
+    results = [outcome.results.get(cell.key, {}) for cell in entry.cells]
+    return EntryRecord(
+        row=entry.row,
+        column=entry.column,
+        quantity=entry.quantity,
+        cells=tuple(cell.key for cell in entry.cells),
+        values=tuple(values),
+        mean=estimate.mean if estimate else None,
+        standard_error=estimate.error if estimate else None,
+        published=entry.published,
+        curves=tuple(tuple(result["losses"]) for result in results if _is_line(result)),
+    )
 
 
 def _is_line(result: Result) -> bool:
     return {"losses", "barrier_linear"} <= result.keys()
 
 
-def printed_rows(table: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def printed_rows(table: TableRecord) -> Iterator[dict[str, str]]:
     """The rows of a table to print: mean ± standard error, and the published number."""
-    at = {(entry["row"], entry["column"]): entry for entry in table["entries"]}
-    for row in table["rows"]:
-        yield {"": row, **{column: _text(at.get((row, column))) for column in table["columns"]}}
+    at = {(entry.row, entry.column): entry for entry in table.entries}
+    for row in table.rows:
+        yield {"": row, **{column: _text(at.get((row, column))) for column in table.columns}}
 
 
-def _text(entry: Mapping[str, Any] | None) -> str:
+def _text(entry: EntryRecord | None) -> str:
     if entry is None:
         return ""
-    present, expected = len(entry["values"]), len(entry["cells"])
+    present, expected = len(entry.values), len(entry.cells)
     mean = "not finite" if present else "missing"
-    if entry["mean"] is not None:
-        mean = _number(entry["mean"])
-    error = "" if entry["standard_error"] is None else f" ± {_number(entry['standard_error'])}"
+    if entry.mean is not None:
+        mean = _number(entry.mean)
+    error = "" if entry.standard_error is None else f" ± {_number(entry.standard_error)}"
     incomplete = f", {present} of {expected}" if 0 < present < expected else ""
-    published = "" if entry["published"] is None else f" (published {entry['published']:g})"
+    published = "" if entry.published is None else f" (published {entry.published:g})"
     return f"{mean}{error}{incomplete}{published}"
 
 
