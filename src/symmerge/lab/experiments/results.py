@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import isfinite, nan
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def _table(table: ResultTable, outcome: RunOutcome) -> TableRecord:
 
 
 def _entry(entry: TableEntry, outcome: RunOutcome) -> EntryRecord:
-    values = [nan if value is None else float(value) for value in values_of(entry, outcome.results)]
+    values = _floats(values_of(entry, outcome.results))
     # one that overflowed has no place in a mean
     estimate = Estimate.of(values) if values and all(map(isfinite, values)) else None
     results = [outcome.results.get(cell.key, {}) for cell in entry.cells]
@@ -82,8 +82,12 @@ def _entry(entry: TableEntry, outcome: RunOutcome) -> EntryRecord:
         mean=estimate.mean if estimate else None,
         standard_error=estimate.error if estimate else None,
         published=entry.published,
-        curves=tuple(tuple(result["losses"]) for result in results if _is_line(result)),
+        curves=tuple(tuple(_floats(result["losses"])) for result in results if _is_line(result)),
     )
+
+
+def _floats(values: Iterable[float | None]) -> list[float]:
+    return [nan if value is None else float(value) for value in values]
 
 
 def _is_line(result: Result) -> bool:
