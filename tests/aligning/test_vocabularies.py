@@ -337,8 +337,7 @@ def test_a_merge_loads_in_transformers_with_a_s_tokenizer_and_is_a(pair, tmp_pat
         in card
     )
     assert (
-        "the rows of 8 tokens that only" in card
-        and "and 30 without a token, are its own" in card
+        "the rows of 8 tokens that only" in card and "and 30 without a token, are its own" in card
     )
     assert [step["step"] for step in record["steps"][-1]["parents"][1]["steps"]][-1] == "fill"
 

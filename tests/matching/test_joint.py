@@ -12,11 +12,11 @@ from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import make_task, task_of
 from symmerge.lab.small_models import small_model
+from symmerge.matching.base import cycle_error
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.learning.joint import Joint
 from symmerge.matching.learning.learner import Learner
 from symmerge.matching.learning.samplers import Shares
-from symmerge.matching.universes import cycle_error
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.interpolation import mean
 

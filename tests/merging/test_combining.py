@@ -223,7 +223,8 @@ class Counting(Weights):
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_is_read_until_it_is_needed(three, method):
     models = [
-        replace(model, weights=Counting(model.weights)) for model in three[: METHODS[method].max_models]
+        replace(model, weights=Counting(model.weights))
+        for model in three[: METHODS[method].max_models]
     ]
     combined = combine(models, method)
     assert all(not model.weights.reads for model in models)

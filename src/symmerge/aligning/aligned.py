@@ -77,12 +77,21 @@ class Aligned:
 
     def to_file(self) -> SolutionFile:
         """Content of solution.json."""
+        solution = self.solution
         return SolutionFile(
             recipe=self.recipe.about,
             distance_before=self.before,
             distance_after=self.after,
             already_aligned=self.already,
-            **self.solution.to_json(),
+            objective=solution.objective,
+            by_space=solution.by_space,
+            changes=solution.changes,
+            converged=solution.converged,
+            seconds=solution.seconds,
+            settings=solution.settings,
+            trials=tuple(trial.to_json() for trial in solution.trials),
+            interrupted=solution.interrupted,
+            distance=solution.distance,
         )
 
 

@@ -11,11 +11,12 @@ from symmerge.aligning.inputs import ModelLike, open_models
 from symmerge.aligning.options import Method, recipe_for
 from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import MismatchError
+from symmerge.matching.base import Universe, cycle_error
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.recipes import Recipe
 from symmerge.matching.resume import ResumeFile
 from symmerge.matching.search import Matching
-from symmerge.matching.universes import MEDOID, ROUNDS, Universe, cycle_error, match_universe
+from symmerge.matching.universes import MEDOID, ROUNDS, match_universe
 from symmerge.models.alignment import apply
 from symmerge.models.alignment_results import UniverseFile
 from symmerge.models.model import Model, Progress, save

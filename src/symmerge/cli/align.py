@@ -31,9 +31,9 @@ from symmerge.cli.options.groups import verb
 from symmerge.cli.options.matching import Aligning, Learning, Many, align_options
 from symmerge.distributed import process_group
 from symmerge.errors import MismatchError
+from symmerge.matching.base import cycle_error
 from symmerge.matching.recipes import Recipe
 from symmerge.matching.resume import ResumeFile
-from symmerge.matching.universes import cycle_error
 from symmerge.merging.mergekit import mergekit_config
 from symmerge.models.model import Model
 

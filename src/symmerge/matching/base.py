@@ -1,19 +1,23 @@
-"""What a solver returns: the alignment of a pair, and the evidence for it."""
+"""What solvers return: a `Solution` for a pair of models, a `Universe` for many."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
 from math import nan
 from typing import Any
 
+from torch import Tensor
+
+from symmerge.checkpoints.json_results import Record
 from symmerge.matching.evidence import Weighting
 from symmerge.models.alignment import Alignment
 from symmerge.observation.correlations import Correlations
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class Trial(Record):
     """One weighting from one start, and how its sweeps ended. Lower scores are better."""
 
     weighting: Weighting
@@ -24,20 +28,6 @@ class Trial:
     converged: bool
     by_space: Mapping[str, float]
     distance: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Trial:
-        return cls(
-            **{
-                **record,
-                "weighting": Weighting(**record["weighting"]),
-                "objective": tuple(record["objective"]),
-                "changes": tuple(record["changes"]),
-            }
-        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -68,7 +58,7 @@ class Solution:
     @property
     def settings(self) -> dict[str, Any]:
         """The options and what was chosen, for solution.json."""
-        chosen = asdict(self.weighting) if self.weighting else {}
+        chosen = self.weighting.to_json() if self.weighting else {}
         counts = {"learned": self.learned, "soft": self.soft}
         return {
             **self.options,
@@ -77,23 +67,68 @@ class Solution:
             **{name: count for name, count in counts.items() if count is not None},
         }
 
-    def to_json(self) -> dict[str, Any]:
-        """The part of solution.json that the solver knows."""
-        return {
-            "objective": self.objective,
-            "by_space": self.by_space,
-            "changes": self.changes,
-            "converged": self.converged,
-            "seconds": self.seconds,
-            "settings": self.settings,
-            "trials": tuple(trial.to_json() for trial in self.trials),
-            "interrupted": self.interrupted,
-            "distance": self.distance,
-        }
-
     def __repr__(self) -> str:
         ended = "interrupted" if self.interrupted else "converged" if self.converged else "stopped"
         return (
             f"Solution({len(self.alignment.elements)} spaces, {ended} after"
             f" {len(self.objective)} sweeps and {self.seconds:.1f} s, distance {self.distance:.3f})"
         )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Universe:
+    """One alignment per model, to the coordinates of the reference. Its own is the identity."""
+
+    alignments: tuple[Alignment, ...]  # the identity for models that were left out
+    reference: int
+    spreads: tuple[float, ...]  # distance of the members from their mean, after each round
+    moved: tuple[int, ...] = ()  # how many members each round moved
+    left_out: Mapping[int, str] = field(default_factory=dict)  # which models failed, and why
+    interrupted: bool = False  # Ctrl-C: this is the best so far
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def members(self) -> list[int]:
+        """The models in it, by their place among those given."""
+        return [number for number in range(len(self.alignments)) if number not in self.left_out]
+
+    def between(self, a: int, b: int) -> Alignment:
+        """From the coordinates of one member to those of another."""
+        return self.alignments[b].inverse().compose(self.alignments[a])
+
+    def __repr__(self) -> str:
+        return (
+            f"Universe({len(self.members)} of {len(self.alignments)} models, reference"
+            f" {self.reference}, {len(self.moved)} rounds, spread {self.spreads[-1]:.3f})"
+        )
+
+
+def cycle_error(universe: Universe) -> float:
+    """Distance from the identity after going round any three members: rounding only."""
+    members = universe.members
+    cycles = list(combinations(members, 3)) or [(a, b, a) for a, b in combinations(members, 2)]
+    errors = (
+        composition_error([universe.between(a, b), universe.between(b, c), universe.between(c, a)])
+        for a, b, c in cycles
+    )
+    return max(errors, default=0.0)
+
+
+def composition_error(alignments: Sequence[Alignment]) -> float:
+    """Largest difference between a chain of alignments and the identity; 1 for a moved index."""
+    total = alignments[0]
+    for step in alignments[1:]:
+        total = step.compose(total)
+    identity = Alignment.identity(total.spec)
+    errors = (
+        _difference(part, total[space][part], value)
+        for space, element in identity.elements.items()
+        for part, value in element.items()
+    )
+    return max(errors, default=0.0)
+
+
+def _difference(part: str, value: Tensor, identity: Tensor) -> float:
+    if part == "index":
+        return float((value != identity).any())
+    return (value - identity).abs().max().item() if value.numel() else 0.0

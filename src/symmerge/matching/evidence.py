@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symmerge.checkpoints.json_results import Record
 from symmerge.checkpoints.weights import Weights
 from symmerge.errors import MismatchError
 from symmerge.matching.heads import attention_layers
@@ -22,7 +23,7 @@ FAINT = 1e-6  # of the largest mean square of a matrix: entries a thousand times
 
 
 @dataclass(frozen=True)
-class Weighting:
+class Weighting(Record):
     """How much each piece of evidence counts.
 
     | field | meaning |

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, final
 
 from symmerge.distributed import decided_by_first, rank_and_world_size
-from symmerge.matching.base import Solution, Trial
+from symmerge.matching.base import Solution, Trial, Universe
 from symmerge.matching.evidence import Weighting
 from symmerge.matching.learning.data import check_data, load_data
 from symmerge.matching.learning.learner import Learner, joint_learner, pair_learner
@@ -24,7 +24,6 @@ from symmerge.matching.learning.spaces import choose_spaces
 from symmerge.matching.learning.start import first_solution
 from symmerge.matching.optimization.loop import Hooks, Loop, Saver
 from symmerge.matching.resume import ResumeEntry, ResumeFile
-from symmerge.matching.universes import Universe
 from symmerge.models.alignment import Alignment
 from symmerge.models.model import Model, Progress
 from symmerge.models.tables import check_same_table

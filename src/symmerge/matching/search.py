@@ -270,7 +270,7 @@ class _Search:
         subsample = torch.Generator().manual_seed(seed) if start else None
         sweeps = Sweeps(self._evidence(weighting), heads=self.options.heads, subsample=subsample)
         running = self._stored.record.get("running")
-        if running and (running["weighting"], running["start"]) == (asdict(weighting), start):
+        if running and (running["weighting"], running["start"]) == (weighting.to_json(), start):
             elements = self._stored.elements.get("running", {})
             sweeps.restore(elements, running["objective"], running["changes"])
         return sweeps
@@ -316,7 +316,7 @@ class _Search:
         if sweeps:
             elements["running"] = sweeps.elements
             record["running"] = {
-                "weighting": asdict(sweeps.evidence.weighting),
+                "weighting": sweeps.evidence.weighting.to_json(),
                 "start": start,
                 "objective": sweeps.objective,
                 "changes": sweeps.changes,
