@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import lgamma, log
 
 import torch
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -18,7 +19,8 @@ def take(x: Coordinates, index: Int[Tensor, "*#batch n"]) -> Coordinates:
         return x.mT.gather(-1, index.expand(x.mT.shape)).mT
     if index.ndim == 1:
         return x.index_select(-2, index)
-    flat, rows = x.flatten(0, -3), index.expand(x.shape[:-1]).flatten(0, -2)
+    flat = rearrange(x, "... n m -> (...) n m")
+    rows = rearrange(index.expand(x.shape[:-1]), "... n -> (...) n")
     return flat[torch.arange(len(flat), device=x.device)[:, None], rows].reshape(x.shape)
 
 
@@ -59,6 +61,6 @@ def assign(score: Float[Tensor, "*batch n n"]) -> Int[Tensor, "*batch n"]:
     # Means of rows and columns decide nothing, but slow the solver down: a quarter of the time.
     score = score.detach().double()
     score = score - score.mean(-1, keepdim=True) - score.mean(-2, keepdim=True)
-    blocks = score.reshape(-1, *score.shape[-2:]).cpu().numpy()
+    blocks = rearrange(score, "... n m -> (...) n m").cpu().numpy()
     columns = [torch.as_tensor(linear_sum_assignment(block, maximize=True)[1]) for block in blocks]
     return torch.stack(columns).reshape(score.shape[:-1])

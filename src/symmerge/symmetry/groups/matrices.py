@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import factorial
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -72,7 +73,7 @@ def exponential(x: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
     The series up to x^12, as a polynomial in x^3 whose coefficients are polynomials in x; then
     squared.
     """
-    shape, x = x.shape, (x / 2**SQUARINGS)[None].flatten(0, -3)
+    shape, x = x.shape, rearrange(x / 2**SQUARINGS, "... n m -> (...) n m")
     square = x @ x
     cube = square @ x
     one = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
+from einops import rearrange
 from jaxtyping import Complex, Float
 from torch import Tensor
 
@@ -142,7 +143,8 @@ class RotaryPairs(Group):
         """The reverse of `split`."""
         if self.layout == "halves":
             return torch.cat([first, second, others], -2)
-        return torch.cat([torch.stack([first, second], -2).flatten(-3, -2), others], -2)
+        pairs = torch.stack([first, second], -2)
+        return torch.cat([rearrange(pairs, "... pair two m -> ... (pair two) m"), others], -2)
 
     def _columns(self) -> tuple[slice, slice]:
         if self.layout == "halves":
