@@ -1,4 +1,4 @@
-"""Lessons: batches are shuffled, whole and apart from those held out; answers are the parents' mean at the places that count, kept as they were made."""
+"""Batches are shuffled, full and apart from those held out; targets are the parents' mean."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,13 +11,13 @@ import symmerge as sm
 from symmerge.errors import DataError
 from symmerge.evaluation.tasks.base import IGNORED, LazyBatches
 from symmerge.lab.small_models import small_model
-from symmerge.matching.learning import distillation as module_of_lessons
+from symmerge.matching.learning import distillation
 from symmerge.matching.learning.distillation import (
     ROWS,
     TOKENS,
-    Lessons,
-    loss_of,
-    shuffled,
+    DistillationData,
+    distillation_loss,
+    split_batches,
     usual_batch_size,
 )
 from symmerge.verification.modules import full_module
@@ -41,9 +41,9 @@ def task(name, samples=26):
     return sm.make_task(TASKS[name], "self", pair(name), samples=samples)
 
 
-def lessons(name, target="parents", size=4, held_out=0.2):
-    learned, _ = shuffled(task(name), size, 0, held_out)
-    return Lessons(learned, parents(name), target, CPU), list(learned)
+def learning_data(name, target="parents", size=4, held_out=0.2):
+    learned, _ = split_batches(task(name), size, 0, held_out)
+    return DistillationData(learned, parents(name), target, CPU), list(learned)
 
 
 def rows(batches):
@@ -55,7 +55,7 @@ def rows(batches):
 
 def test_batches_are_shuffled_whole_and_apart():
     everything = rows(task("gpt2").batches)
-    learned, held = (list(part) for part in shuffled(task("gpt2"), 4, 0, 0.2))
+    learned, held = (list(part) for part in split_batches(task("gpt2"), 4, 0, 0.2))
     assert [len(batch["labels"]) for batch in learned] == [4] * 5 and [
         len(batch["labels"]) for batch in held
     ] == [4]  # of 21 and 5 samples
@@ -70,29 +70,30 @@ def test_batches_are_shuffled_whole_and_apart():
 
 def test_the_same_seed_shuffles_the_same():
     first, again, other = (
-        tuple(rows(part) for part in shuffled(task("gpt2"), 4, seed, 0.2)) for seed in (0, 0, 1)
+        tuple(rows(part) for part in split_batches(task("gpt2"), 4, seed, 0.2))
+        for seed in (0, 0, 1)
     )
     assert first == again and first[0] != other[0] and first[1] != other[1]
 
 
 @pytest.mark.parametrize("held_out", [0.01, 0.5, 0.95])
 def test_something_is_held_out_and_something_learned_from(held_out):
-    learned, held = (rows(part) for part in shuffled(task("gpt2"), 1, 0, held_out))
+    learned, held = (rows(part) for part in split_batches(task("gpt2"), 1, 0, held_out))
     assert len(learned) + len(held) == 26 and len(held) == max(1, round(26 * held_out))
 
 
 def test_fewer_samples_than_a_batch_are_one():
-    learned, held = (list(part) for part in shuffled(task("gpt2"), 100, 0, 0.2))
+    learned, held = (list(part) for part in split_batches(task("gpt2"), 100, 0, 0.2))
     assert [len(batch["labels"]) for batch in (*learned, *held)] == [21, 5]
 
 
 def test_too_few_samples_are_refused():
     one, two = (sm.make_task("clm", "self", pair("gpt2"), samples=samples) for samples in (1, 2))
     with pytest.raises(
-        DataError, match="1 samples of self are too few to learn from and to judge by"
+        DataError, match="1 samples of self are too few to learn from and to evaluate on"
     ):
-        shuffled(one, 4, 0, 0.1)
-    assert [len(part) for part in shuffled(two, 4, 0, 0.1)] == [1, 1]  # the control
+        split_batches(one, 4, 0, 0.1)
+    assert [len(part) for part in split_batches(two, 4, 0, 0.1)] == [1, 1]  # the control
 
 
 def test_batches_of_a_size_that_suits_the_task():
@@ -110,69 +111,71 @@ def test_batches_of_a_size_that_suits_the_task():
 
 @pytest.mark.parametrize("name", TASKS)
 def test_answers_are_the_mean_of_the_parents_where_it_counts(name):
-    given, batches = lessons(name)
+    given, batches = learning_data(name)
     assert len(given) == len(batches) == 5
     for number, batch in enumerate(batches):
-        lesson, counts = given[number], (batch["labels"] != IGNORED).flatten()
+        taught, counts = given[number], (batch["labels"] != IGNORED).flatten()
         assert (
-            lesson.inputs.keys() == {"input_ids"} and lesson.wanted is not None
+            taught.inputs.keys() == {"input_ids"} and taught.targets is not None
         )  # labels are not shown
         with torch.no_grad():
             both = [
-                module(**lesson.inputs).logits.double().softmax(-1).flatten(0, 1)[counts]
+                module(**taught.inputs).logits.double().softmax(-1).flatten(0, 1)[counts]
                 for module in parents(name)
             ]
-        answers = lesson.wanted[: int(counts.sum())].double()
+        answers = taught.targets[: int(counts.sum())].double()
         torch.testing.assert_close(
             answers, (both[0] + both[1]) / 2, rtol=2e-3, atol=1e-6
         )  # kept in half the memory
         assert not torch.allclose(
             answers, both[0], rtol=2e-3, atol=1e-4
         )  # the control: one parent is not both
-        assert lesson.wanted.sum(-1).float().allclose(torch.ones(len(lesson.wanted)), atol=5e-3)
+        assert taught.targets.sum(-1).float().allclose(torch.ones(len(taught.targets)), atol=5e-3)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_masked_places_are_those_with_labels_and_weigh_one_together(name):
-    given, batches = lessons(name)
+    given, batches = learning_data(name)
     counts = [int((batch["labels"] != IGNORED).sum()) for batch in batches]
     assert len(set(counts)) > 1  # the control: some batches must be filled up
     for number, batch in enumerate(batches):
-        lesson, some = given[number], counts[number]
-        assert lesson.places is not None and lesson.weights is not None
+        taught, some = given[number], counts[number]
+        assert taught.positions is not None and taught.weights is not None
         assert (
-            lesson.places[:some].tolist()
+            taught.positions[:some].tolist()
             == (batch["labels"] != IGNORED).flatten().nonzero().flatten().tolist()
         )
-        assert lesson.weights.sum().item() == pytest.approx(1, abs=1e-6)
-        assert (lesson.weights[:some] > 0).all() and not lesson.weights[some:].any()
+        assert taught.weights.sum().item() == pytest.approx(1, abs=1e-6)
+        assert (taught.weights[:some] > 0).all() and not taught.weights[some:].any()
         assert (
-            len(lesson.places) == len(lesson.weights) == len(lesson.wanted) == max(counts)
+            len(taught.positions) == len(taught.weights) == len(taught.targets) == max(counts)
         )  # all of one shape
 
 
 def test_where_everything_counts_no_place_is_named():
-    lesson = lessons("gpt2")[0][0]
-    assert lesson.places is None and lesson.weights is None and lesson.wanted.shape == (4 * 62, 101)
+    taught = learning_data("gpt2")[0][0]
+    assert (
+        taught.positions is None
+        and taught.weights is None
+        and taught.targets.shape == (4 * 62, 101)
+    )
 
 
 def test_answers_are_asked_for_once_and_kept(monkeypatch):
     asked = []
-    real = module_of_lessons.at_places
-    monkeypatch.setattr(
-        module_of_lessons, "at_places", lambda *args: asked.append(1) or real(*args)
-    )
-    given, _ = lessons("bert")
-    room = given.left
+    real = distillation.logits_at
+    monkeypatch.setattr(distillation, "logits_at", lambda *args: asked.append(1) or real(*args))
+    given, _ = learning_data("bert")
+    room = given.cache_left
     first, again = given[1], given[1]
-    assert first is again and len(asked) == 2 and given.left < room
-    monkeypatch.setattr(module_of_lessons, "MOST_KEPT", 1)
-    fresh, _ = lessons("bert")
+    assert first is again and len(asked) == 2 and given.cache_left < room
+    monkeypatch.setattr(distillation, "MAX_CACHE", 1)
+    fresh, _ = learning_data("bert")
     assert (
-        fresh[1] is not fresh[1] and len(asked) == 6 and fresh.left == 1
+        fresh[1] is not fresh[1] and len(asked) == 6 and fresh.cache_left == 1
     )  # where there is no room, they are asked again
-    for kept, made in zip(first, fresh[1], strict=True):
-        assert kept.keys() == made.keys() if isinstance(kept, dict) else torch.equal(kept, made)
+    for name, tensor in fresh[1].tensors().items():
+        assert torch.equal(first.tensors()[name], tensor)
     assert torch.equal(first.inputs["input_ids"], fresh[1].inputs["input_ids"]) and not torch.equal(
         first.inputs["input_ids"], fresh[2].inputs["input_ids"]
     )
@@ -183,9 +186,9 @@ def test_answers_are_asked_for_once_and_kept(monkeypatch):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_loss_is_the_cross_entropy_to_the_parents(name):
-    given, batches = lessons(name)
+    given, batches = learning_data(name)
     with torch.no_grad():
-        found = loss_of(parents(name)[0], given[0])
+        found = distillation_loss(parents(name)[0], given[0])
         counts = batches[0]["labels"] != IGNORED
         logits = [
             module(input_ids=batches[0]["input_ids"]).logits.double()[counts]
@@ -201,16 +204,16 @@ def test_the_loss_is_the_cross_entropy_to_the_parents(name):
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_what_fills_up_does_not_count(name):
     """The mean over places, whatever stands in those that only fill up; and the gradient flows."""
-    given, _ = lessons(name)
+    given, _ = learning_data(name)
     model = full_module(pair(name)[0], torch.float32).requires_grad_(True)
-    lesson = given[0]
-    before = loss_of(model, lesson)
-    if lesson.weights is not None:
-        filled = lesson.weights == 0
-        changed = lesson._replace(wanted=torch.where(filled[:, None], 1.0, lesson.wanted.float()))
-        assert filled.any() and torch.equal(loss_of(model, changed), before)
-        wrong = lesson._replace(weights=torch.full_like(lesson.weights, 1 / len(filled)))
-        assert abs(loss_of(model, wrong) - before) > 1e-3  # the control
+    taught = given[0]
+    before = distillation_loss(model, taught)
+    if taught.weights is not None:
+        filled = taught.weights == 0
+        changed = replace(taught, targets=torch.where(filled[:, None], 1.0, taught.targets.float()))
+        assert filled.any() and torch.equal(distillation_loss(model, changed), before)
+        wrong = replace(taught, weights=torch.full_like(taught.weights, 1 / len(filled)))
+        assert abs(distillation_loss(model, wrong) - before) > 1e-3  # the control
     before.backward()
     assert all(
         parameter.grad is None or parameter.grad.isfinite().all()
@@ -227,19 +230,19 @@ def test_what_fills_up_does_not_count(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_labels_as_target_give_the_models_own_loss(name):
-    given, batches = lessons(name, "labels")
-    lesson = given[0]
+    given, batches = learning_data(name, "labels")
+    taught = given[0]
     assert (
-        lesson.wanted is None
-        and lesson.places is None
-        and torch.equal(lesson.inputs["labels"], batches[0]["labels"])
+        taught.targets is None
+        and taught.positions is None
+        and torch.equal(taught.inputs["labels"], batches[0]["labels"])
     )
     with torch.no_grad():
         found, logits = (
-            loss_of(parents(name)[1], lesson),
-            parents(name)[1](input_ids=lesson.inputs["input_ids"]).logits.double(),
+            distillation_loss(parents(name)[1], taught),
+            parents(name)[1](input_ids=taught.inputs["input_ids"]).logits.double(),
         )
-    labels = lesson.inputs["labels"]
+    labels = taught.inputs["labels"]
     if TASKS[name] == "clm":
         logits, labels = logits[:, :-1], labels[:, 1:]
     assert found.item() == pytest.approx(
@@ -247,7 +250,7 @@ def test_labels_as_target_give_the_models_own_loss(name):
         rel=1e-5,
     )
     assert (
-        abs(found - loss_of(parents(name)[1], lessons(name)[0][0])) > 1e-2
+        abs(found - distillation_loss(parents(name)[1], learning_data(name)[0][0])) > 1e-2
     )  # the control: another target
 
 
@@ -263,14 +266,14 @@ def test_values_are_learned_by_their_squared_error(target):
         (tuple(zip(tokens, [0.5, 1.0, -2.0, 0.0, 3.0, 1.5], strict=True)),), values
     )
     modules = parents("bert-classifier", num_labels=1)
-    lesson = Lessons(groups, modules, target, CPU)[0]
+    taught = DistillationData(groups, modules, target, CPU)[0]
     with torch.no_grad():
         said = [module(input_ids=tokens).logits.squeeze(-1) for module in modules]
-        found = loss_of(modules[0], lesson)
+        found = distillation_loss(modules[0], taught)
     wanted = (
         (said[0] + said[1]) / 2
         if target == "parents"
         else torch.tensor([0.5, 1.0, -2.0, 0.0, 3.0, 1.5])
     )
     assert found.item() == pytest.approx((said[0] - wanted).square().mean().item(), rel=1e-5)
-    assert lesson.wanted is None or lesson.wanted.dtype == torch.float32
+    assert taught.targets is None or taught.targets.dtype == torch.float32

@@ -7,8 +7,8 @@ import torch
 
 import symmerge as sm
 from symmerge.lab.small_models import SMALL, small_model
-from symmerge.matching.learning.bundles import Block, bundles, stacks
-from symmerge.matching.learning.gradients import bundled_slopes, slopes, whole
+from symmerge.matching.learning.bundles import TensorBlock, bundle_spaces, stack_tensors
+from symmerge.matching.learning.gradients import bundled_gradients, over_roles, space_gradients
 from symmerge.models.alignment import Alignment
 from symmerge.symmetry.notation import Role
 
@@ -39,8 +39,8 @@ def continuous(table):
     return [space for space in table.hidden if table.spaces[space].group.tangent()]
 
 
-def slope_of(table, space, gradients, moved):
-    found = slopes(table, [space], gradients, moved)[space]
+def tangent_gradient(table, space, gradients, moved):
+    found = space_gradients(table, [space], gradients, moved)[space]
     return table.spaces[space].group.tangent_gradient(*(found[role] for role in BOTH))
 
 
@@ -67,11 +67,14 @@ def through_the_transport(name, space):
 
 
 @every
-def test_slopes_are_autograd_through_the_transport(name):
+def test_gradients_are_autograd_through_the_transport(name):
     table, _, _, moved, gradients = setting(name)
     assert {space.partition(".")[0] for space in continuous(table)} >= {"qk", "vo"}
     for space in continuous(table):
-        truth, found = through_the_transport(name, space), slope_of(table, space, gradients, moved)
+        truth, found = (
+            through_the_transport(name, space),
+            tangent_gradient(table, space, gradients, moved),
+        )
         assert found.keys() == truth.keys()
         for part, gradient in truth.items():
             if gradient.numel():
@@ -81,14 +84,14 @@ def test_slopes_are_autograd_through_the_transport(name):
 
 
 @every
-def test_slopes_of_weights_that_lie_elsewhere_are_others(name):
+def test_gradients_of_weights_that_lie_elsewhere_are_others(name):
     """The control: B as it was before the symmetry moved it."""
     table, _, weights, _, gradients = setting(name)
     for space in continuous(table):
         for part, gradient in through_the_transport(name, space).items():
             if gradient.numel():
                 assert (
-                    slope_of(table, space, gradients, weights)[part] - gradient
+                    tangent_gradient(table, space, gradients, weights)[part] - gradient
                 ).norm() > 1e-3 * gradient.norm(), (space, part)
 
 
@@ -96,23 +99,24 @@ def test_a_tensor_without_gradient_adds_nothing():
     table, _, _, moved, gradients = setting("gpt2")
     tensors = sorted(meets(table, "residual"))
     parts = [
-        slopes(table, ["residual"], {tensor: gradients[tensor]}, moved)["residual"]
+        space_gradients(table, ["residual"], {tensor: gradients[tensor]}, moved)["residual"]
         for tensor in tensors
     ]
-    total = slopes(table, ["residual"], gradients, moved)["residual"]
+    total = space_gradients(table, ["residual"], gradients, moved)["residual"]
     for role in Role:
         torch.testing.assert_close(sum(part[role] for part in parts), total[role])
     assert all(
-        not value.any() for value in slopes(table, ["residual"], {}, moved)["residual"].values()
+        not value.any()
+        for value in space_gradients(table, ["residual"], {}, moved)["residual"].values()
     )
-    assert whole(parts[0]).any() and not torch.allclose(
-        whole(parts[0]), whole(total)
+    assert over_roles(parts[0]).any() and not torch.allclose(
+        over_roles(parts[0]), over_roles(total)
     )  # the control
 
 
-def test_one_slope_per_space_asked_for():
+def test_one_gradient_per_space_asked_for():
     table, _, _, moved, gradients = setting("llama")
-    found = slopes(table, ["query.0", "ff.1"], gradients, moved)
+    found = space_gradients(table, ["query.0", "ff.1"], gradients, moved)
     assert found.keys() == {"query.0", "ff.1"}
     n, heads = table.sizes["query.0"], table.batch("query.0")
     assert all(
@@ -147,9 +151,9 @@ def change(table, space, index, gradients, moved, tensors):
     ).item()
 
 
-def predicted(slope, index):
+def predicted(total, index):
     return (
-        (slope.gather(-1, index[..., None]).squeeze(-1) - slope.diagonal(dim1=-2, dim2=-1))
+        (total.gather(-1, index[..., None]).squeeze(-1) - total.diagonal(dim1=-2, dim2=-1))
         .sum()
         .item()
     )
@@ -165,7 +169,7 @@ def swaps(n, batch):
 
 
 @every
-def test_a_permutation_changes_the_loss_as_its_slope_says(name):
+def test_a_permutation_changes_the_loss_as_its_gradient_says(name):
     """Exactly, for swaps and for any other permutation: the loss is linear."""
     table, _, _, moved, gradients = setting(name)
     generator = torch.Generator().manual_seed(2)
@@ -177,19 +181,21 @@ def test_a_permutation_changes_the_loss_as_its_slope_says(name):
     assert {space.partition(".")[0] for space in discrete} >= {"ff"}
     for space in discrete:
         tensors, n, batch = once(table, space), table.sizes[space], table.batch(space)
-        slope = whole(
-            slopes(table, [space], {tensor: gradients[tensor] for tensor in tensors}, moved)[space]
+        total = over_roles(
+            space_gradients(
+                table, [space], {tensor: gradients[tensor] for tensor in tensors}, moved
+            )[space]
         )
         anywhere = torch.rand(*batch, n, generator=generator).argsort(-1)
         round_about = torch.arange(n).roll(1).expand(*batch, n)
         for index in (*swaps(n, batch), round_about, anywhere):
             true, guess = (
                 change(table, space, index, gradients, moved, tensors),
-                predicted(slope, index),
+                predicted(total, index),
             )
             assert guess == pytest.approx(true, rel=1e-9, abs=1e-9), space
         if n > 2:
-            backwards = predicted(slope, round_about.argsort(-1))
+            backwards = predicted(total, round_about.argsort(-1))
             assert (
                 abs(backwards - change(table, space, round_about, gradients, moved, tensors)) > 1e-3
             )  # the control: rows are not columns
@@ -199,14 +205,14 @@ def test_gains_and_gates_count_for_permutations():
     """What rides along moves with its unit: without it, the change would be predicted wrongly."""
     table, _, _, moved, gradients = setting("llama")
     found, index = (
-        slopes(table, ["ff.0"], gradients, moved)["ff.0"],
+        space_gradients(table, ["ff.0"], gradients, moved)["ff.0"],
         next(swaps(table.sizes["ff.0"], ())),
     )
     true = change(table, "ff.0", index, gradients, moved, meets(table, "ff.0"))
-    assert predicted(whole(found), index) == pytest.approx(true, rel=1e-9)
+    assert predicted(over_roles(found), index) == pytest.approx(true, rel=1e-9)
     assert (
         abs(
-            predicted(whole({**found, Role.RIDES: torch.zeros_like(found[Role.RIDES])}), index)
+            predicted(over_roles({**found, Role.RIDES: torch.zeros_like(found[Role.RIDES])}), index)
             - true
         )
         > 1e-3
@@ -218,10 +224,12 @@ def test_a_tensor_that_meets_a_space_twice_counts_on_both_sides(name):
     """<G, (1 + D) W (1 + D)'> has the gradient G W' + G' W by D."""
     table, _, _, moved, gradients = setting(name)
     (tensor,) = meets(table, "residual") - once(table, "residual")
-    slope = whole(slopes(table, ["residual"], {tensor: gradients[tensor]}, moved)["residual"])
+    total = over_roles(
+        space_gradients(table, ["residual"], {tensor: gradients[tensor]}, moved)["residual"]
+    )
     g, w = gradients[tensor], moved[tensor]
-    torch.testing.assert_close(slope, g @ w.mT + g.mT @ w)
-    assert not torch.allclose(slope, g @ w.mT)  # the control
+    torch.testing.assert_close(total, g @ w.mT + g.mT @ w)
+    assert not torch.allclose(total, g @ w.mT)  # the control
 
 
 # all layers at once
@@ -231,7 +239,7 @@ def blocks(stacked, *sides):
     """Tensors by name, each in its place in a block of memory."""
     found = []
     for side in sides:
-        block = Block(stacked, torch.device("cpu"))
+        block = TensorBlock(stacked, torch.device("cpu"))
         for name, tensor in block.tensors.items():
             tensor.copy_(side[name])
         found.append(block)
@@ -241,8 +249,8 @@ def blocks(stacked, *sides):
 @every
 def test_every_tensor_is_in_one_stack_and_every_space_that_moves_in_one_bundle(name):
     table, *_ = setting(name)
-    bundled = bundles(table, table.hidden)
-    stacked = stacks(table, bundled)
+    bundled = bundle_spaces(table, table.hidden)
+    stacked = stack_tensors(table, bundled)
     assert sorted(tensor for stack in stacked for tensor in stack.names) == sorted(table.tensors)
     assert sorted(space for bundle in bundled for space in bundle.names) == sorted(
         continuous(table)
@@ -256,14 +264,14 @@ def test_every_tensor_is_in_one_stack_and_every_space_that_moves_in_one_bundle(n
 @every
 def test_a_block_is_one_piece_of_memory(name):
     table, _, weights, *_ = setting(name)
-    (block,) = blocks(stacks(table, bundles(table, table.hidden)), weights)
+    (block,) = blocks(stack_tensors(table, bundle_spaces(table, table.hidden)), weights)
     assert block.tensors.keys() == weights.keys()
-    block.whole.mul_(2)
+    block.flat.mul_(2)
     for tensor, value in block.tensors.items():
         torch.testing.assert_close(value, 2 * weights[tensor].float())
         assert value.is_contiguous()
     assert all(
-        value.data_ptr() % 64 == block.whole.data_ptr() % 64 for value in block.stacks.values()
+        value.data_ptr() % 64 == block.flat.data_ptr() % 64 for value in block.stacks.values()
     )
 
 
@@ -272,7 +280,7 @@ def test_a_stack_moves_as_its_tensors_do_one_by_one(name):
     table, _, weights, *_ = setting(name)
     generator, bundled, elements = (
         torch.Generator().manual_seed(3),
-        bundles(table, table.hidden),
+        bundle_spaces(table, table.hidden),
         {},
     )
     for bundle in bundled:
@@ -285,7 +293,7 @@ def test_a_stack_moves_as_its_tensors_do_one_by_one(name):
             part: value.float()
             for part, value in bundle.group.retract(bundle.group.start(batch), along).items()
         }
-    source, target = blocks(stacks(table, bundled), weights, weights)
+    source, target = blocks(stack_tensors(table, bundled), weights, weights)
     for stack in source.stacks:
         stack.transport(elements, source.stacks[stack], target.stacks[stack])
     still = Alignment.identity(table)
@@ -309,12 +317,12 @@ def test_a_stack_moves_as_its_tensors_do_one_by_one(name):
 
 
 @every
-def test_slopes_of_a_bundle_are_those_of_its_spaces(name):
+def test_gradients_of_a_bundle_are_those_of_its_spaces(name):
     table, _, _, moved, gradients = setting(name)
-    bundled = bundles(table, table.hidden)
-    found = bundled_slopes(bundled, *blocks(stacks(table, bundled), gradients, moved))
+    bundled = bundle_spaces(table, table.hidden)
+    found = bundled_gradients(bundled, *blocks(stack_tensors(table, bundled), gradients, moved))
     for bundle in bundled:
-        expected = slopes(table, bundle.names, gradients, moved)
+        expected = space_gradients(table, bundle.names, gradients, moved)
         for role in BOTH:
             each = torch.stack([expected[space][role] for space in bundle.names])
             assert (found[bundle][role] - each).norm() <= 1e-5 * each.norm() and each.norm() > 1e-3
@@ -325,16 +333,16 @@ def test_slopes_of_a_bundle_are_those_of_its_spaces(name):
 
 def test_spaces_that_are_left_out_do_not_move():
     table, _, _, moved, gradients = setting("gpt2")
-    some = bundles(table, ["qk.1"])
+    some = bundle_spaces(table, ["qk.1"])
     assert [bundle.names for bundle in some] == [("qk.1",)]
-    stacked = stacks(table, some)
+    stacked = stack_tensors(table, some)
     assert {tensor for stack in stacked if stack.moves for tensor in stack.names} == meets(
         table, "qk.1"
     )
-    found = bundled_slopes(some, *blocks(stacked, gradients, moved))[some[0]]
+    found = bundled_gradients(some, *blocks(stacked, gradients, moved))[some[0]]
     torch.testing.assert_close(
         found[Role.READS][0].double(),
-        slopes(table, ["qk.1"], gradients, moved)["qk.1"][Role.READS],
+        space_gradients(table, ["qk.1"], gradients, moved)["qk.1"][Role.READS],
         rtol=1e-4,
         atol=1e-4,
     )

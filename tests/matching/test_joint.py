@@ -14,8 +14,10 @@ from symmerge.evaluation.tasks import make_task, task_of
 from symmerge.lab.small_models import small_model
 from symmerge.matching.base import cycle_error
 from symmerge.matching.learned import LearnedMatching
-from symmerge.matching.learning.joint import Joint
-from symmerge.matching.learning.learner import Learner
+from symmerge.matching.learning.data import load_data
+from symmerge.matching.learning.joint import JointObjective
+from symmerge.matching.learning.learner import joint_learner, pair_learner
+from symmerge.matching.learning.moving import MovingModel
 from symmerge.matching.learning.samplers import Shares
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.interpolation import mean
@@ -38,44 +40,39 @@ def begun(name, **options):
         sm.Alignment.random(models[0].spec, torch.Generator().manual_seed(number))
         for number in (1, 2)
     ]
-    learning = LearnedMatching(batch_size=4, data=little(models), **options)
-    lessons, held = learning.lessons(models, lambda line: None)
-    spaces = learning.chosen(models[0].spec)
-    return (
-        models,
-        starts,
-        Joint(learning, models[0], models[1:], starts, lessons, held, spaces, Shares()),
-        (learning, lessons, held, spaces),
-    )
+    options = LearnedMatching(batch_size=4, data=little(models), **options)
+    data = load_data(options, models, lambda line: None)
+    return models, starts, joint_learner(options, models[0], models[1:], starts, data)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "neox"])
 def test_every_member_follows_the_gradient_that_a_pair_would(name, monkeypatch):
-    """The same mean, seen as one member and the rest: what a pair's step finds there is tested against autograd."""
-    monkeypatch.setattr(Learner, "_walk", lambda self: None)
-    models, starts, joint, (learning, lessons, held, spaces) = begun(name)
-    shares = torch.tensor([0.5, 0.3, 0.2])
-    joint.shares.copy_(shares)
-    joint._descend((lessons[0],))
-    there = [
+    """The same mean as one member and the rest: a pair's gradient is tested against autograd."""
+    monkeypatch.setattr(MovingModel, "_step", lambda self, optimizer: None)
+    models, starts, learner = begun(name)
+    batches, shares = (learner.data.train[0],), torch.tensor([0.5, 0.3, 0.2])
+    learner.objective.shares.copy_(shares)
+    learner.descend(batches)
+    placed = [
         models[0],
         *(sm.apply(start, model) for start, model in zip(starts, models[1:], strict=True)),
     ]
-    for number, member in enumerate(joint.members, 1):
+    for number, member in enumerate(learner.objective.members, 1):
         rest = [index for index in range(3) if index != number]
         others = mean(
-            [there[index] for index in rest],
+            [placed[index] for index in rest],
             [float(shares[index] / (1 - shares[number])) for index in rest],
         )
-        alone = Learner(learning, others, models[number], starts[number - 1], lessons, held, spaces)
+        start = starts[number - 1]
+        pair = pair_learner(learner.options, others, models[number], start, learner.data)
         for share, same in ((shares[number], True), (shares[number] + 0.2, False)):
-            alone.t.fill_(float(share))
-            alone._descend((lessons[0],))
-            found, wanted = (
-                torch.cat([value.grad.flatten() for value in learner.parameters])
-                for learner in (member, alone)
+            pair.objective.segment.t.fill_(float(share))
+            pair.descend(batches)
+            joint, alone = (
+                torch.cat([value.grad.flatten() for value in moving.parameters])
+                for moving in (member, pair.objective.members[0])
             )
-            assert ((found - wanted).norm() <= 1e-3 * wanted.norm()) == same
+            assert ((joint - alone).norm() <= 1e-3 * alone.norm()) == same
 
 
 def planted(name, size=0.05):
@@ -148,15 +145,15 @@ def test_only_what_was_chosen_moves_and_the_reference_never():
 
 def test_interrupted_it_keeps_the_best(monkeypatch):
     models = three("gpt2")
-    calls, real = [], Joint._descend
+    calls, real = [], JointObjective.descend
 
-    def stop(self, lessons):
+    def stop(self, batches):
         calls.append(1)
         if len(calls) == 7:
             raise KeyboardInterrupt
-        real(self, lessons)
+        return real(self, batches)
 
-    monkeypatch.setattr(Joint, "_descend", stop)
+    monkeypatch.setattr(JointObjective, "descend", stop)
     found = align_many(models, LearnedMatching(**FEW, data=little(models)))
     assert (
         found.universe.interrupted

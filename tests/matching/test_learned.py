@@ -19,10 +19,16 @@ from symmerge.checkpoints.weights import CachedWeights, MemoryWeights
 from symmerge.errors import DataError, MismatchError
 from symmerge.lab.small_models import small_model
 from symmerge.matching.learned import LearnedMatching
-from symmerge.matching.learning import learner as module_of_learner
-from symmerge.matching.learning.distillation import Lesson, loss_of
-from symmerge.matching.learning.gradients import slopes, whole
-from symmerge.matching.learning.learner import NEAR_A, Learner, quick_products, reassign
+from symmerge.matching.learning import mean_module
+from symmerge.matching.learning.data import load_data
+from symmerge.matching.learning.distillation import DistillationBatch, distillation_loss
+from symmerge.matching.learning.gradients import over_roles, space_gradients
+from symmerge.matching.learning.learner import pair_learner
+from symmerge.matching.learning.mean_module import MeanModule
+from symmerge.matching.learning.moving import MovingModel
+from symmerge.matching.learning.pair import PairObjective
+from symmerge.matching.learning.permutations import NEAR_A, reassign
+from symmerge.matching.optimization.precision import tf32_matmuls
 from symmerge.matching.resume import ResumeFile
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment, apply
@@ -88,7 +94,7 @@ def learn(name="gpt2", progress=None, resume_file=None, **changes):
 def begun(name="gpt2", models=None, **changes):
     """A learner that has not taken a step."""
     chosen, (a, b) = options(name, **changes), models or pair(name)
-    return chosen._learner(a, b, chosen.start, chosen.chosen(a.spec), lambda line: None)
+    return pair_learner(chosen, a, b, chosen.start, load_data(chosen, [a, b], lambda line: None))
 
 
 def apart(first, second):
@@ -253,7 +259,7 @@ def truth(models, start, spaces, share, lessons):
         for tensor in table.tensors
     }
     mean = {tensor: torch.lerp(a.weights[tensor], value, share) for tensor, value in moved.items()}
-    loss = sum(loss_of(Placed(a, mean), lesson) for lesson in lessons) / len(lessons)
+    loss = sum(distillation_loss(Placed(a, mean), lesson) for lesson in lessons) / len(lessons)
     found = torch.autograd.grad(loss, [*along.values(), *moved.values()], materialize_grads=True)
     return dict(zip([*along, *moved], found, strict=True)), {
         tensor: value.detach() for tensor, value in moved.items()
@@ -264,7 +270,7 @@ def uphill(learner):
     """The gradients that a step found, by space and part."""
     parts = [
         (bundle, part, value.grad)
-        for bundle, parts in learner.tangents.items()
+        for bundle, parts in learner.objective.members[0].tangents.items()
         for part, value in parts.items()
     ]
     return {
@@ -274,15 +280,19 @@ def uphill(learner):
     }
 
 
+def moved_table(learner):
+    return learner.objective.members[0].layout.table
+
+
 @pytest.mark.parametrize("target", ["parents", "labels"])
 @pytest.mark.parametrize("name", OWN)
 def test_a_step_follows_the_gradient_of_the_loss(name, target, monkeypatch):
     """Also where a tensor is used twice: BERT's embedding is tied."""
-    monkeypatch.setattr(Learner, "_walk", lambda self: None)
+    monkeypatch.setattr(MovingModel, "_step", lambda self, optimizer: None)
     learner = begun(name, target=target)
-    lessons = (learner.lessons[0], learner.lessons[1])
-    learner.t.fill_(0.35)
-    learner._descend(lessons)
+    lessons = (learner.data.train[0], learner.data.train[1])
+    learner.objective.segment.t.fill_(0.35)
+    learner.descend(lessons)
     found = uphill(learner)
     spaces = {space for space, _ in found}
     assert {space.partition(".")[0] for space in spaces} >= {"qk", "vo"}
@@ -291,13 +301,14 @@ def test_a_step_follows_the_gradient_of_the_loss(name, target, monkeypatch):
         gradient = expected[space, part]
         assert (value - gradient).norm() <= 1e-4 * gradient.norm() + 1e-9, (space, part)
     near, moved = truth(pair(name), anywhere(name), spaces, NEAR_A, lessons)
-    for space, slope in learner._downhill(list(lessons)).items():
-        total = whole(slope)
-        gradient = whole(
-            slopes(
-                learner.table,
+    objective = learner.objective
+    for space, roles in objective.flips[0].gradients(objective.segment, lessons).items():
+        total = over_roles(roles)
+        gradient = over_roles(
+            space_gradients(
+                moved_table(learner),
                 [space],
-                {tensor: near[tensor] for tensor in learner.table.tensors},
+                {tensor: near[tensor] for tensor in moved_table(learner).tensors},
                 moved,
             )[space]
         )
@@ -310,23 +321,27 @@ def test_a_step_follows_the_gradient_of_the_loss(name, target, monkeypatch):
 
 
 def test_two_batches_accumulated_are_one_of_twice_the_size(monkeypatch):
-    monkeypatch.setattr(Learner, "_walk", lambda self: None)
+    monkeypatch.setattr(MovingModel, "_step", lambda self, optimizer: None)
     learner = begun()
-    learner.t.fill_(0.4)
-    first, second = learner.lessons[0], learner.lessons[1]
-    both = Lesson(
+    learner.objective.segment.t.fill_(0.4)
+    first, second = learner.data.train[0], learner.data.train[1]
+    both = DistillationBatch(
         {name: torch.cat([first.inputs[name], second.inputs[name]]) for name in first.inputs},
         None,
         None,
-        torch.cat([first.wanted, second.wanted]),
+        torch.cat([first.targets, second.targets]),
     )
     found = []
     for lessons in ((first, second), (both,), (first,)):
-        learner._descend(lessons)
-        found.append(torch.cat([value.grad.flatten() for value in learner.parameters]))
+        learner.descend(lessons)
+        found.append(
+            torch.cat([value.grad.flatten() for value in learner.objective.members[0].parameters])
+        )
     assert (found[0] - found[1]).norm() <= 1e-5 * found[1].norm()
     assert (found[2] - found[1]).norm() > 0.05 * found[1].norm()  # the control
-    assert learner.seen_losses[1].item() == pytest.approx(learner.seen_losses[2].item(), rel=1e-6)
+    assert learner.losses.values[0].item() == pytest.approx(
+        learner.losses.values[1].item(), rel=1e-6
+    )
 
 
 class Counting(TorchDispatchMode):
@@ -342,7 +357,7 @@ class Counting(TorchDispatchMode):
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_step_has_as_many_products_however_many_layers_there_are(name, monkeypatch):
     """Beside the model's own: on a GPU starting them is what costs."""
-    monkeypatch.setattr(Learner, "_pass_back", lambda self, lessons, times: self.t.clone())
+    monkeypatch.setattr(MeanModule, "_accumulate", lambda self, batches, scale: scale.clone())
     found = []
     for layers in (2, 5):
         changes = dict.fromkeys(one_layer(name), layers)
@@ -351,29 +366,31 @@ def test_a_step_has_as_many_products_however_many_layers_there_are(name, monkeyp
             for seed in (0, 1)
         ]
         learner = begun(name, models, start=Alignment.identity(models[0].spec), data=own(name))
-        for holder in learner.module.parameters():
+        for holder in learner.objective.mean.module.parameters():
             holder.grad = torch.ones_like(holder)
         with Counting() as counting:
-            learner._descend(())
+            learner.descend(())
         found.append(counting.products)
     assert found[0] == found[1] < 100
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_quick_products_are_quick_inside_only(device):
+def test_tf32_is_used_inside_only(device):
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
-    with quick_products(torch.device(device)):
+    with tf32_matmuls(torch.device(device)):
         assert matmul.allow_tf32 is (device == "cuda" or before)
     assert matmul.allow_tf32 is before
-    with pytest.raises(KeyError), quick_products(torch.device(device)):
+    with pytest.raises(KeyError), tf32_matmuls(torch.device(device)):
         raise KeyError
     assert matmul.allow_tf32 is before
 
 
 def test_accumulating_sees_more_of_the_data(monkeypatch):
     seen = []
-    monkeypatch.setattr(Learner, "_descend", lambda self, lessons: seen.append(len(lessons)))
+    monkeypatch.setattr(
+        PairObjective, "descend", lambda self, batches: seen.append(len(batches)) or torch.zeros(())
+    )
     learn(accumulate=3, steps=2)
     learn(steps=2)
     assert seen == [3, 3, 1, 1]
@@ -479,8 +496,9 @@ def pull(share, i, j, monkeypatch):
         spaces=("ff.0",),
         batch_size=22,
     )
-    monkeypatch.setattr("symmerge.matching.learning.learner.NEAR_A", share)
-    slope = whole(learner._downhill([learner.lessons[0]])["ff.0"])
+    monkeypatch.setattr("symmerge.matching.learning.permutations.NEAR_A", share)
+    flips, segment = learner.objective.flips[0], learner.objective.segment
+    slope = over_roles(flips.gradients(segment, [learner.data.train[0]])["ff.0"])
     own = slope.diagonal()
     gained = own[:, None] + own[None] - slope - slope.mT
     return gained[i, j].item(), gained.max().item()
@@ -560,12 +578,19 @@ def test_only_the_spaces_chosen_move():
 def test_parts_have_the_spaces_of_their_kind():
     table = sm.load(small_model("llama")).spec
     kinds = {
-        part: {space.partition(".")[0] for space in LearnedMatching(spaces=(part,)).chosen(table)}
+        part: {
+            space.partition(".")[0]
+            for space in LearnedMatching(spaces=(part,)).chosen_spaces(table)
+        }
         for part in ("residual", "heads", "ff")
     }
     assert kinds == {"residual": {"residual"}, "heads": {"head", "query", "qk", "vo"}, "ff": {"ff"}}
-    assert LearnedMatching().chosen(table) == list(table.hidden)
-    assert set(LearnedMatching(spaces=("ff.1", "vo")).chosen(table)) == {"vo.0", "vo.1", "ff.1"}
+    assert LearnedMatching().chosen_spaces(table) == list(table.hidden)
+    assert set(LearnedMatching(spaces=("ff.1", "vo")).chosen_spaces(table)) == {
+        "vo.0",
+        "vo.1",
+        "ff.1",
+    }
 
 
 @pytest.mark.parametrize("name", ["attention", "classifier", "qk.7", "query"])
@@ -632,7 +657,7 @@ def test_the_same_seed_learns_the_same():
 
 
 def test_parents_write_where_there_is_no_data(monkeypatch):
-    monkeypatch.setattr("symmerge.matching.learned.OWN_SAMPLES", {"clm": 24})
+    monkeypatch.setattr("symmerge.matching.learning.data.SELF_SAMPLES", {"clm": 24})
     said = []
     solution = learn(data=None, steps=3, progress=said.append)
     assert (
@@ -666,7 +691,11 @@ SHARES = {
 @pytest.mark.parametrize("sampler", SHARES)
 def test_steps_are_taken_where_the_sampler_says(sampler, monkeypatch):
     seen = []
-    monkeypatch.setattr(Learner, "_descend", lambda self, lessons: seen.append(self.t.item()))
+    monkeypatch.setattr(
+        PairObjective,
+        "descend",
+        lambda self, batches: seen.append(self.segment.t.item()) or torch.zeros(()),
+    )
     learn(sampler=sampler, steps=12, patience=100)
     low, high = SHARES[sampler]
     assert low - 1e-6 <= min(seen) and max(seen) <= high + 1e-6 and len(seen) == 12
@@ -692,11 +721,11 @@ def test_a_run_that_gets_no_better_stops():
     learned = solution.settings["learned"]
     assert (
         learned["steps"] < 10
-        and learned["stopped"] == "no better for 3 looks"
+        and learned["stopped"] == "no better for 3 evaluations"
         and not solution.interrupted
     )
     assert (
-        said[-1] == f"stopped at step {learned['steps']}: no better for 3 looks"
+        said[-1] == f"stopped at step {learned['steps']}: no better for 3 evaluations"
         and len(solution.objective) == learned["steps"] + 1
     )
     longer = learn(steps=6, patience=3).settings["learned"]
@@ -709,7 +738,7 @@ def test_every_look_is_reported():
     looks = [line for line in said if line.startswith("step ")]
     assert [line.split(":")[0] for line in looks] == [f"step {step} of 3" for step in range(4)]
     assert all(
-        f"loss of the middle {loss:.4f} on held-out inputs" in line
+        f"held-out loss {loss:.4f} at the midpoint" in line
         for loss, line in zip(solution.objective, looks, strict=True)
     )
     assert [line.count("the best so far") for line in looks] == [
@@ -719,13 +748,13 @@ def test_every_look_is_reported():
 
 def broken_at(monkeypatch, step):
     """The loss of one step is not a number."""
-    steps, real = [], module_of_learner.loss_of
+    steps, real = [], mean_module.distillation_loss
 
     def loss(module, lesson):
         steps.append(torch.is_grad_enabled())
         return real(module, lesson) * (math.nan if sum(steps) == step and steps[-1] else 1.0)
 
-    monkeypatch.setattr(module_of_learner, "loss_of", loss)
+    monkeypatch.setattr(mean_module, "distillation_loss", loss)
 
 
 @pytest.mark.parametrize("step", [1, 4])
@@ -754,13 +783,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_best_stays(step, monkeyp
 
 
 def test_a_held_out_loss_that_is_not_finite_ends_the_run_too(monkeypatch):
-    real, looks = Learner._judged, []
+    real, evaluations = MeanModule.loss, []
 
-    def judged(self, probe):
-        looks.append(1)
-        return math.inf if len(looks) == 4 else real(self, probe)
+    def loss(self, batches):
+        evaluations.append(1)
+        return math.inf if len(evaluations) == 4 else real(self, batches)
 
-    monkeypatch.setattr(Learner, "_judged", judged)
+    monkeypatch.setattr(MeanModule, "loss", loss)
     solution = learn()
     assert (
         solution.settings["learned"]["stopped"] == "the held-out loss was not finite at step 3"
@@ -827,7 +856,7 @@ def test_an_interrupt_before_learning_is_that_of_the_start(monkeypatch):
     start = WeightMatching(generate_text=False, max_sweeps=2)
     early = replace(start.solve(*pair()), interrupted=True)
     monkeypatch.setattr(WeightMatching, "solve", lambda *args, **kwargs: early)
-    monkeypatch.setattr(Learner, "run", lambda *args: pytest.fail("learned"))
+    monkeypatch.setattr(PairObjective, "descend", lambda *args: pytest.fail("learned"))
     assert learn(start=start) is early
 
 
@@ -842,7 +871,7 @@ def test_a_basis_that_is_nearly_singular_is_mended_and_counted():
         start.spec, {**start.elements, "vo.0": {"matrix": (u * values[:, None, :]) @ vh}}
     )
     solution = learn(start=bad, steps=2)
-    assert solution.settings["learned"]["mended"] >= 1
+    assert solution.settings["learned"]["projected"] >= 1
     assert (
         torch.linalg.cond(bad["vo.0"]["matrix"]).max() > 9e5
         and torch.linalg.cond(solution.alignment["vo.0"]["matrix"]).max() < 1.01e4
@@ -851,7 +880,7 @@ def test_a_basis_that_is_nearly_singular_is_mended_and_counted():
         sm.verify(pair()[1], apply(solution.alignment, pair()[1]), dtype=torch.float64).difference
         <= 1e-10
     )
-    assert learn(steps=2).settings["learned"]["mended"] == 0  # the control
+    assert learn(steps=2).settings["learned"]["projected"] == 0  # the control
 
 
 # several processes
@@ -860,15 +889,15 @@ SCRIPT = """
 import json, sys
 import torch
 import symmerge as sm
-from symmerge.alignment import Alignment
+from symmerge.distributed import process_group
+from symmerge.lab.small_models import small_model
 from symmerge.matching.learned import LearnedMatching
-from symmerge.processes import joined
-from symmerge.zoo.small import small_model
+from symmerge.models.alignment import Alignment
 
 a, b = (sm.canonicalize(sm.load(small_model("llama", seed=seed, dtype=torch.float64, num_hidden_layers=1))) for seed in (0, 1))
 task = sm.make_task("clm", "self", [a, b], samples=24)
 start = Alignment.random(a.spec, torch.Generator().manual_seed(5))
-with joined() as (rank, processes):
+with process_group() as (rank, processes):
     assert processes == 2
     solution = LearnedMatching(data=task, start=start, steps=12, batch_size=6, lr=1e-2).solve(a, b)
     solution.alignment.save(sys.argv[1] + f"/alignment.{rank}")

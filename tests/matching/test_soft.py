@@ -10,13 +10,14 @@ import symmerge as sm
 from symmerge.errors import MismatchError, SymmergeError
 from symmerge.lab.small_models import small_model
 from symmerge.matching.base import Solution
-from symmerge.matching.learning.distillation import loss_of
+from symmerge.matching.learning.data import load_data
+from symmerge.matching.learning.distillation import distillation_loss
 from symmerge.matching.learning.soft_permutations import (
     SoftPermutation,
     first_latent,
     hardened,
+    one_hot,
     relax,
-    sharp,
     sinkhorn,
     soft_table,
 )
@@ -99,7 +100,7 @@ def test_without_noise_it_is_the_permutation():
     )
     index = torch.randperm(9, generator=generator())
     shuffled = sinkhorn(latent[0][index], 20)
-    assert torch.allclose(shuffled, sharp(index), atol=1e-6)
+    assert torch.allclose(shuffled, one_hot(index), atol=1e-6)
     noisy = sinkhorn(first_latent(9, (2,), 0.1, generator()), 20)  # the control
     assert float((noisy - torch.eye(9, dtype=torch.float64)).abs().max()) > 1e-2
 
@@ -118,10 +119,10 @@ def test_a_sharp_matrix_acts_as_its_permutation(role):
     )
     soft, hard = SoftPermutation(7), Permutation(7)
     assert torch.equal(
-        soft.act({"matrix": sharp(index)}, x, role), hard.act({"index": index}, x, role)
+        soft.act({"matrix": one_hot(index)}, x, role), hard.act({"index": index}, x, role)
     )
     gram = Gram.of(x[0], x[1])
-    assert torch.equal(soft.nearest(gram)["matrix"], sharp(hard.nearest(gram)["index"]))
+    assert torch.equal(soft.nearest(gram)["matrix"], one_hot(hard.nearest(gram)["index"]))
 
 
 def test_what_is_no_soft_permutation_is_noticed():
@@ -156,7 +157,7 @@ def test_the_middle_gets_better_and_only_the_hardened_end_is_exact(name, moved):
     assert (
         min(solution.objective) < solution.objective[0]
     )  # the loss on held-out inputs; the first is before any step
-    assert numbers["middle"]["soft"] == pytest.approx(min(solution.objective), abs=1e-5)
+    assert numbers["midpoint"]["soft"] == pytest.approx(min(solution.objective), abs=1e-5)
     assert sm.verify(b, apply(solution.alignment, b), dtype=torch.float64).difference <= 1e-10
     # the negative control: a mixture is no symmetry, and both kinds of end errors say so
     difference = sm.verify(b, relax(solution, b), dtype=torch.float64).difference
@@ -186,14 +187,14 @@ def test_a_permuted_stream_and_ties_mix_too():
     numbers, merged = solution.settings["soft"], sm.average(a, relax(solution, b))
     assert min(solution.objective) < solution.objective[0] and numbers["end"]["function"] > 1e-3
     assert sm.verify(b, apply(solution.alignment, b), dtype=torch.float64).difference <= 1e-10
-    _, held = options._exact().lessons([a, b], lambda line: None)
+    held = load_data(options, [a, b], lambda line: None).held_out
     loss = sum(
-        float(loss_of(full_module(merged, torch.float32), held[number]))
+        float(distillation_loss(full_module(merged, torch.float32), held[number]))
         for number in range(len(held))
     ) / len(held)
     assert (
-        loss == pytest.approx(numbers["middle"]["soft"], abs=1e-4)
-        and abs(loss - numbers["middle"]["start"]) > 1e-3
+        loss == pytest.approx(numbers["midpoint"]["soft"], abs=1e-4)
+        and abs(loss - numbers["midpoint"]["start"]) > 1e-3
     )
 
 
@@ -202,14 +203,14 @@ def test_a_sharp_relaxation_is_the_hardened_alignment(name):
     """Heads with their bases, and query heads inside them, mixed by permutation matrices: the soft end must be the hard one, tensor by tensor."""
     _, b = pair(name)
     start = Alignment.random(b.spec, generator())
-    spaces = SoftMatching().chosen(b.spec)
+    spaces = SoftMatching().chosen_spaces(b.spec)
     flips = {
         space: Permutation(b.spec.sizes[space]).random(generator(), b.spec.batch(space))["index"]
         for space in spaces
     }
     relaxed = Alignment(
         soft_table(b.spec, spaces),
-        {space: {"matrix": sharp(index)} for space, index in flips.items()},
+        {space: {"matrix": one_hot(index)} for space, index in flips.items()},
     )
     hard = hardened(relaxed, b.spec).compose(start)
     assert any(not torch.equal(hard[space]["index"], start[space]["index"]) for space in spaces)
