@@ -91,11 +91,11 @@ def elsewhere(home, folder):
 
 def test_the_same_files_elsewhere_give_the_same_bytes(home, tmp_path):
     out, other = tmp_path / "out", tmp_path / "other"
-    said = verb("v-heads", "bert-0", "bert-1", out=out)
+    said = verb("v-stream", "bert-0", "bert-1", out=out)
     assert (
         "BertForMaskedLM, valid.txt" in said.stdout
         and "8 cells computed, 0 were there" in said.stdout
-        and "(published 4.31)" in said.stdout
+        and "(published 4.95)" in said.stdout
     )
     found = json.loads((out / "results.json").read_text())
     assert (
@@ -113,7 +113,7 @@ def test_the_same_files_elsewhere_give_the_same_bytes(home, tmp_path):
 
     moved, models = elsewhere(home, tmp_path)
     places = {"train": moved / "books.txt", "test": moved / "valid.txt"}
-    verb("v-heads", *models, out=other, **places)
+    verb("v-stream", *models, out=other, **places)
     assert (out / "results.json").read_bytes() == (other / "results.json").read_bytes()
 
     # Moved after a run: what is finished counts, and what is not finds its models in the new place.
@@ -121,14 +121,14 @@ def test_the_same_files_elsewhere_give_the_same_bytes(home, tmp_path):
     for link in out.glob("cells/*/model"):
         link.unlink()
         link.symlink_to(tmp_path / "gone")
-    said = verb("v-heads", *models, out=out, **places, more=["--resume"]).stdout
+    said = verb("v-stream", *models, out=out, **places, more=["--resume"]).stdout
     assert (
         "1 cells computed, 7 were there" in said
         and (out / "results.json").read_bytes() == (other / "results.json").read_bytes()
     )
     assert (
         "8 cells\t\t0 to do"
-        in verb("v-heads", *models, out=out, **places, more=["--dry-run"]).stdout
+        in verb("v-stream", *models, out=out, **places, more=["--dry-run"]).stdout
     )
 
     for others, data in (
@@ -137,12 +137,12 @@ def test_the_same_files_elsewhere_give_the_same_bytes(home, tmp_path):
     ):
         assert (
             "of other models or other data"
-            in verb("v-heads", *others, out=out, **data, more=["--resume"], expect=2).stderr
+            in verb("v-stream", *others, out=out, **data, more=["--resume"], expect=2).stderr
         )
     assert (
         "of other models or other data"
         in run(
-            "experiment", "v-heads", "--out", out, "--size", "smoke", "--resume", expect=2
+            "experiment", "v-stream", "--out", out, "--size", "smoke", "--resume", expect=2
         ).stderr
     )
 
@@ -219,7 +219,7 @@ def test_every_experiment_that_takes_models_has_one_column_of_them(name):
         check_train_data(name, tables)
         cells = with_needs(cells_of(tables))
         assert {cell.step.partition(":")[2] for cell in cells} <= {"external", "line", "together"}
-        steps = [cell for cell in cells if cell.step.endswith(":given")]
+        steps = [cell for cell in cells if cell.step.endswith(":external")]
         assert {cell.settings["content"] for cell in steps} == {
             model.content for model in asked.external.models
         }
@@ -255,6 +255,9 @@ def test_each_row_of_what_learning_needs_is_another_cell():
     } == {"labels instead of the parents' answers"}
 
 
+METHODS = {"t-widths": ("none", "symmerge"), "t-many": ("none",), "v-features": ("correlation",)}
+
+
 def test_widths_and_many_and_features(tmp_path):
     """Unequal pairs, all models at once, and a row for every layer."""
     asked = {
@@ -264,11 +267,7 @@ def test_widths_and_many_and_features(tmp_path):
     }
     tables = {name: EXPERIMENTS[name].tables(size) for name, size in asked.items()}
     chosen = {
-        name: [
-            cell
-            for cell in cells_of(found)
-            if cell.settings["method"] in ("none", "symmerge", "correlation")
-        ]
+        name: [cell for cell in cells_of(found) if cell.settings["method"] in METHODS[name]]
         for name, found in tables.items()
     }
     assert [len(cell.needs) for cell in chosen["t-widths"]] == [2] * 4 and all(

@@ -90,7 +90,7 @@ def test_classifiers_begin_from_the_models_given(home, tmp_path):
         and not found["failed"]
     )
     assert (
-        "fine-tuned as our recipes say" in found["tables"][0]["differs"]
+        "fine-tuned by our recipes" in found["tables"][0]["differs"]
         and "models given" in (out / "page.html").read_text()
     )
 

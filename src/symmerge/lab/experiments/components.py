@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import combinations
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ STEPS = "symmerge.lab.experiments.steps"
 PLAIN = "none"
 """The method that aligns nothing."""
 SMOKE = {"steps": 12, "warmup": 2}  # a training that only has to work
+SMOKE_BATCH = 16  # at most
 # How much of the test split is measured; `small` takes the task's default.
 MEASURED = {"smoke": {"samples": 24}, "published": {"max_samples": 10_000}}
 # Expected seconds of a cell: on one core, or on a GPU at the published size.
@@ -82,15 +83,16 @@ def model(
 
     The heads of all such classifiers start alike.
     """
-    # Another recipe of the same name is another cell; texts for people do not count.
-    content = asdict(training_recipe(recipe))
+    content = training_recipe(recipe)
+    smoke = {**SMOKE, "batch_size": min(SMOKE_BATCH, content.schedule.batch_size)}
     settings = {
         "recipe": recipe,
         "seed": seed,
         "config": dict(config or {}),
-        "schedule": SMOKE if size.name == "smoke" else {},
+        "schedule": smoke if size.name == "smoke" else {},
         "device": size.device,
-        "content": {n: value for n, value in content.items() if n not in ("about", "duration")},
+        # Another recipe of the same name is another cell; texts for people do not count.
+        "content": asdict(replace(content, about="", duration="")),
     }
     origin = base.label if base and size.external else f"seed {seed}"
     label = f"{recipe}{'*' if config else ''}, {origin}"
