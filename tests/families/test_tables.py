@@ -162,9 +162,9 @@ EMBEDDINGS = {
 def test_a_projected_embedding_is_a_space_of_its_own(size, tied):
     table = spec("roformer", embedding_size=size, tie_word_embeddings=tied)
     embedding, transform = EMBEDDINGS[size, tied]
-    words = "roformer.embeddings.word_embeddings.weight"
+    embeddings = "roformer.embeddings.word_embeddings.weight"
     dense = "cls.predictions.transform.dense.weight"
-    assert unparse(table.tensors[words]) == f"vocabulary {embedding}"
+    assert unparse(table.tensors[embeddings]) == f"vocabulary {embedding}"
     assert unparse(table.tensors[dense]) == f"{transform} residual*"
     assert table.joined == ((embedding,) if tied else ())
     groups = {

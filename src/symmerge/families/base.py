@@ -124,8 +124,8 @@ class Family:
         )
 
     def _used_spaces(self, reading: Reading, tensors: Mapping[str, Axes]) -> dict[str, Space]:
-        used, per_layer = _spaces(tensors.values()), reading.layers
-        spaces = [space for one in reading.spaces for space in _per_layer(one, per_layer)]
+        used, layers = _spaces(tensors.values()), reading.layers
+        spaces = [space for each in reading.spaces for space in _per_layer(each, layers)]
         unknown = used - {space.name for space in spaces}
         assert not unknown, f"{self.name}: the config reader makes no space {unknown}"
         return {space.name: space for space in spaces if space.name in used}
@@ -210,7 +210,7 @@ def pair(size: Any) -> tuple[int, int]:
 
 
 def visible(**sizes: int) -> tuple[Space, ...]:
-    """Spaces that are seen from outside."""
+    """Spaces that are visible from outside."""
     return tuple(Space(name, Trivial(size)) for name, size in sizes.items())
 
 

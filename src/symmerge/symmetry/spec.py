@@ -107,8 +107,7 @@ class Spec:
     @cached_property
     def hidden(self) -> dict[str, Space]:
         """The spaces that have symmetries."""
-        hidden = (space for space in self.spaces.values() if not isinstance(space.group, Trivial))
-        return {space.name: space for space in hidden}
+        return {name: s for name, s in self.spaces.items() if not isinstance(s.group, Trivial)}
 
     @cached_property
     def stream(self) -> str:

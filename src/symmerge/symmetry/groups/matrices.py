@@ -1,4 +1,4 @@
-"""Groups of matrices: what they share, multiplication in place of layout, and the exponential."""
+"""Groups of matrices: what they share, products that keep the layout, and the exponential."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def constant_gain(group: str, x: Coordinates) -> Coordinates:
     """x itself, if it is constant over the space: no other gain commutes with every matrix."""
     if (x == x[..., :1, :]).all():
         return x
-    raise SymmetryError(f"pointwise and not constant, on a space of {group}: canonicalize first")
+    raise SymmetryError(
+        f"pointwise and not constant, but its space is {group}: canonicalize the model first"
+    )
 
 
 def eye(n: int, batch: Shape) -> Float[Tensor, "*batch n n"]:
