@@ -205,7 +205,7 @@ def _data(size: Size, of: Cell, method: str) -> dict[str, Any]:
     if "recipe" in of.settings:
         return {"recipe": of.settings["recipe"]}
     assert size.external and size.external.test
-    settings = {"task": size.external.task, "test": size.external.test.content}
+    settings: dict[str, Any] = {"task": size.external.task, "test": size.external.test.content}
     if method != PLAIN and get_recipe(method).needs_data:
         settings["train"] = size.external.train and size.external.train.content
     return settings

@@ -39,7 +39,7 @@ METHODS = {
 }
 # Published: Table 1, by row and data set.
 DATA_SETS = ("cifar10", "cifar100", "tiny-imagenet", "shakespeare", "books")
-TABLE_1 = {
+TABLE_1: Mapping[str, Mapping[str, float]] = {
     name: dict(zip(DATA_SETS, numbers, strict=True))
     for name, numbers in {
         "vanilla": (1.69, 2.46, 2.84, 2.02, 4.34),
@@ -171,7 +171,7 @@ def samplers(size: Size) -> tuple[ResultTable, ...]:
 
 
 def iterations(size: Size) -> tuple[ResultTable, ...]:
-    rows = {
+    rows: Rows = {
         f"{method}, {sweeps} sweeps": (method, {"max_sweeps": sweeps})
         for method in ("permutations", "orthogonal")
         for sweeps in SWEEPS
@@ -182,7 +182,7 @@ def iterations(size: Size) -> tuple[ResultTable, ...]:
 
 def soft(size: Size) -> tuple[ResultTable, ...]:
     learning = {"steps": 1000, "inputs": 8000} if size.name == "published" else {}
-    rows = {
+    rows: Rows = {
         "permutations": ("permutations", {}),
         "soft": ("soft", learning),
         "soft, hardened": ("soft-hardened", learning),

@@ -168,8 +168,8 @@ def _pair(needs: list[Path]) -> tuple[Model, Model]:
 
 def _task(settings: Settings, models: list[Model]) -> Task:
     kind, source = _source(settings, models, "test")
-    limits = {name: settings.get(name) for name in ("samples", "max_samples")}
-    return make_task(kind, source, models[:1], **limits)
+    samples, max_samples = settings.get("samples"), settings.get("max_samples")
+    return make_task(kind, source, models[:1], samples=samples, max_samples=max_samples)
 
 
 def _source(settings: Settings, models: list[Model], split: str) -> tuple[str, str]:
