@@ -60,6 +60,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
     width, heads = config.hidden_size, config.num_attention_heads
     head_size = width // heads
     rotary = RotaryPairs(head_size, rotary=head_size, layout="interleaved")
+    values = rotary if config.rotary_value else GeneralLinear(head_size)
     projected, mlm = config.embedding_size != width, "cls.predictions.bias" in names
     visible_sizes = {
         "vocabulary": config.vocab_size,
@@ -74,11 +75,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
             *visible(**visible_sizes),
             Space("embedding", OrthogonalFixingOnes(config.embedding_size)),
             Space("residual", Permutation(width)),
-            *attention(
-                heads=heads,
-                qk=rotary,
-                vo=rotary if config.rotary_value else GeneralLinear(head_size),
-            ),
+            *attention(heads=heads, qk=rotary, vo=values),
             Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
             Space("classifier", feed_forward(config.hidden_act, width)),
             Space("transform", Permutation(config.embedding_size)),

@@ -51,7 +51,7 @@ def check_index(index: Tensor) -> Check:
     every = torch.arange(index.shape[-1], device=index.device).expand_as(index)
     if torch.equal(index.sort(-1).values, every):
         return Check(True)
-    return Check(False, "index is not a permutation: it repeats coordinates")
+    return Check(False, "index is not a permutation: every coordinate must occur once")
 
 
 def assign(score: Float[Tensor, "*batch n n"]) -> Int[Tensor, "*batch n"]:
