@@ -7,6 +7,7 @@ from symmerge.checkpoints.files import read_json, write_json
 from symmerge.checkpoints.provenance import Provenance
 from symmerge.errors import SymmergeError
 from symmerge.lab.small_models import small_model
+from symmerge.merging.means import average
 from symmerge.models.model import provenance_of
 from symmerge.models.orbit import random_member
 
@@ -15,7 +16,7 @@ from symmerge.models.orbit import random_member
 def merged():
     model = sm.load(small_model("gpt2-untied"))
     other = sm.canonicalize(sm.load(small_model("gpt2-untied", seed=1)), ("fold",))
-    return sm.merge(sm.canonicalize(model, ("fold",)), other, evidence={"score": 0.5})
+    return average(sm.canonicalize(model, ("fold",)), other, evidence={"score": 0.5})
 
 
 def test_the_record_is_read_back(merged, tmp_path):

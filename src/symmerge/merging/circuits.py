@@ -19,7 +19,7 @@ from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights
 from symmerge.errors import MismatchError
 from symmerge.models.canonical.balancing import balance_circuit
-from symmerge.models.circuits import circuit, computed_once, with_pieces
+from symmerge.models.circuits import circuit_of, computed_once, with_pieces
 from symmerge.models.interpolation import PieceTime
 from symmerge.models.model import INFLATED, Model, inflated
 from symmerge.symmetry.groups import GeneralLinear, RotaryPairs
@@ -52,7 +52,7 @@ def cut(
 
 
 def _cut_pieces(a: Model, b: Model, time: PieceTime, space: str) -> dict[Piece, Tensor]:
-    first, second = circuit(a, space), circuit(b, space)
+    first, second = circuit_of(a, space), circuit_of(b, space)
     t = time(first.writers[0].piece)
     x = torch.cat([first.x, second.x], -2).double()
     y = torch.cat([(1 - t) * first.y, t * second.y], -2).double()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,43 +17,41 @@ from symmerge.models.model import Model
 from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import Occurrence, Spec
 
-
-def piece_of(met: Occurrence, weights: Weights) -> Tensor:
-    return met.piece.view(weights[met.piece.tensor])
-
-
-Sides = Callable[[str], Mapping[Piece, Tensor]]
-"""The new pieces of every tensor that meets a space."""
+NewPieces = Callable[[str], Mapping[Piece, Tensor]]
+"""Space -> the new pieces of every tensor that meets it."""
 
 
-def computed_once(compute: Sides) -> Sides:
-    """Tensors of a space are asked for at the same time by the threads that write them: the second waits for what the first computes."""
-    lock, cached = (
-        Lock(),
-        lru_cache(maxsize=6)(compute),
-    )  # a tensor may hold pieces of several spaces
+def read_piece(occurrence: Occurrence, weights: Weights) -> Tensor:
+    """The piece of a tensor in which a space occurs."""
+    return occurrence.piece.view(weights[occurrence.piece.tensor])
 
-    def sides(space: str) -> Mapping[Piece, Tensor]:
+
+def computed_once(compute: NewPieces) -> NewPieces:
+    """Two threads that write tensors of one space: the second waits for the first's result."""
+    lock, cached = Lock(), lru_cache(maxsize=6)(compute)  # a tensor may meet several spaces
+
+    def pieces(space: str) -> Mapping[Piece, Tensor]:
         with lock:
             return cached(space)
 
-    return sides
+    return pieces
 
 
 def with_pieces(
-    spec: Spec, tensor: str, read: Callable[[str], Tensor], sides: Sides, spaces: set[str]
+    spec: Spec, tensor: str, read: Callable[[str], Tensor], pieces: NewPieces, spaces: set[str]
 ) -> Tensor:
     """A tensor with its pieces in some spaces replaced."""
     result = read(tensor).clone()
     for piece in spec.pieces[tensor]:
         for atom in piece.atoms:
             if atom.space in spaces and atom.role is not Role.RIDES:
-                piece.view(result).copy_(sides(atom.space)[piece])
+                piece.view(result).copy_(pieces(atom.space)[piece])
     return result
 
 
-class Place(NamedTuple):
-    """Where some columns of a circuit's side belong: a piece, how many they are, and how to lay them back into it."""
+@dataclass(frozen=True)
+class Columns:
+    """Columns of one side of a circuit: their piece, their number, and the way back into it."""
 
     piece: Piece
     width: int
@@ -63,35 +60,35 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Circuit:
-    """All that writes to a space (`x`) and all that reads from it (`y`), side by side; only x'y matters to the function."""
+    """All that writes to a space (`x`) and all that reads from it (`y`); only x'y matters."""
 
     x: Float[Tensor, "b n x"]
     y: Float[Tensor, "b n y"]
-    writers: tuple[Place, ...]
-    readers: tuple[Place, ...]
+    writers: tuple[Columns, ...]
+    readers: tuple[Columns, ...]
 
     def pieces(self, x: Float[Tensor, "b n x"], y: Float[Tensor, "b n y"]) -> dict[Piece, Tensor]:
         """Other factors, as pieces of the tensors they belong to."""
-        found = {}
-        for places, whole in ((self.writers, x), (self.readers, y)):
-            for place, part in zip(
-                places, whole.split([place.width for place in places], -1), strict=True
-            ):
-                found[place.piece] = place.undo(part)
-        return found
+        return _split(x, self.writers) | _split(y, self.readers)
 
 
-def circuit(model: Model, space: str) -> Circuit:
+def _split(side: Tensor, columns: Sequence[Columns]) -> dict[Piece, Tensor]:
+    blocks = side.split([one.width for one in columns], -1)
+    return {one.piece: one.undo(block) for one, block in zip(columns, blocks, strict=True)}
+
+
+def circuit_of(model: Model, space: str) -> Circuit:
     """The two sides of a space."""
-    per, sides = model.spec.spaces[space].per, {}
-    for role in (Role.WRITES, Role.READS):
-        places, parts = [], []
-        for met in model.spec.occurrences(space):
-            if met.role is role:
-                outer = None if per is None else next(met.piece.positions(per))
-                laid, undo = lay(piece_of(met, model.weights), met.position, outer)
-                places.append(Place(met.piece, laid.shape[-1], undo))
-                parts.append(laid)
-        sides[role] = torch.cat(parts, -1), tuple(places)
-    (x, writers), (y, readers) = sides[Role.WRITES], sides[Role.READS]
+    (x, writers), (y, readers) = (_side(model, space, role) for role in (Role.WRITES, Role.READS))
     return Circuit(x, y, writers, readers)
+
+
+def _side(model: Model, space: str, role: Role) -> tuple[Tensor, tuple[Columns, ...]]:
+    per, columns, blocks = model.spec.spaces[space].per, [], []
+    for occurrence in model.spec.occurrences(space):
+        if occurrence.role is role:
+            outer = None if per is None else next(occurrence.piece.positions(per))
+            laid, undo = lay(read_piece(occurrence, model.weights), occurrence.position, outer)
+            columns.append(Columns(occurrence.piece, laid.shape[-1], undo))
+            blocks.append(laid)
+    return torch.cat(blocks, -1), tuple(columns)

@@ -1,9 +1,11 @@
-"""A norm that sits on the stream, right after the embedding, goes into the embedding: then even this stream rotates. Exact.
+"""A norm right after the embedding goes into the embedding, so that its stream can rotate. Exact.
 
-Such a norm has a gain that no reader can take: what it gives lies on an ellipsoid, and a constant gain only makes spheres. But its epsilon
-lets small rows through with less than full length, so a row of the right size gives any vector that is short enough:
-``c e / sqrt(|e|^2 / d + epsilon)`` is u for e = u / c * sqrt(epsilon / (1 - |u|^2 / d c^2)). Only means are lost. Norms take them out
-anyway, and who reads the stream before any norm can compute them: all that the gain g makes is orthogonal to 1 / g.
+No reader can take such a norm's gain: its output lies on an ellipsoid, and a constant gain only
+makes spheres. But epsilon lets small rows through with less than full length, so a row of the
+right size gives any vector that is short enough:
+``c e / sqrt(|e|^2 / d + epsilon)`` is u for ``e = u / c * sqrt(epsilon / (1 - |u|^2 / d c^2))``.
+Only means are lost. Norms take them out anyway, and a map that reads the stream before any norm
+can compute them: everything the gain g makes is orthogonal to 1 / g.
 """
 
 from __future__ import annotations
@@ -25,45 +27,43 @@ CANCELLED = 1e3  # by how much reading the mean from the rest may magnify roundi
 
 
 def absorb(spec: Spec, weights: Weights, norm: Norm) -> dict[str, Callable[[], Tensor]]:
-    """The tensors that change when a norm's gain becomes constant and its embedding takes it over."""
-    embedding = f"{norm.writer}.weight"
+    """The tensors that change when a norm's gain becomes constant and the embedding absorbs it."""
     _refuse_cancelled(norm, weights)
-    found: dict[str, Callable[[], Tensor]] = {
-        embedding: partial(
-            _embedding, weights, norm, spec.axis_of(embedding, norm.stream, Role.WRITES)
-        ),
-        norm.gain: partial(_gain, weights, norm, spec.axis_of(embedding, norm.stream, Role.WRITES)),
+    embedding = f"{norm.writer}.weight"
+    axis = spec.axis_of(embedding, norm.stream, Role.WRITES)
+    computed: dict[str, Callable[[], Tensor]] = {
+        embedding: partial(_embedding, weights, norm, axis),
+        norm.gain: partial(_gain, weights, norm, axis),
     }
     if norm.shift:
-        found[norm.shift] = partial(_shift, weights, norm)
+        computed[norm.shift] = partial(_shift, weights, norm)
     for reader in norm.readers:
         name = f"{reader}.weight"
-        found[name] = partial(
-            _reader, weights, norm, name, spec.axis_of(name, norm.stream, Role.READS)
-        )
-    return found
+        axis = spec.axis_of(name, norm.stream, Role.READS)
+        computed[name] = partial(_reader, weights, norm, name, axis)
+    return computed
 
 
-def _given(weights: Weights, norm: Norm, axis: int) -> tuple[Float[Tensor, "rows d"], float]:
-    """What the norm gives for every row, less means and shift; and the constant gain that can make all of it."""
+def _outputs(weights: Weights, norm: Norm, axis: int) -> tuple[Float[Tensor, "rows d"], float]:
+    """The norm's output for every row, less means and shift; and a constant gain that makes it."""
     rows = weights[f"{norm.writer}.weight"].movedim(axis, -1).double()
     gain = weights[norm.gain].double()
-    given = gain * torch.nn.functional.layer_norm(rows, gain.shape, eps=norm.epsilon)
-    given = given - given.mean(-1, keepdim=True)
-    longest = given.square().mean(-1).amax().sqrt().item()
+    outputs = gain * torch.nn.functional.layer_norm(rows, gain.shape, eps=norm.epsilon)
+    outputs = outputs - outputs.mean(-1, keepdim=True)
+    longest = outputs.square().mean(-1).amax().sqrt().item()
     constant = STEP ** torch.tensor(2 * max(longest, 1e-30)).log2().div(2).ceil().item()
-    return given, constant
+    return outputs, constant
 
 
 def _embedding(weights: Weights, norm: Norm, axis: int) -> Tensor:
-    given, constant = _given(weights, norm, axis)
-    share = given.square().mean(-1, keepdim=True) / constant**2
-    rows = given / constant * (norm.epsilon / (1 - share)).sqrt()
+    outputs, constant = _outputs(weights, norm, axis)
+    share = outputs.square().mean(-1, keepdim=True) / constant**2
+    rows = outputs / constant * (norm.epsilon / (1 - share)).sqrt()
     return rows.movedim(-1, axis).to(weights[f"{norm.writer}.weight"])
 
 
 def _gain(weights: Weights, norm: Norm, axis: int) -> Tensor:
-    return torch.full_like(weights[norm.gain], _given(weights, norm, axis)[1])
+    return torch.full_like(weights[norm.gain], _outputs(weights, norm, axis)[1])
 
 
 def _mean_reader(gain: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
@@ -75,9 +75,8 @@ def _mean_reader(gain: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
 
 def _reader(weights: Weights, norm: Norm, name: str, axis: int) -> Tensor:
     weight = weights[name].movedim(axis, -1)
-    from_rest = (
-        _mean_reader(weights[norm.gain].double()).to(weight) + 1 / weight.shape[-1]
-    )  # the shift's own mean is read as before
+    # The mean of the shift is read as before.
+    from_rest = _mean_reader(weights[norm.gain].double()).to(weight) + 1 / weight.shape[-1]
     return (weight + weight.sum(-1, keepdim=True) * from_rest).movedim(-1, axis)
 
 
@@ -92,6 +91,7 @@ def _refuse_cancelled(norm: Norm, weights: Weights) -> None:
     reader = _mean_reader(weights[norm.gain].double())
     if not reader.norm() * len(reader) ** 0.5 <= CANCELLED:
         raise SymmetryError(
-            f"{norm.gain} has gains of both signs that cancel, so that the mean of the stream cannot be told from the rest:"
-            f" rotations of '{norm.stream}' are not possible; restrict it to permutations"
+            f"{norm.gain} has gains of both signs that cancel, so that the mean of the stream"
+            f" cannot be computed from the rest: rotations of '{norm.stream}' are not possible;"
+            " restrict it to permutations"
         )

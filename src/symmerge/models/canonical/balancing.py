@@ -11,45 +11,34 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symmerge.models.canonical.step import Computed, derived
-from symmerge.models.circuits import circuit, computed_once, with_pieces
+from symmerge.models.circuits import circuit_of, computed_once, with_pieces
 from symmerge.models.model import Model
-from symmerge.symmetry.groups import (
-    GeneralLinear,
-    Group,
-    RotaryPairs,
-    ScaledPermutation,
-    linalg,
-)
+from symmerge.symmetry.groups import GeneralLinear, Group, RotaryPairs, ScaledPermutation, linalg
 from symmerge.symmetry.notation import Piece, Role
 
 
 def balance(model: Model) -> Model:
-    """In every space where only products matter, give writers and readers the same size; heads go to the basis of their SVD."""
-    rebalanced = {name for name, space in model.spec.hidden.items() if type(space.group) in BALANCE}
-    if not rebalanced:
+    """Where only products matter, give writers and readers the same size; heads get SVD bases."""
+    spaces = {name for name, space in model.spec.hidden.items() if type(space.group) in BALANCE}
+    if not spaces:
         return model
-    sides = computed_once(partial(_balanced_pieces, model))
-    computed: Computed = {}
-    for name in rebalanced:
-        for met in model.spec.occurrences(name):
-            if met.role is not Role.RIDES:
-                computed[met.piece.tensor] = partial(
-                    with_pieces,
-                    model.spec,
-                    met.piece.tensor,
-                    model.weights.__getitem__,
-                    sides,
-                    rebalanced,
-                )
-    return derived(
-        model, computed, "balance", f"writers and readers of {len(rebalanced)} spaces balanced"
-    )
+    pieces, read = computed_once(partial(_balanced_pieces, model)), model.weights.__getitem__
+    computed: Computed = {
+        occurrence.piece.tensor: partial(
+            with_pieces, model.spec, occurrence.piece.tensor, read, pieces, spaces
+        )
+        for name in spaces
+        for occurrence in model.spec.occurrences(name)
+        if occurrence.role is not Role.RIDES
+    }
+    what = f"writers and readers of {len(spaces)} spaces balanced"
+    return derived(model, computed, "balance", what)
 
 
 def _balanced_pieces(model: Model, space: str) -> dict[Piece, Tensor]:
-    group, found = model.spec.spaces[space].group, circuit(model, space)
-    x, y = BALANCE[type(group)](group, found.x.double(), found.y.double())
-    return found.pieces(x.to(found.x), y.to(found.y))
+    group, circuit = model.spec.spaces[space].group, circuit_of(model, space)
+    x, y = BALANCE[type(group)](group, circuit.x.double(), circuit.y.double())
+    return circuit.pieces(x.to(circuit.x), y.to(circuit.y))
 
 
 Pair = tuple[Float[Tensor, "b n x"], Float[Tensor, "b n y"]]
@@ -60,18 +49,15 @@ def balance_circuit(group: Group, x: Float[Tensor, "b n x"], y: Float[Tensor, "b
     (x_basis, x_core), (y_basis, y_core) = linalg.qr(x.mT), linalg.qr(y.mT)
     u, s, vh = linalg.svd(x_core @ y_core.mT, full_matrices=False)
     root = s.sqrt()[..., None]
-    pad = (0, 0, 0, x.shape[-2] - s.shape[-1])
-    grow = torch.nn.functional.pad
-    return grow(root * (x_basis @ u).mT, pad), grow(root * (y_basis @ vh.mT).mT, pad)
+    padding = (0, 0, 0, x.shape[-2] - s.shape[-1])
+    pad = torch.nn.functional.pad
+    return pad(root * (x_basis @ u).mT, padding), pad(root * (y_basis @ vh.mT).mT, padding)
 
 
 def _balance_rows(x: Tensor, y: Tensor) -> Pair:
-    sizes = x.norm(dim=-1, keepdim=True), y.norm(dim=-1, keepdim=True)
-    scale = torch.where(
-        (sizes[0] > 0) & (sizes[1] > 0),
-        (sizes[1] / sizes[0].clamp_min(1e-300)).sqrt(),
-        torch.ones_like(sizes[0]),
-    )
+    x_norm, y_norm = x.norm(dim=-1, keepdim=True), y.norm(dim=-1, keepdim=True)
+    ratio = (y_norm / x_norm.clamp_min(1e-300)).sqrt()
+    scale = torch.where((x_norm > 0) & (y_norm > 0), ratio, torch.ones_like(ratio))
     return x * scale, y / scale
 
 
@@ -80,17 +66,14 @@ def _balance_scales(group: Group, x: Tensor, y: Tensor) -> Pair:
 
 
 def _balance_rotary(group: Group, x: Tensor, y: Tensor) -> Pair:
+    """Rotary pairs are scaled as one; the other coordinates are a circuit like any other."""
     assert isinstance(group, RotaryPairs)
-    turned, rest = [], []
-    for side in (x, y):
-        first, second, others = group.split(side)
-        turned.append(torch.cat([first, second], -1))
-        rest.append(others)
-    turned = _balance_rows(*turned)
-    rest = balance_circuit(group, *rest) if group.rest.size else rest
-    half = turned[0].shape[-1] // 2, turned[1].shape[-1] // 2
-    queries, keys = (side.split(width, -1) for side, width in zip(turned, half, strict=True))
-    return group.join(queries[0], queries[1], rest[0]), group.join(keys[0], keys[1], rest[1])
+    (x_first, x_second, x_rest), (y_first, y_second, y_rest) = group.split(x), group.split(y)
+    pairs = torch.cat([x_first, x_second], -1), torch.cat([y_first, y_second], -1)
+    queries, keys = (side.chunk(2, -1) for side in _balance_rows(*pairs))
+    if group.rest.size:
+        x_rest, y_rest = balance_circuit(group, x_rest, y_rest)
+    return group.join(*queries, x_rest), group.join(*keys, y_rest)
 
 
 BALANCE: dict[type[Group], Callable[[Any, Tensor, Tensor], Pair]] = {

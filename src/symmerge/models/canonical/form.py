@@ -17,9 +17,10 @@ from symmerge.models.model import Model
 
 
 def canonicalize(model: Model, steps: tuple[str, ...] | None = None) -> Model:
-    """The same function in canonical form; `steps` (default: all of `STEPS`) are done in their order here, those `ON_REQUEST` first.
+    """The same function in canonical form.
 
-    Steps that have nothing to do leave the model as it is: a post-norm or permutation-only stream keeps its gains and its tie.
+    `steps` (default: all of `STEPS`) are done in the order given here, those `ON_REQUEST` first.
+    Steps with nothing to do leave the model as it is: a post-norm stream keeps its gains.
     """
     known = ON_REQUEST | STEPS
     unknown = set(steps or ()) - known.keys()

@@ -14,107 +14,101 @@ from symmerge.models.canonical.step import Computed, derived
 from symmerge.models.canonical.ties import own_copies
 from symmerge.models.model import Model
 from symmerge.symmetry.notation import Piece, Role
-from symmerge.symmetry.spec import Norm
+from symmerge.symmetry.spec import Norm, Scale
 
-SMALLEST_GAIN = (
-    1e-4  # of the largest: dividing a shift by less costs float32 more digits than the gate allows
-)
+# Of the largest gain: dividing a shift by less costs float32 more digits than the gate allows.
+SMALLEST_GAIN = 1e-4
 
 
 def fold(model: Model) -> Model:
-    """Fold every gain on a rotating stream into its readers, so that the norm commutes with rotations."""
+    """Fold gains on a rotating stream into its readers; the norms then commute with rotations."""
     if any(model.spec.rotates(space) for space in model.spec.joined):
-        model = own_copies(
-            model,
-            list(model.spec.ties),
-            "what it reads comes out of an activation, and cannot rotate with the embedding",
-        )
-    norms = [
-        norm
-        for norm in model.spec.norms
-        if model.spec.rotates(norm.stream) and not _commutes(norm, model)
-    ]
-    model = _untie(model, norms)
-    computed, scales = _fold_scales(model)
-    shifts = 0
+        reason = "what it reads comes out of an activation, and cannot rotate with the embedding"
+        model = own_copies(model, list(model.spec.ties), reason)
+    rotating = [norm for norm in model.spec.norms if model.spec.rotates(norm.stream)]
+    norms = [norm for norm in rotating if not _commutes(norm, model)]
+    model = _untie_readers(model, norms)
+    scales = _scales(model)
+    computed: Computed = {}
+    for scale in scales:
+        computed |= _folded_scale(model, scale)
     for norm in norms:
-        weights = model.weights
-        if not norm.readers:
-            unread = {name: value for name, value in ((norm.gain, 1.0), (norm.shift, 0.0)) if name}
-            computed |= {
-                name: partial(_filled, weights, model.spec.piece_in(name, norm.stream), value)
-                for name, value in unread.items()
-            }
-            continue
-        if norm.writer:
-            computed |= absorb(model.spec, weights, norm)
-            continue
-        for reader in norm.readers:
-            axis = model.spec.axis_of(f"{reader}.weight", norm.stream, Role.READS)
-            computed[f"{reader}.weight"] = partial(
-                _scaled, weights, f"{reader}.weight", norm.gain, axis
-            )
-        computed[norm.gain] = partial(_ones, weights, norm.gain)
-        if norm.shift is None:
-            continue
-        shifts += 1
-        if all(f"{reader}.bias" in model.spec.tensors for reader in norm.readers):
-            for reader in norm.readers:
-                axis = model.spec.axis_of(f"{reader}.weight", norm.stream, Role.READS)
-                computed[f"{reader}.bias"] = partial(_pushed, weights, reader, norm.shift, axis)
-            computed[norm.shift] = partial(_zeros, weights, norm.shift)
-        else:
-            _refuse_lost_shift(norm, model)
-            computed[norm.shift] = partial(_divided, weights, norm)
-    what = f"{len(norms)} gains and {shifts} shifts folded into the maps that read them" + (
-        f", {scales} scales into those they follow" if scales else ""
-    )
+        computed |= _folded_norm(model, norm)
+    shifts = sum(bool(norm.shift and norm.readers and not norm.writer) for norm in norms)
+    what = f"{len(norms)} gains and {shifts} shifts folded into the maps that read them"
+    what += f", {len(scales)} scales into those they follow" if scales else ""
     return derived(model, computed, "fold", what)
 
 
-def _fold_scales(model: Model) -> tuple[Computed, int]:
-    """Gains that follow a map go into it; how many there were."""
-    computed: Computed = {}
-    scales = [
+def _commutes(norm: Norm, model: Model) -> bool:
+    """A constant gain without a shift commutes with rotations; its tied head can stay tied."""
+
+    def read(name: str) -> Tensor:
+        tensor = model.weights[name]
+        return tensor if norm.readers else model.spec.piece_in(name, norm.stream).view(tensor)
+
+    gain = read(norm.gain)
+    return bool((gain == gain[0]).all()) and not (norm.shift and read(norm.shift).any())
+
+
+def _untie_readers(model: Model, norms: list[Norm]) -> Model:
+    """Give a tied head its own weights where a gain must be folded into it."""
+    readers = [f"{reader}.weight" for norm in norms for reader in norm.readers]
+    tied = [name for name in readers if name in model.spec.ties]
+    return own_copies(model, tied, "the final gain is folded into it") if tied else model
+
+
+def _scales(model: Model) -> list[Scale]:
+    """Gains that follow a map to a rotating stream, and are not all one."""
+    return [
         scale
         for scale in model.spec.scales
         if model.spec.rotates(scale.stream) and not (model.weights[scale.gain] == 1).all()
     ]
-    for scale in scales:
-        for name in {f"{scale.writer}.weight", f"{scale.writer}.bias"} & model.spec.tensors.keys():
-            computed[name] = partial(
-                _scaled,
-                model.weights,
-                name,
-                scale.gain,
-                model.spec.axis_of(name, scale.stream, Role.WRITES),
-            )
-        computed[scale.gain] = partial(_ones, model.weights, scale.gain)
-    return computed, len(scales)
 
 
-def _commutes(norm: Norm, model: Model) -> bool:
-    """A constant gain without a shift commutes with rotations as it is; a tied head need not be untied for it."""
-    views = [
-        model.weights[name]
-        if norm.readers
-        else model.spec.piece_in(name, norm.stream).view(model.weights[name])
-        for name in (norm.gain, norm.shift)
-        if name
-    ]
-    gain, *shift = views
-    return bool((gain == gain[0]).all()) and not any(part.any() for part in shift)
+def _folded_scale(model: Model, scale: Scale) -> Computed:
+    """A gain that follows a map goes into it."""
+    computed: Computed = {scale.gain: partial(_ones, model.weights, scale.gain)}
+    for name in (f"{scale.writer}.weight", f"{scale.writer}.bias"):
+        if name in model.spec.tensors:
+            axis = model.spec.axis_of(name, scale.stream, Role.WRITES)
+            computed[name] = partial(_scaled, model.weights, name, scale.gain, axis)
+    return computed
 
 
-def _untie(model: Model, norms: list[Norm]) -> Model:
-    """Give a tied head weights of its own where a gain must be folded into it."""
-    needed = [
-        f"{reader}.weight"
-        for norm in norms
-        for reader in norm.readers
-        if f"{reader}.weight" in model.spec.ties
-    ]
-    return own_copies(model, needed, "the final gain is folded into it") if needed else model
+def _folded_norm(model: Model, norm: Norm) -> Computed:
+    if not norm.readers:
+        return _reset(model, norm)
+    if norm.writer:
+        return absorb(model.spec, model.weights, norm)
+    computed: Computed = {norm.gain: partial(_ones, model.weights, norm.gain)}
+    for reader in norm.readers:
+        name = f"{reader}.weight"
+        axis = model.spec.axis_of(name, norm.stream, Role.READS)
+        computed[name] = partial(_scaled, model.weights, name, norm.gain, axis)
+    return computed | (_folded_shift(model, norm, norm.shift) if norm.shift else {})
+
+
+def _reset(model: Model, norm: Norm) -> Computed:
+    """Nothing reads this norm on the stream: gain one, shift zero."""
+    values = {norm.gain: 1.0} | ({norm.shift: 0.0} if norm.shift else {})
+    return {
+        name: partial(_filled, model.weights, model.spec.piece_in(name, norm.stream), value)
+        for name, value in values.items()
+    }
+
+
+def _folded_shift(model: Model, norm: Norm, shift: str) -> Computed:
+    """Into the biases of the readers; where one has none, the shift stays, divided by the gain."""
+    if not all(f"{reader}.bias" in model.spec.tensors for reader in norm.readers):
+        _refuse_lost_shift(norm, shift, model)
+        return {shift: partial(_divided, model.weights, norm.gain, shift)}
+    computed: Computed = {shift: partial(_zeros, model.weights, shift)}
+    for reader in norm.readers:
+        axis = model.spec.axis_of(f"{reader}.weight", norm.stream, Role.READS)
+        computed[f"{reader}.bias"] = partial(_shifted, model.weights, reader, shift, axis)
+    return computed
 
 
 def _scaled(weights: Weights, name: str, gain: str, axis: int) -> Tensor:
@@ -122,21 +116,17 @@ def _scaled(weights: Weights, name: str, gain: str, axis: int) -> Tensor:
     return weight * weights[gain].reshape([-1 if dim == axis else 1 for dim in range(weight.ndim)])
 
 
-def _pushed(weights: Weights, reader: str, shift: str, axis: int) -> Tensor:
+def _shifted(weights: Weights, reader: str, shift: str, axis: int) -> Tensor:
     # With the old weight: the shift is added after the gain.
-    return (
-        weights[f"{reader}.bias"] + weights[f"{reader}.weight"].movedim(axis, -1) @ weights[shift]
-    )
+    weight = weights[f"{reader}.weight"].movedim(axis, -1)
+    return weights[f"{reader}.bias"] + weight @ weights[shift]
 
 
-def _divided(weights: Weights, norm: Norm) -> Tensor:
-    assert norm.shift is not None
-    gain, shift = weights[norm.gain], weights[norm.shift]
-    return torch.where(
-        gain == 0,
-        torch.zeros_like(shift),
-        shift / torch.where(gain == 0, torch.ones_like(gain), gain),
-    )
+def _divided(weights: Weights, gain: str, shift: str) -> Tensor:
+    divisor = weights[gain]
+    zero = divisor == 0
+    quotient = weights[shift] / torch.where(zero, torch.ones_like(divisor), divisor)
+    return torch.where(zero, torch.zeros_like(quotient), quotient)
 
 
 def _ones(weights: Weights, name: str) -> Tensor:
@@ -153,11 +143,10 @@ def _filled(weights: Weights, piece: Piece, value: float) -> Tensor:
     return tensor
 
 
-def _refuse_lost_shift(norm: Norm, model: Model) -> None:
-    """A zero gain with a shift, read by a map without bias, has nowhere to put that shift; nearly zero, it would lose its digits."""
-    assert norm.shift is not None
+def _refuse_lost_shift(norm: Norm, shift: str, model: Model) -> None:
+    """A shift cannot be divided by a gain of zero; by one of nearly zero, it would lose digits."""
     gain = model.weights[norm.gain].abs()
-    lost = (gain < SMALLEST_GAIN * gain.amax()) & (model.weights[norm.shift] != 0)
+    lost = (gain < SMALLEST_GAIN * gain.amax()) & (model.weights[shift] != 0)
     if not lost.any():
         return
     for reader in norm.readers:
@@ -165,6 +154,7 @@ def _refuse_lost_shift(norm: Norm, model: Model) -> None:
         if model.weights[f"{reader}.weight"].movedim(axis, 0)[lost].any():
             places = ", ".join(str(i) for i in lost.nonzero().flatten()[:4].tolist())
             raise SymmetryError(
-                f"{norm.gain} is zero, or too small to divide by, at {places} where {norm.shift} is not, and {reader} has no bias to take it:"
-                f" rotations of '{norm.stream}' are not possible; restrict it to permutations"
+                f"{norm.gain} is zero, or too small to divide by, at {places} where {shift}"
+                f" is not, and {reader} has no bias to take it: rotations of '{norm.stream}'"
+                " are not possible; restrict it to permutations"
             )

@@ -12,31 +12,23 @@ from symmerge.models.model import Model, rebind
 
 
 def untie(model: Model) -> Model:
-    """Give every tied tensor weights of its own: what it reads may then move by itself. The checkpoint grows by them."""
-    return (
-        own_copies(model, list(model.spec.ties), "so that what it reads can move by itself")
-        if model.spec.ties
-        else model
-    )
+    """Give every tied tensor its own copy, so that it can move by itself. The checkpoint grows."""
+    if not model.spec.ties:
+        return model
+    return own_copies(model, list(model.spec.ties), "so that what it reads can move by itself")
 
 
-def own_copies(model: Model, aliases: list[str], why: str) -> Model:
-    shared = {alias: model.spec.ties[alias] for alias in aliases}
-    weights = DerivedWeights(
-        model.weights,
-        {alias: partial(_copy, model.weights, target) for alias, target in shared.items()},
-        added={
-            alias: (model.weights.shape(target), model.weights.dtype(target))
-            for alias, target in shared.items()
-        },
+def own_copies(model: Model, aliases: list[str], reason: str) -> Model:
+    """Give these tied tensors their own copies."""
+    weights, shared = model.weights, {alias: model.spec.ties[alias] for alias in aliases}
+    untied = DerivedWeights(
+        weights,
+        {alias: partial(_copy, weights, target) for alias, target in shared.items()},
+        added={alias: (weights.shape(name), weights.dtype(name)) for alias, name in shared.items()},
     )
     what = "; ".join(f"{alias} no longer shares {target}" for alias, target in shared.items())
-    return rebind(
-        model,
-        {**model.config, "tie_word_embeddings": False},
-        weights,
-        step=HistoryStep("untie", f"{what}: {why}"),
-    )
+    config = {**model.config, "tie_word_embeddings": False}
+    return rebind(model, config, untied, step=HistoryStep("untie", f"{what}: {reason}"))
 
 
 def _copy(weights: Weights, name: str) -> Tensor:
