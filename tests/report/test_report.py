@@ -14,13 +14,20 @@ from chromium import FOUND, chromium
 
 import symmerge as sm
 from symmerge.errors import SymmergeError
+from symmerge.evaluation.experiment_results import AmountFile
+from symmerge.evaluation.results import CurveFile, CurvesFile, PlanePoint, SimplexFile
 from symmerge.lab.small_models import small_model
 from symmerge.models.alignment import Alignment
-from symmerge.models.structure import structure_of
+from symmerge.models.structure import SpaceStructure, structure_of
+from symmerge.observation.correlations import (
+    CorrelationMatrix,
+    Correlations,
+    LayerCorrelation,
+)
 from symmerge.report import curve_svg, figures, maps, report, simplex_svgs
-from symmerge.report.phrases import estimate, summary
-from symmerge.report.results import as_curve
-from symmerge.report.simplices import square
+from symmerge.report.phrases import curve_summary, estimate_text
+from symmerge.report.results import summarize
+from symmerge.report.simplices import pair_matrices
 
 T = [at / 20 for at in range(21)]
 NASTY = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & $\\frac{"
@@ -73,6 +80,12 @@ def curve(plain=2.67, aligned=0.55, **changes):
 
 SOLUTION = {
     "schema": "symmerge.solution/1",
+    "recipe": "by hand",
+    "already_aligned": False,
+    "changes": [2, 1, 0],
+    "trials": [],
+    "interrupted": False,
+    "distance": None,
     "distance_before": 1.41,
     "distance_after": 0.93,
     "objective": [3.0, 2.0, 1.5],
@@ -130,14 +143,16 @@ AMOUNT = {
         },
     ],
 }
-PLANE = {
-    "schema": "symmerge.plane/1",
-    "points": [
-        {"weights": [a / 4, b / 4, 1 - (a + b) / 4], "loss": 1.0 + a * b}
-        for a in range(5)
-        for b in range(5 - a)
-    ],
-}
+PLANE = [
+    PlanePoint((a / 4, b / 4, 1 - (a + b) / 4), {"loss": 1.0 + a * b})
+    for a in range(5)
+    for b in range(5 - a)
+]
+
+
+def summary_of(record):
+    kind = CurvesFile if record["schema"] == CurvesFile.SCHEMA else CurveFile
+    return summarize(kind.from_json(record))
 
 
 def together(plain=2.5, aligned=0.25, count=4, **changes):
@@ -183,6 +198,12 @@ def together(plain=2.5, aligned=0.25, count=4, **changes):
         }
 
     universe = {
+        "schema": "symmerge.universe/1",
+        "recipe": "by hand",
+        "models": [f"zoo/seed-{number}" for number in range(count)],
+        "reference": 0,
+        "left_out": {},
+        "interrupted": False,
         "spreads": [0.7654, 0.6543, 0.6542],
         "moved": [3, 0],
         "cycle_error": 3e-8,
@@ -289,17 +310,17 @@ def test_the_page_says_it_in_words_and_numbers(page):
 def test_the_summary_is_true_whatever_the_result(plain, aligned, said):
     record = curve()
     record["methods"][0]["barrier_mean"], record["methods"][1]["barrier_mean"] = plain, aligned
-    assert summary(as_curve(record)).endswith(said)
+    assert curve_summary(summary_of(record)).endswith(said)
 
 
 def test_one_method_is_enough():
     record = curve()
     assert (
-        summary(as_curve({**record, "methods": record["methods"][:1]}))
+        curve_summary(summary_of({**record, "methods": record["methods"][:1]}))
         == "Averaging these two models as they are raises the loss by 2.67."
     )
     assert (
-        summary(as_curve({**record, "methods": record["methods"][1:]}))
+        curve_summary(summary_of({**record, "methods": record["methods"][1:]}))
         == "Averaging these two models after weight matching raises the loss by 0.55."
     )
 
@@ -323,11 +344,11 @@ def test_several_pairs_have_means_errors_and_a_band(page):
     pairs = [curve(plain=height) for height in (1.0, 2.0, 3.0)]
     text = page(curve={"schema": "symmerge.curves/1", "pairs": pairs, "summary": {}})
     assert "on average over 3 pairs" in text and "s1-loss-band-none" in text
-    means = as_curve({"schema": "symmerge.curves/1", "pairs": pairs}).methods[0]
+    means = summary_of({"schema": "symmerge.curves/1", "pairs": pairs, "summary": {}}).methods[0]
     assert means.barrier_mean.mean == pytest.approx(
         2.0
     ) and means.barrier_mean.error == pytest.approx(1 / math.sqrt(3))
-    assert estimate(means.barrier_mean) == "2.00 ± 0.58"
+    assert estimate_text(means.barrier_mean) == "2.00 ± 0.58"
     assert "band" not in page(curve=curve())
 
 
@@ -410,7 +431,7 @@ def test_pages_of_several_models_find_their_way_and_escape(page):
         == outline.tags.count("figcaption")
         == 5
     )
-    files = simplex_svgs(record)
+    files = simplex_svgs(SimplexFile.from_json(record))
     assert len(files) == 5 and all(re.fullmatch(r"[\w.-]+\.svg", name) for name in files)
     assert all(
         "prefers-color-scheme: dark" in svg and "<script>alert" not in svg for svg in files.values()
@@ -421,7 +442,7 @@ def test_figures_that_are_compared_have_one_scale():
     """The lower of two methods looks lower; alone it has the whole scale to itself."""
     record = together()
     both, alone = (
-        simplex_svgs({**record, "methods": methods})
+        simplex_svgs(SimplexFile.from_json({**record, "methods": methods}))
         for methods in (record["methods"], record["methods"][1:])
     )
     assert (
@@ -432,7 +453,7 @@ def test_figures_that_are_compared_have_one_scale():
         both["barriers-none.svg"]
     )
     flat = together(plain=0.0, aligned=0.0)
-    assert len(simplex_svgs(flat)["triangle-none.svg"]) < len(
+    assert len(simplex_svgs(SimplexFile.from_json(flat))["triangle-none.svg"]) < len(
         both["triangle-none.svg"]
     )  # one colour, and no error
 
@@ -466,11 +487,9 @@ def test_all_pairs_of_several_models_have_a_map_of_barriers(page):
         and "s1-barriers0-" in text
         and "s1-barriers1-" in text
     )
-    _, methods = square(as_curve(pairs_of([(0, 1), (2, 0), (1, 2)])))
-    assert methods[0] == (
-        "plain average",
-        [[0, 1.125, 2.125], [1.125, 0, 3.125], [2.125, 3.125, 0]],
-    )
+    _, matrices = pair_matrices(summary_of(pairs_of([(0, 1), (2, 0), (1, 2)])))
+    assert matrices[0].label == "plain average"
+    assert matrices[0].values == [[0, 1.125, 2.125], [1.125, 0, 3.125], [2.125, 3.125, 0]]
     for ends in (
         [(0, 1)],
         [(0, 1), (1, 2)],
@@ -620,67 +639,43 @@ def test_the_same_results_give_the_same_bytes(tmp_path):
     )
 
 
+def layers(after):
+    rows = [LayerCorrelation(at, "ff", 0.1, 0.5 + at * after) for at in (0, 1)]
+    return Correlations(tuple(rows))
+
+
+def amount(barriers):
+    points = [{"samples": 9, "barriers": barriers}]
+    return AmountFile.from_json({**AMOUNT, "methods": [{**AMOUNT["methods"][1], "points": points}]})
+
+
+def space(number, **changes):
+    return SpaceStructure.from_json(STRUCTURE["spaces"][number] | changes)
+
+
+def tilted(change):
+    return [
+        PlanePoint(point.weights, {"loss": point.metrics["loss"] + change * point.weights[0]})
+        for point in PLANE
+    ]
+
+
+# name -> figure of data that a number changes
 DRAWINGS = {
-    "curve": (lambda change: figures.metric_curve(as_curve(curve(plain=2.67 + change)), "loss")),
-    "metric": (
-        lambda change: figures.metric_curve(as_curve(curve(plain=2.67 + change)), "perplexity")
+    "curve": lambda x: figures.metric_curve(summary_of(curve(plain=2.67 + x)), "loss"),
+    "metric": lambda x: figures.metric_curve(summary_of(curve(plain=2.67 + x)), "perplexity"),
+    "layers": lambda x: figures.layer_correlation(layers(1 + x)),
+    "amount": lambda x: figures.amount_curve(amount([1.0 + x, 2.0])),
+    "objective": lambda x: figures.objective_curve("weights", [[3.0, 2.0 + x, 1.0]]),
+    "matrix": lambda x: maps.correlation_matrix(
+        CorrelationMatrix("h", ((1.0, 0.2 + x), (0.0, 0.5)), (1,))
     ),
-    "layers": (
-        lambda change: figures.layer_correlation(
-            {
-                "layers": [
-                    {"layer": at, "space": "ff", "before": 0.1, "after": 0.5 + at * (1 + change)}
-                    for at in (0, 1)
-                ]
-            }
-        )
-    ),
-    "amount": (
-        lambda change: figures.amount(
-            {
-                **AMOUNT,
-                "methods": [
-                    {
-                        **AMOUNT["methods"][1],
-                        "points": [{"samples": 9, "barriers": [1.0 + change, 2.0]}],
-                    }
-                ],
-            }
-        )
-    ),
-    "objective": (lambda change: figures.objective("weights", [[3.0, 2.0 + change, 1.0]])),
-    "matrix": (
-        lambda change: maps.correlation_matrix(
-            {"space": "h", "values": [[1.0, 0.2 + change], [0.0, 0.5]], "borders": [1]}
-        )
-    ),
-    "permutation": (
-        lambda change: maps.element(
-            {**STRUCTURE["spaces"][1], "index": [2, 0, 1, 3] if change else [0, 1, 2, 3]}
-        )
-    ),
-    "rotation": (
-        lambda change: maps.element(
-            {**STRUCTURE["spaces"][0], "matrix": [[1.0, change], [0.0, 1.0]]}
-        )
-    ),
-    "together": (lambda change: figures.together(together(plain=2.5 + change))),
-    "barriers": (lambda change: maps.barrier_map(["a", "b"], [[0.0, 1.0 + change], [1.0, None]])),
-    "corners": (
-        lambda change: maps.plane(
-            {**PLANE, "corners": [[0.0, 0.0], [3.0, 0.0], [1.0 + change, 2.0]]}
-        )
-    ),
-    "plane": (
-        lambda change: maps.plane(
-            {
-                "points": [
-                    {**point, "loss": point["loss"] + change * point["weights"][0]}
-                    for point in PLANE["points"]
-                ]
-            }
-        )
-    ),
+    "permutation": lambda x: maps.element_map(space(1, index=[2, 0, 1, 3] if x else [0, 1, 2, 3])),
+    "rotation": lambda x: maps.element_map(space(0, matrix=[[1.0, x], [0.0, 1.0]])),
+    "together": lambda x: figures.barriers_by_count(SimplexFile.from_json(together(plain=2.5 + x))),
+    "barriers": lambda x: maps.barrier_map(["a", "b"], [[0.0, 1.0 + x], [1.0, math.nan]]),
+    "corners": lambda x: maps.plane_map(PLANE, corners=((0.0, 0.0), (3.0, 0.0), (1.0 + x, 2.0))),
+    "plane": lambda x: maps.plane_map(tilted(x)),
 }
 
 
@@ -702,9 +697,9 @@ def test_figures_are_svg_and_change_with_the_data(name):
 
 def test_the_curve_shows_methods_ensemble_and_parents():
     assert {"plain average", "weight matching", "ensemble of both", "A", "B", "loss"} <= set(
-        texts(curve_svg(curve()))
+        texts(curve_svg(CurveFile.from_json(curve())))
     )
-    assert "prefers-color-scheme: dark" in curve_svg(curve())
+    assert "prefers-color-scheme: dark" in curve_svg(CurveFile.from_json(curve()))
 
 
 def texts(drawn):
@@ -730,7 +725,7 @@ def test_barriers_against_amounts_have_means_errors_and_bands(page):
         }
         for method in AMOUNT["methods"]
     ]
-    assert "band" not in figures.amount({**AMOUNT, "methods": alone})
+    assert "band" not in figures.amount_curve(AmountFile.from_json({**AMOUNT, "methods": alone}))
 
 
 def test_eight_methods_have_colours_of_their_own_and_a_legend_that_fits(page):
@@ -742,10 +737,12 @@ def test_eight_methods_have_colours_of_their_own_and_a_legend_that_fits(page):
     text = page(curve=record)
     for at in range(1, 9):
         assert f"key-{at}" in text and f"stroke: var(--series-{at})" in text, at
-    drawn = texts(curve_svg(record))
+    drawn = texts(curve_svg(CurveFile.from_json(record)))
     assert long not in drawn and {"correlation of activations:", "method 7"} <= set(drawn)
     sides = [
-        ElementTree.fromstring(curve_svg(curve(methods=record["methods"][:count])))
+        ElementTree.fromstring(
+            curve_svg(CurveFile.from_json(curve(methods=record["methods"][:count])))
+        )
         .get("viewBox")
         .split()
         for count in (2, 8)
@@ -755,7 +752,7 @@ def test_eight_methods_have_colours_of_their_own_and_a_legend_that_fits(page):
 
 def test_a_log_axis_is_labelled_in_numbers():
     """Formulas are switched off, so that names are shown as they are; matplotlib's own labels would be formulas."""
-    drawn = texts(figures.metric_curve(as_curve(curve(plain=5.0)), "perplexity"))
+    drawn = texts(figures.metric_curve(summary_of(curve(plain=5.0)), "perplexity"))
     assert (
         "perplexity (log scale)" in drawn
         and {"10", "100"} <= set(drawn)
@@ -785,32 +782,22 @@ def test_infinite_numbers_can_be_drawn(page):
 
 def test_structure_of_an_alignment():
     spec = sm.canonicalize(sm.load(small_model("neox"))).spec
-    found = {
-        space["space"]: space
-        for space in structure_of(Alignment.random(spec, torch.Generator().manual_seed(0)))[
-            "spaces"
-        ]
-    }
-    still = {space["space"]: space for space in structure_of(Alignment.identity(spec))["spaces"]}
-    assert found.keys() == spec.hidden.keys() and {space["kind"] for space in found.values()} == {
-        "permutation",
-        "rotation",
-        "basis",
-    }
-    for name, space in found.items():
-        maps.element(space)
-        if space["kind"] == "permutation":
-            assert sorted(space["index"]) == list(range(space["size"] * space["blocks"]))
-            assert still[name]["index"] == sorted(space["index"]) != space["index"]
+    random = Alignment.random(spec, torch.Generator().manual_seed(0))
+    spaces = {space.space: space for space in structure_of(random).spaces}
+    identity = {space.space: space for space in structure_of(Alignment.identity(spec)).spaces}
+    kinds = {space.kind for space in spaces.values()}
+    assert spaces.keys() == spec.hidden.keys() and kinds == {"permutation", "rotation", "basis"}
+    for name, space in spaces.items():
+        maps.element_map(space)
+        rows = space.size * space.blocks
+        if space.kind == "permutation":
+            assert identity[name].index == tuple(range(rows)) == tuple(sorted(space.index))
+            assert space.index != identity[name].index
         else:
-            assert (
-                len(space["matrix"]) == min(64, space["size"] * space["blocks"])
-                and min(map(min, space["matrix"])) >= 0
-            )
-            identity = torch.tensor(still[name]["matrix"])
-            assert torch.equal(
-                identity.argmax(-1), torch.arange(len(identity))
-            ) and not torch.allclose(identity, torch.tensor(space["matrix"]))
+            assert len(space.matrix) == min(64, rows) and min(map(min, space.matrix)) >= 0
+            still = torch.tensor(identity[name].matrix)
+            assert torch.equal(still.argmax(-1), torch.arange(len(still)))
+            assert not torch.allclose(still, torch.tensor(space.matrix))
 
 
 def experiment(**changes):
@@ -821,6 +808,8 @@ def experiment(**changes):
             "quantity": "barrier_linear",
             "cells": ["a", "b"],
             "values": [1.5, 2.5],
+            "mean": None,
+            "standard_error": None,
             "published": 2.25,
             "curves": [[1, 3, 1], [2, 4, 2]],
         },
@@ -830,6 +819,8 @@ def experiment(**changes):
             "quantity": "barrier_linear",
             "cells": ["c", "d"],
             "values": [0.125],
+            "mean": None,
+            "standard_error": None,
             "published": 0.0625,
             "curves": [[1, 1.5, 1]],
         },
@@ -839,6 +830,8 @@ def experiment(**changes):
             "quantity": "gain",
             "cells": ["c", "d"],
             "values": [0.5],
+            "mean": None,
+            "standard_error": None,
             "published": None,
             "curves": [[1, 1.5, 1]],
         },
@@ -848,7 +841,10 @@ def experiment(**changes):
             "quantity": "barrier_linear",
             "cells": ["e"],
             "values": [],
+            "mean": None,
+            "standard_error": None,
             "published": None,
+            "curves": [],
         },
     ]
     table = {
@@ -887,7 +883,7 @@ def test_an_experiment_beside_what_is_published(tmp_path):
         assert said in text, said
     assert (
         text.count("<svg") == 1
-        and "vanilla: 1.500 at the first model, 3.50 ± 0.50 in the middle" in text
+        and "vanilla: 1.500 at the first model, 3.50 ± 0.50 at the midpoint" in text
     )
     assert (
         "learned: 1.000 at the first model" in text and "the same again: " not in text
@@ -932,7 +928,7 @@ def test_many_lines_are_drawn_in_panels(tmp_path):
 BAD = {
     "experiment": (
         {"results": experiment(tables=[{"title": "x"}])},
-        "results.json has no 'entries': write it again with symmerge experiment",
+        "results.json has no 'tables[0].about': write it again with symmerge experiment",
     ),
     "no curve": (
         {"structure": STRUCTURE},
@@ -947,8 +943,11 @@ BAD = {
         {"curve": {key: value for key, value in curve().items() if key != "methods"}},
         "has no 'methods': write it again with symmerge barrier",
     ),
-    "models missing": ({"curve": curve(models={"a": {}})}, "has no 'where'"),
-    "no pairs": ({"curve": {"schema": "symmerge.curves/1", "pairs": []}}, "holds no curve"),
+    "models missing": ({"curve": curve(models={"a": {}})}, "has no 'models.a.where'"),
+    "no pairs": (
+        {"curve": {"schema": "symmerge.curves/1", "pairs": [], "summary": {}}},
+        "holds no curve",
+    ),
     "other points": (
         {
             "curve": curve(
@@ -973,7 +972,7 @@ BAD = {
             "curve": curve(),
             "structure": {"schema": "symmerge.structure/1", "spaces": [{"space": "ff"}]},
         },
-        "structure.json has no 'kind'",
+        "structure.json has no 'spaces[0].group'",
     ),
     "correlations": (
         {"curve": curve(), "correlations": {"schema": 3}},
@@ -981,15 +980,15 @@ BAD = {
     ),
     "solution": (
         {"curve": curve(), "solution": {"schema": "symmerge.solution/1", "objective": [1.0]}},
-        "solution.json has no 'distance_before'",
+        "solution.json has no 'recipe'",
     ),
     "amount": (
         {"curve": curve(), "amount": {**AMOUNT, "methods": [{"name": "x", "label": "x"}]}},
-        "amount.json has no 'points'",
+        "amount.json has no 'methods[0].points'",
     ),
     "simplex": (
         {"simplex": {**together(), "methods": [{"name": "x", "label": "x"}]}},
-        "simplex.json has no 'means': write it again with symmerge barrier --together",
+        "simplex.json has no 'methods[0].ends': write it again with symmerge barrier --together",
     ),
     "no methods": (
         {"simplex": together(methods=[])},
@@ -1005,7 +1004,7 @@ BAD = {
     ),
     "solution alone": (
         {"solution": {"schema": "symmerge.solution/1", "objective": [1.0]}},
-        "solution.json has no 'distance_before'",
+        "solution.json has no 'recipe'",
     ),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from symmerge.aligning.aligned import solve_pair
 from symmerge.aligning.inputs import ModelLike, open_model
@@ -21,12 +22,12 @@ class Certificate(Record):
     Distances of the weights before and after alignment, in all and by space; the logits' verdict.
     """
 
-    same: bool
-    before: float
-    after: float
-    tolerance: float
-    by_space: dict[str, dict[str, float]]
-    verdict: Verdict
+    same: Annotated[bool, "Whether weights and logits agree within the tolerance."]
+    before: Annotated[float, "Distance of the weights over their norm, as stored."]
+    after: Annotated[float, "The same after alignment."]
+    tolerance: Annotated[float, "Largest distance that counts as rounding."]
+    by_space: Annotated[dict[str, dict[str, float]], "Space -> distance `before` and `after`."]
+    verdict: Annotated[Verdict, "The comparison of the logits."]
 
 
 def same(a: ModelLike, b: ModelLike, *, progress: Progress | None = None) -> Certificate:

@@ -13,9 +13,9 @@ from symmerge.checkpoints.json_results import INLINE, OMIT, Record, ResultFile
 class Parent(Record):
     """One of the models that were merged."""
 
-    where: str
-    sha256: str
-    weight: float
+    where: Annotated[str, "Folder or hub name."]
+    sha256: Annotated[str, "Hash of the weights and the config."]
+    weight: Annotated[float, "Its share of the mean."]
     steps: Annotated[tuple[HistoryStep, ...], "What was done to it before."]
 
 
@@ -23,8 +23,8 @@ class Parent(Record):
 class HistoryStep(Record):
     """One thing that was done to a model: a canonical step, an alignment, a merge."""
 
-    step: str
-    what: str
+    step: Annotated[str, "Name of the step."]
+    what: Annotated[str, "The step in a sentence."]
     parents: Annotated[tuple[Parent, ...] | None, OMIT, "Of a merge."] = None
     evidence: Annotated[Mapping[str, object] | None, OMIT, "That the parents fit together."] = None
     details: Annotated[Mapping[str, object], INLINE, "Settings and results of the step."] = field(
@@ -51,12 +51,12 @@ class Provenance(ResultFile):
     SCHEMA: ClassVar[str] = "symmerge.provenance/1"
     WRITER: ClassVar[str] = "symmerge merge"
 
-    source: str
-    source_sha256: str
-    architecture: str
+    source: Annotated[str, "The model it was made from."]
+    source_sha256: Annotated[str, "Hash of that model's weights and config."]
+    architecture: Annotated[str, "Class of the model."]
     stock: Annotated[bool, "Whether transformers loads it."]
-    family: str
+    family: Annotated[str, "The table it was read with."]
     spec_sha256: Annotated[str, "The fingerprint of its table."]
-    steps: tuple[HistoryStep, ...]
-    verified: Verdict | None
-    versions: Mapping[str, str]
+    steps: Annotated[tuple[HistoryStep, ...], "What was done, in order."]
+    verified: Annotated[Verdict | None, "How it was checked; null where the function changed."]
+    versions: Annotated[Mapping[str, str], "Versions of what can change a number."]

@@ -24,7 +24,7 @@ class TaskRecord(Record):
     samples: Annotated[int, "How many samples were used."]
     seed: Annotated[int, "Seed of masks and of the choice of samples."]
     metrics: Annotated[tuple[str, ...], "Metrics that every point has; `loss` is one of them."]
-    settings: Annotated[Mapping[str, object], INLINE, "What else the task was given."]
+    settings: Annotated[Mapping[str, object], INLINE, "Settings of the task."]
 
 
 @dataclass(frozen=True, kw_only=True)
