@@ -1,4 +1,4 @@
-"""Curves and planes: what they say about the models on them, in one pass, and the same every time."""
+"""Curves and planes: right about the models on them, in one pass, the same every time."""
 
 import csv
 import importlib.util
@@ -248,7 +248,7 @@ def test_several_batches_at_once_give_the_same_numbers(monkeypatch):
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "gpt2-untied", "llama-mqa"])
 def test_three_copies_of_the_weights(name):
-    """Two models and one between them: tied tensors are one in each, and moving along the line takes no memory."""
+    """Two models and their mean: tied tensors count once, and moving along takes no memory."""
     a, b = pair(name)
     mixture = Mixture([a, b])
     module = mixture.at((0.5, 0.5))

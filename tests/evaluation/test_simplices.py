@@ -133,7 +133,7 @@ def test_copies_of_one_model_are_flat(four):
 
 
 def test_planted_copies_are_terrible_as_they_are_and_flat_after_alignment():
-    """Three members of one orbit: the same function, so the way between them says only how they lie to each other."""
+    """Three members of one orbit are one function: only alignment is between them."""
     base = sm.load(small_model("gpt2"))
     models = [random_member(base, seed=seed)[1] for seed in range(3)]
     task = self_generated(base)

@@ -1,4 +1,4 @@
-"""The report: figures and a page from hand-made results, also in a real browser where there is one."""
+"""The report: figures and a page from hand-made results, also in a browser where there is one."""
 
 import json
 import math
@@ -156,7 +156,7 @@ def summary_of(record):
 
 
 def together(plain=2.5, aligned=0.25, count=4, **changes):
-    """Several models, two methods: the barrier of a pair rises with their distance in the list, that of a mean with how many there are."""
+    """Barriers of pairs rise with their distance in the list, those of means with the count."""
 
     def one(name, label, height, universe):
         matrix = [[height * abs(a - b) for b in range(count)] for a in range(count)]
@@ -272,8 +272,8 @@ class Outline(HTMLParser):
 def test_the_page_says_it_in_words_and_numbers(page):
     text = page(curve=curve())
     assert (
-        "Averaging these two models as they are raises the loss by 2.67; after alignment (weight matching) by 0.55: 4.9 times less."
-        in text
+        "Averaging these two models as they are raises the loss by 2.67;"
+        " after alignment (weight matching) by 0.55: 4.9 times less." in text
     )
     for shown in (
         "4.220",
@@ -296,13 +296,14 @@ def test_the_page_says_it_in_words_and_numbers(page):
         (
             2.0,
             0.0,
-            "raises the loss by 2.00; after alignment (weight matching) it does not raise the loss.",
+            "by 2.00; after alignment (weight matching) it does not raise the loss.",
         ),
         (1.0, 2.0, "by 2.00: 2.0 times more."),
         (
             0.0,
             0.5,
-            "does not raise the loss; after alignment (weight matching) it raises the loss by 0.50.",
+            "does not raise the loss; after alignment (weight matching) it raises the loss by"
+            " 0.50.",
         ),
         (2.0, 0.02, "by 0.02: 100 times less."),
     ],
@@ -355,8 +356,8 @@ def test_several_pairs_have_means_errors_and_a_band(page):
 def test_several_models_together_in_words_numbers_and_figures(page):
     text = page(simplex=together())
     assert (
-        "Averaging all 4 models as they are raises the loss by 10.00; after alignment (weight matching) by 1.00: 10 times less."
-        in text
+        "Averaging all 4 models as they are raises the loss by 10.00;"
+        " after alignment (weight matching) by 1.00: 10 times less." in text
     )
     assert (
         "Causal language modelling on python-docs, 4 models" in text
@@ -370,7 +371,7 @@ def test_several_models_together_in_words_numbers_and_figures(page):
         "s1-many-count-",
     ):
         assert shown in text, shown
-    # mean and largest barrier of a pair, spreads, rounds that moved any, settings inside settings, what was merged
+    # barriers of pairs, spreads, rounds, nested settings, what was merged
     for shown in (
         "4.167",
         "7.500",
@@ -629,7 +630,8 @@ def test_the_same_results_give_the_same_bytes(tmp_path):
         correlations=CORRELATIONS,
         solution=SOLUTION,
     )
-    call = "import sys; from pathlib import Path; from symmerge.report import report; report(Path(sys.argv[1]), Path(sys.argv[2]))"
+    call = "import sys; from pathlib import Path; from symmerge.report import report; "
+    call += "report(Path(sys.argv[1]), Path(sys.argv[2]))"
     pages = [report(tmp_path / "results", tmp_path / "here.html"), tmp_path / "there.html"]
     subprocess.run([sys.executable, "-c", call, tmp_path / "results", pages[1]], check=True)
     assert pages[0].read_bytes() == pages[1].read_bytes()
@@ -729,7 +731,7 @@ def test_barriers_against_amounts_have_means_errors_and_bands(page):
 
 
 def test_eight_methods_have_colours_of_their_own_and_a_legend_that_fits(page):
-    """Long names are wrapped, so that none is cut off; the drawing keeps its height, whatever the legend needs."""
+    """Long names are wrapped, not cut off; the drawing keeps its height below any legend."""
     long = "correlation of activations: units, and heads as wholes with the coordinates inside them"
     record = curve(
         methods=[method(f"m{at}", f"method {at}" if at else long, at / 4) for at in range(8)]
@@ -751,7 +753,7 @@ def test_eight_methods_have_colours_of_their_own_and_a_legend_that_fits(page):
 
 
 def test_a_log_axis_is_labelled_in_numbers():
-    """Formulas are switched off, so that names are shown as they are; matplotlib's own labels would be formulas."""
+    """Formulas are off, so that names are shown as they are; default labels would be formulas."""
     drawn = texts(figures.metric_curve(summary_of(curve(plain=5.0)), "perplexity"))
     assert (
         "perplexity (log scale)" in drawn
@@ -895,7 +897,7 @@ def test_an_experiment_beside_what_is_published(tmp_path):
 
 
 def test_many_lines_are_drawn_in_panels(tmp_path):
-    """Rows called "what, by which method" have a panel each, and each method one place in the legend; other rows stay in one drawing."""
+    """Rows called "subject, method" have a panel per subject; other rows share one drawing."""
     one = experiment()["tables"][0]["entries"][0]
     names = {
         "grid": [
@@ -932,7 +934,8 @@ BAD = {
     ),
     "no curve": (
         {"structure": STRUCTURE},
-        "no curve.json, no simplex.json, no solution.json, no universe.json, no results.json: run symmerge barrier",
+        "no curve.json, no simplex.json, no solution.json, no universe.json, no results.json:"
+        " run symmerge barrier",
     ),
     "another schema": (
         {"curve": curve(schema="symmerge.curve/9")},
@@ -1090,7 +1093,10 @@ def test_in_a_browser(tmp_path):
         )
         assert "loss 4.198" in browser.run("document.querySelector('[aria-live]').textContent")
 
-        column = "[...document.querySelectorAll('[aria-labelledby$=barriers] tbody tr')].map(row => row.cells[3].textContent)"
+        column = (
+            "[...document.querySelectorAll('[aria-labelledby$=barriers] tbody tr')]"
+            ".map(row => row.cells[3].textContent)"
+        )
         click = "document.querySelectorAll('[aria-labelledby$=barriers] th button')[3].click()"
         orders = [browser.run(f"{click}, {column}") for _ in range(2)]
         assert (
@@ -1112,7 +1118,8 @@ def test_in_a_browser(tmp_path):
             )
             colours.append(
                 browser.run(
-                    "['body', 'svg text'].map(place => getComputedStyle(document.querySelector(place))).map(style => style.backgroundColor + style.fill)"
+                    "['body', 'svg text'].map(at => getComputedStyle(document.querySelector(at)))"
+                    ".map(style => style.backgroundColor + style.fill)"
                 )
             )
         assert colours[0][0] != colours[1][0] and colours[0][1] != colours[1][1], (

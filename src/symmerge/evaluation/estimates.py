@@ -25,8 +25,8 @@ class Estimate(Record):
     @staticmethod
     def of(values: Sequence[float]) -> Estimate:
         """Of at least one value. One that overflowed makes the mean infinite and the error NaN."""
-        several = len(values) > 1
+        has_error = len(values) > 1
         if not all(map(isfinite, values)):  # statistics.stdev fails for these
-            return Estimate(sum(values) / len(values), nan if several else None)
-        error = statistics.stdev(values) / sqrt(len(values)) if several else None
+            return Estimate(sum(values) / len(values), nan if has_error else None)
+        error = statistics.stdev(values) / sqrt(len(values)) if has_error else None
         return Estimate(statistics.fmean(values), error)

@@ -114,13 +114,13 @@ def overview(sections: Mapping[str, Sequence[BarrierRow]]) -> PageTable:
 
 def pair_models(curve: CurveSummary) -> PageTable:
     """Which checkpoints were merged, pair by pair."""
-    several = len(curve.pairs) > 1
+    numbered = len(curve.pairs) > 1
     models = {
-        f"{number}: {letter}" if several else letter: model
+        f"{number}: {letter}" if numbered else letter: model
         for number, pair in enumerate(curve.pairs, 1)
         for letter, model in (("A", pair.a), ("B", pair.b))
     }
-    return models_table("pair and model" if several else "model", models)
+    return models_table("pair and model" if numbered else "model", models)
 
 
 def models_table(heading: str, models: Mapping[str, ModelRecord]) -> PageTable:
