@@ -1,4 +1,4 @@
-"""Different vocabularies: rows follow their tokens, B stays B on shared tokens, planted copies are recovered, merges speak A's language."""
+"""Different vocabularies: rows follow their tokens, and B stays B on shared tokens."""
 
 import importlib
 import json
@@ -73,7 +73,7 @@ def spelled(folder, name, tokens, roles, *, seed=0, rows, dtype=torch.float64, *
 
 @pytest.fixture
 def pair(tmp_path):
-    """Two models of one class with different vocabularies: unrelated, or B a copy of A moved along its symmetries (`planted`)."""
+    """Two models with different vocabularies: unrelated, or B a moved copy of A (`planted`)."""
 
     def make(name, *, planted=False, rows=(101, 80), dtype=torch.float64):
         a = spelled(tmp_path / "a", name, MINE, SPECIAL, rows=rows[0], dtype=dtype)

@@ -1,4 +1,4 @@
-"""Activations on the command line: what is refused before any work, interrupted passes, several processes, and runs from end to end."""
+"""Activations on the command line: refusals, interrupted passes, several processes."""
 
 import json
 import os
@@ -213,7 +213,8 @@ def test_own_text_needs_no_data_and_a_score_is_kept(pair, tmp_path):
 def test_warnings_reach_a_pipe(place, pair, tmp_path):
     few = ("align", *pair(), "--recipe", "correlation", "--data", place / "text.txt", "--samples")
     assert run(*few, 1, "--out", tmp_path / "few").stderr == (
-        "warning: 64 tokens for spaces of up to 96 coordinates: correlations are mostly chance; give 192 or more\n"
+        "warning: 64 tokens for spaces of up to 96 coordinates:"
+        " correlations are mostly chance; give 192 or more\n"
     )
     assert run(*few, 3, "--out", tmp_path / "enough").stderr == ""  # the control
 
@@ -348,7 +349,7 @@ def test_statistics_refused(place, pair, tmp_path, monkeypatch, case):
 
 
 def test_models_that_read_differently_are_refused(place, pair, tmp_path):
-    """By a word of the vocabulary, or by how text is cut into words; the same files elsewhere are the control."""
+    """By a word of the vocabulary, or by how text is split; equal files are the control."""
     a = pair()[0]
     other = checkpoint(tmp_path / "other", "gpt2", seed=1)
     gather = (
@@ -656,8 +657,10 @@ def test_images_from_end_to_end(place, pair, tmp_path):
         "--out",
         tmp_path / "merged",
     )
-    run("barrier", *models, "--task", "image", "--data", "digits", "--calibration", "digits:train", "--calibration-samples", 40, "--samples", 8, "--points", 3,
-        "--method", "none,correlation", "--out", tmp_path / "curve")  # fmt: skip
+    measured = ("--task", "image", "--data", "digits", "--samples", 8, "--points", 3)
+    inputs = ("--calibration", "digits:train", "--calibration-samples", 40)
+    lines = ("--method", "none,correlation", "--out", tmp_path / "curve")
+    run("barrier", *models, *measured, *inputs, *lines)
     assert (
         sm.load(tmp_path / "merged").spec.task == "image-classification"
         and Path(tmp_path / "curve/curve.svg").exists()

@@ -1,4 +1,4 @@
-"""Learned and soft matching as a user runs them: align, merge, barrier; what is refused; Ctrl-C and --resume; several processes."""
+"""Learned and soft matching on the command line: refusals, Ctrl-C, several processes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""align and merge with three models or more, ways to combine, and the recipe for mergekit, from the command line."""
+"""align and merge with three models or more, ways to combine, and the mergekit config."""
 
 import json
 

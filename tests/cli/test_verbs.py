@@ -1,4 +1,4 @@
-"""The verbs barrier, report and train from end to end: what they write is what the library says, and the same every time."""
+"""barrier, report and train from end to end: they write what the library says, every time."""
 
 import csv
 import json
@@ -49,7 +49,7 @@ def model(place):
 
 @pytest.fixture(scope="module")
 def measure(place):
-    """The lines between some models on four blocks of the text: curve.json as it was printed, and the folder."""
+    """The lines between models on four blocks of the text: curve.json, and the folder."""
 
     def barrier(out, *models, method="none,permutations", more=()):
         task = ("--task", "clm", "--data", place / "text.txt", "--samples", 4, "--points", 3)
@@ -429,7 +429,7 @@ def test_a_merged_image_model_sees(model, tmp_path):
 
 
 def test_a_merge_of_trained_image_models(trained, tmp_path):
-    """Its loss as a stock model with its own processor is the one that barrier found in the middle."""
+    """Its loss as a stock model with its own processor is that of barrier's midpoint."""
     folders, _ = trained
     measured = (
         "--task",

@@ -1,4 +1,4 @@
-"""Many models at once: every method against hand-made numbers, what chance may and may not change, what is read when, and what is refused."""
+"""Ways to combine: hand-made numbers, what chance may change, what is read when, refusals."""
 
 import json
 import math
@@ -331,7 +331,7 @@ def test_models_that_do_not_belong_together_are_refused(three):
 
 @pytest.fixture(scope="module")
 def noisy():
-    """A model, its own answers as a task, three noisy copies of it, and one that learnt something else."""
+    """A model, its own answers as a task, three noisy copies, and one that learnt otherwise."""
     module = small_model("vit")
     pixels = torch.randn(96, 3, 16, 16, generator=chance())
     with torch.no_grad():  # sure of its answers, and of all of them alike: so noise does harm

@@ -1,4 +1,4 @@
-"""Merging: where on the line each part is taken, attention by factors or circuits, and what the card says."""
+"""Means of two models: another t for parts, attention by factors or circuits, the card."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_the_ends_are_the_parents(aligned, attention):
 
 
 def test_circuits_need_no_common_basis(aligned):
-    """Turn the bases inside B's heads: the mean of factors changes, the mean of circuits does not."""
+    """Turning bases inside B's heads changes the mean of factors, not that of circuits."""
     a, _, found = aligned
     if a.spec.family in ("llama", "neox"):
         pytest.skip("rotary: only values have a free basis")

@@ -1,6 +1,7 @@
-"""Recipes for mergekit: what they say, and that the real mergekit makes of them what `combine` makes.
+"""Configs for mergekit: what they say, and that the real mergekit gives what `combine` gives.
 
-The real one is found by SYMMERGE_MERGEKIT, the path of its `mergekit-yaml`, or on PATH; it needs an environment of its own.
+The real one is found by SYMMERGE_MERGEKIT, the path of its `mergekit-yaml`, or on PATH; it needs
+an environment of its own.
 """
 
 import os
@@ -27,7 +28,7 @@ WEIGHTS = [0.5, 0.3, 0.2]
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
 def folders(request, tmp_path_factory):
-    """A reference and two models aligned to it, with tokenizers that name fewer tokens than the embedding has."""
+    """A reference and two models aligned to it; the tokenizers name fewer tokens than rows."""
     return aligned(tmp_path_factory.mktemp(request.param), request.param)
 
 
@@ -100,7 +101,7 @@ def test_mergekit_makes_what_we_make(folders, tmp_path, method, count, density, 
 
 @needs_mergekit
 def test_dare_differs_only_by_chance_and_by_how_it_grows(folders, tmp_path):
-    """mergekit grows what it keeps until its sum of magnitudes is what it was; we, as the paper, by 1/density: nearly the same."""
+    """mergekit rescales by the sum of magnitudes; we, as the paper, by 1/density: close."""
     made = run_mergekit(
         mergekit_config(folders[:2], [0.5, 0.5], "dare_linear", density=0.4), tmp_path
     )
@@ -225,7 +226,7 @@ def test_numbers_and_paths_survive_yaml(stored, tmp_path, monkeypatch):
 def test_what_mergekit_cannot_do_is_refused(stored, tmp_path):
     with pytest.raises(
         MismatchError,
-        match="method breadcrumbs: those of mergekit that can be handed over are linear, slerp, ties, dare_linear, dare_ties",
+        match="method breadcrumbs: those of mergekit that can be handed over are linear, slerp",
     ):
         mergekit_config(stored, method="breadcrumbs")
     with pytest.raises(MismatchError, match="slerp takes 2"):

@@ -1,4 +1,4 @@
-"""Repairing a merge: spreads and means become the parents', equal parents change nothing, and the checkpoint stays stock."""
+"""REPAIR: spreads and means become the parents', and the checkpoint stays stock."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ TASKS = {
 
 
 def made(name, folder):
-    """Two models whose coordinates were never matched, so that a merge of them loses much, and a task for both."""
+    """Two models that were never matched, so that a merge loses much, and a task for both."""
     kind, data, changes = TASKS[name]
     models = [
         sm.load(checkpoint(folder / str(seed), name, seed=seed, **changes)) for seed in (0, 1)
@@ -105,7 +105,7 @@ def test_only_what_is_named_changes_and_heads_never(text, part):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_map_inside_is_found_whatever_may_move(name):
-    """All linear modules but the heads; also where spaces are restricted to the identity, as some recipes do."""
+    """All linear modules but the heads; also where recipes restrict spaces to the identity."""
     model = sm.load(small_model(name))
     module = full_module(model, torch.float32)
     linear = {
@@ -139,7 +139,7 @@ def test_stages_follow_the_forward_pass(pair):
     module = full_module(a, torch.float32)
     in_order = stages(module, names(a), task)
     assert sorted(name for stage in in_order for name in stage) == sorted(names(a))
-    # queries, keys and values read the same, in one map or in three; so do the two branches of a gated layer
+    # queries, keys and values read the same, as do the two branches of a gated layer
     assert [len(stage) for stage in in_order[:4]] == {
         "gpt2": [1, 1, 1, 1],
         "llama": [3, 1, 2, 1],
