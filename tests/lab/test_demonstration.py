@@ -148,7 +148,7 @@ def test_an_interrupt_keeps_whole_models_only(tmp_path, monkeypatch):
         )
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "run", interrupt)
+    monkeypatch.setattr(module, "measure_lines", interrupt)
     with pytest.raises(KeyboardInterrupt):
         demo(tmp_path, recipes=ONE)
     assert [item.name for item in tmp_path.iterdir()] == ["models"]

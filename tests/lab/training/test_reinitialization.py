@@ -136,7 +136,7 @@ def test_the_global_generator_is_left_alone(folder):
 
 
 def test_what_is_not_known_is_refused(folder, tmp_path):
-    with pytest.raises(MismatchError, match="part heads: choose one of first-attention"):
+    with pytest.raises(MismatchError, match="component heads: choose one of first-attention"):
         reinitialize(folder("gpt2"), "heads", seed=0)
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         reinitialize(tmp_path, "attention", seed=0)
@@ -199,7 +199,7 @@ def test_another_model_is_refused(begin, tmp_path, folder):
         MismatchError, match=r"differs in hidden_size, num_attention_heads.*choose its own recipe"
     ):
         train(TRAINING["vit-digits"], 1, tmp_path / "out", begin=begin)
-    with pytest.raises(MismatchError, match="give its folder with --begin"):
+    with pytest.raises(MismatchError, match="give it with --begin"):
         train(TINY, 1, tmp_path / "out", fresh="attention")
     with pytest.raises(MismatchError, match="no part is fresh"):
         train(TINY, 1, tmp_path / "out", begin=begin, only_fresh=True)
