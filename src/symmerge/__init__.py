@@ -1,5 +1,6 @@
 """symmerge: merge Transformers that were trained from different initialisations."""
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,7 @@ __all__ = [
 __version__ = "0.2.0"
 
 
+@cache
 def _homes() -> dict[str, tuple[str, str]]:
     """Public name -> (module, name there), read off the imports for type checkers above."""
     import ast

@@ -431,7 +431,8 @@ def test_an_interrupted_pass_goes_on(place, pair, tmp_path, monkeypatch, interru
         stopped(patch, at=2)
         said = run(*gather, tmp_path / "out", expect=130)
     assert (
-        said.stderr == "interrupted: what was gathered so far is kept, --resume goes on from it\n"
+        said.stderr
+        == "interrupted: what was gathered so far is saved, --resume continues from it\n"
     )
     kept = tmp_path / "out.partial"
     assert Statistics.load(kept).header.batches == 2 and not (tmp_path / "out").exists()
@@ -478,7 +479,7 @@ def test_align_goes_on_from_an_interrupted_pass(place, pair, tmp_path, monkeypat
     with monkeypatch.context() as patch:
         stopped(patch, at=2)
         said = run(*align, tmp_path / "out", expect=130)
-    assert "--resume goes on from it" in said.stderr
+    assert "--resume continues from it" in said.stderr
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith("out")] == [
         "out.statistics.partial.safetensors"
     ]

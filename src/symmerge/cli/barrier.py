@@ -74,12 +74,13 @@ class Compared:
     device: Device = "cpu"
 
 
-@verb()
-def barrier(
-    out: Out,
+@dataclass(frozen=True)
+class Measured:
+    """What is measured, on what, and how finely."""
+
     task: Annotated[
         str, typer.Option(help="What to measure: mlm, clm, image or text.", show_default=False)
-    ],
+    ]
     data: Annotated[
         str,
         typer.Option(
@@ -87,9 +88,17 @@ def barrier(
             " .npz), a folder of images, or hf:NAME.",
             show_default=False,
         ),
-    ],
-    compared: Compared,
-    models: Models = None,
+    ]
+    samples: Annotated[
+        int | None, typer.Option(help="How many samples to use.", show_default="by task")
+    ] = None
+    points: Annotated[
+        int | None,
+        typer.Option(
+            help="Points on a line, both ends included.",
+            show_default=f"{POINTS}, or {TOGETHER_POINTS} with --together",
+        ),
+    ] = None
     together: Annotated[
         bool,
         typer.Option(
@@ -97,17 +106,15 @@ def barrier(
             help="Of three models or more: bring all together instead of every pair;"
             " every line, the triangle, all merged.",
         ),
-    ] = False,
-    points: Annotated[
-        int | None,
-        typer.Option(
-            help="Points on a line, both ends included.",
-            show_default=f"{POINTS}, or {TOGETHER_POINTS} with --together",
-        ),
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option(help="How many samples to use.", show_default="by task")
-    ] = None,
+    ] = False
+
+
+@verb()
+def barrier(
+    out: Out,
+    measured: Measured,
+    compared: Compared,
+    models: Models = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
@@ -120,32 +127,41 @@ def barrier(
     Writes curve.json, curve.csv and curve.svg, or simplex.json, simplex.csv and figures.
     Example: [bold]symmerge barrier ./seed-0 ./seed-1 --task clm --data python-docs --out ./curve[/]
     """
+    together, points, device = measured.together, measured.points, compared.device
     if points is None:
         points = TOGETHER_POINTS if together else POINTS
     even_steps(points)
     folders = check_models(models, REMEDY)
-    device = compared.device
     device_of(device)
     opened = [load(folder) for folder in folders]
-    # Bad data is refused before anything is solved.
-    measured = make_task(task, data, opened, samples=samples, seed=compared.seed, device=device)
-    measured.check_labels()
+    task = _task(measured, opened, compared)  # bad data is refused before anything is solved
     comparison = Comparison(**vars(compared))
     recipes = comparison.recipes()
     if together:
         check_together(len(folders), recipes)
-    recipes = comparison.with_inputs(recipes, opened, data)
+    recipes = comparison.with_inputs(recipes, opened, measured.data)
     if None in recipes.values():
         check_same_table(opened, "joined by a line")
     measure = _measure_together if together else _measure_pairs
     with new_folder(out, overwrite=overwrite, inputs=folders) as folder:
-        record = measure(folder, opened, recipes, measured, points, device)
+        record = measure(folder, opened, recipes, task, points, device)
     if json:
         console.show_json(record.to_json())
         return
-    title = f"Barriers: {task} on {data}, {measured.samples} samples, {points} points"
+    about = f"{measured.task} on {measured.data}, {task.samples} samples, {points} points"
+    _show(f"Barriers: {about}", record, out)
+
+
+def _task(measured: Measured, models: Sequence[Model], compared: Compared) -> Task:
+    how = {"samples": measured.samples, "seed": compared.seed, "device": compared.device}
+    task = make_task(measured.task, measured.data, models, **how)
+    task.check_labels()
+    return task
+
+
+def _show(title: str, record: CurveFile | CurvesFile | SimplexFile, out: Path) -> None:
     if isinstance(record, SimplexFile):
-        title, rows = f"{title}, {len(opened)} models together", _simplex_rows(record)
+        title, rows = f"{title}, {len(record.models)} models together", _simplex_rows(record)
     else:
         pairs = f", {len(record.pairs)} pairs" if isinstance(record, CurvesFile) else ""
         title, rows = f"{title}{pairs}", _line_rows(record)

@@ -41,7 +41,14 @@ from symmerge.lab.experiments.plan import (
 from symmerge.lab.experiments.results import PAGE, RESULTS, printed_rows, write_results
 from symmerge.lab.experiments.runner import Report, RunOutcome, State, finished, missing, run
 from symmerge.lab.experiments.store import Store
-from symmerge.lab.experiments.tables import SIZES, Experiment, cells_of, with_columns
+from symmerge.lab.experiments.tables import (
+    SIZES,
+    Experiment,
+    ResultTable,
+    Size,
+    cells_of,
+    with_columns,
+)
 from symmerge.models.model import device_of
 
 ENGINES = ("local", "ray")
@@ -155,8 +162,10 @@ class External:
         return gather_external(name, experiment.accepts, models, *data, samples=samples)
 
 
-@verb("interrupted: finished cells are in {out}; continue with --resume")
-def experiment(
+@dataclass(frozen=True)
+class Asked:
+    """Which table, how large, and where it goes."""
+
     name: Annotated[
         str,
         typer.Argument(
@@ -164,9 +173,7 @@ def experiment(
             metavar="NAME",
             show_default=False,
         ),
-    ],
-    external: External,
-    computing: Computing,
+    ]
     out: Annotated[
         Path | None,
         typer.Option(
@@ -175,21 +182,21 @@ def experiment(
             help="Where everything goes: finished cells, results.json, the page.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     size: Annotated[
         str,
         typer.Option(
             help="smoke (does everything work), small (minutes on two cores, longer with large"
             " --models) or published (as in the paper, on a GPU)."
         ),
-    ] = "small",
+    ] = "small"
     data: Annotated[
         Path | None,
         typer.Option(
             help="A folder with the data sets that published sizes need; a missing one is named.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     column: Annotated[
         list[str] | None,
         typer.Option(
@@ -197,32 +204,41 @@ def experiment(
             " The others can follow with --resume.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     seeds: Annotated[
         int | None,
         typer.Option(
             help="How many models are trained from different seeds.", min=2, show_default="by size"
         ),
-    ] = None,
+    ] = None
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Continue in --out: finished cells are not computed again."),
-    ] = False,
+    ] = False
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run",
             help="Only list the cells, what is done, and what the rest will take; writes nothing.",
         ),
-    ] = False,
+    ] = False
     show: Annotated[
         bool,
         typer.Option(
             "--show",
             help="Compute nothing: tables and page of what is finished, also during a run.",
         ),
-    ] = False,
-) -> None:
+    ] = False
+
+    def folder(self) -> Path:
+        """--out, which every experiment needs."""
+        if self.out is None:
+            raise MismatchError(f"{self.name} needs a folder for its results: add --out DIR")
+        return self.out
+
+
+@verb("interrupted: finished cells are in {out}; continue with --resume")
+def experiment(asked: Asked, external: External, computing: Computing) -> None:
     """Compute a paper's table: every number beside the published one.
 
     A table is a grid of cells (train a model, measure a line), each computed once and kept under
@@ -239,43 +255,58 @@ def experiment(
     --workers 16[/], [bold]symmerge experiment t-methods --models ./seed-0 ./seed-1 ./seed-2
     --train-data books.txt --test-data valid.txt --out ./mine[/]
     """
-    chosen = _experiment(name)
-    if out is None:
-        raise MismatchError(f"{name} needs a folder for its results: add --out DIR")
-    check_choice("--size", size, SIZES)
-    address = computing.cluster()
-    external.check(name, chosen, {"--seeds": seeds, "--data": data})
-    device = computing.device
-    models = external.gather(name, chosen, size)
-    asked = make_size(size, seeds=seeds, device=device, data=data, external=models)
+    name, chosen, out = asked.name, _experiment(asked.name), asked.folder()
+    check_choice("--size", asked.size, SIZES)
+    computing.cluster()
+    external.check(name, chosen, {"--seeds": asked.seeds, "--data": asked.data})
+    size = make_size(
+        asked.size,
+        seeds=asked.seeds,
+        device=computing.device,
+        data=asked.data,
+        external=external.gather(name, chosen, asked.size),
+    )
     store = Store(out.absolute())
-    check_folder(out, name, asked, resume=resume or dry_run or show)
-    tables = with_columns(chosen.tables(asked), column or ())
+    check_folder(out, name, size, resume=asked.resume or asked.dry_run or asked.show)
+    tables = with_columns(chosen.tables(size), asked.column or ())
     check_train_data(name, tables)
     check_starts(tables)
-    if dry_run:
-        title = f"{name}, size {size}: {chosen.about}; times on one worker"
-        console.show_table(title, plan_rows(tables, asked, store))
+    if asked.dry_run:
+        title = f"{name}, size {asked.size}: {chosen.about}; times on one worker"
+        console.show_table(title, plan_rows(tables, size, store))
         return
-    cells = cells_of(tables)
-    if show:
-        outcome = finished(cells, store)
-        if not outcome.results:
-            raise MismatchError(
-                f"nothing of {name} at size {size} is finished in {out}: leave out --show to begin"
-            )
+    if asked.show:
+        outcome = _finished(asked, tables, store)
     else:
-        check_data(name, tables, asked, store)
-        read = digests(tables, asked, store)
-        check_same_data(out, read)
-        if not address:  # what a cluster has, its nodes know
-            device_of(device) if device else check_device(tables, asked, store)
-        engine = computing.start(asked.device, cells)
-        with _progress(f"{name}, {size}", len(missing(cells, store))) as report:
-            claim(out, name, asked, read)
-            relink(cells, store)
-            outcome = run(cells, store, engine, report=report)
-    _show(out, write_results(out, name, chosen, asked, tables, outcome), outcome)
+        outcome = _compute(asked, computing, size, tables, store)
+    _show(out, write_results(out, name, chosen, size, tables, outcome), outcome)
+
+
+def _finished(asked: Asked, tables: tuple[ResultTable, ...], store: Store) -> RunOutcome:
+    outcome = finished(cells_of(tables), store)
+    if not outcome.results:
+        raise MismatchError(
+            f"nothing of {asked.name} at size {asked.size} is finished in {asked.out}:"
+            " leave out --show to begin"
+        )
+    return outcome
+
+
+def _compute(
+    asked: Asked, computing: Computing, size: Size, tables: tuple[ResultTable, ...], store: Store
+) -> RunOutcome:
+    """Every cell that is not finished, on an engine."""
+    name, out, cells = asked.name, asked.folder(), cells_of(tables)
+    check_data(name, tables, size, store)
+    read = digests(tables, size, store)
+    check_same_data(out, read)
+    if not computing.cluster():  # what a cluster has, its nodes know
+        device_of(computing.device) if computing.device else check_device(tables, size, store)
+    engine = computing.start(size.device, cells)
+    with _progress(f"{name}, {asked.size}", len(missing(cells, store))) as report:
+        claim(out, name, size, read)
+        relink(cells, store)
+        return run(cells, store, engine, report=report)
 
 
 def _experiment(name: str) -> Experiment:

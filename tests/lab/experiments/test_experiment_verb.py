@@ -379,7 +379,7 @@ def test_ctrl_c_keeps_what_is_finished(engine, start, tmp_path):
     _, problems = process.communicate(timeout=60)
     assert (
         process.returncode == 130
-        and "go on with --resume" in problems
+        and "continue with --resume" in problems
         and "Traceback" not in problems
     ), problems
     wait_for(lambda: not living(tmp_path))

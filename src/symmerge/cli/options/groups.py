@@ -43,10 +43,17 @@ def verb(
 
         parameters = {parameter.name: parameter for parameter in _expanded(function, hints)}
         call.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
+        call.__doc__ = _reflowed(function.__doc__ or "")
         call.__annotations__ = {name: one.annotation for name, one in parameters.items()}
         return call
 
     return decorate
+
+
+def _reflowed(text: str) -> str:
+    """Each paragraph on one line: help breaks lines by the terminal's width."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def _expanded(function: Callable[..., None], hints: dict[str, Any]) -> Iterator[Parameter]:
