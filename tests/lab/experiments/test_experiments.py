@@ -269,7 +269,7 @@ def test_words_about_a_recipe_are_no_part_of_a_cell(monkeypatch):
     monkeypatch.setattr(
         components,
         "training_recipe",
-        lambda name: replace(recipe, about="other words", accepts="a while"),
+        lambda name: replace(recipe, about="other words", duration="a while"),
     )
     assert key() == before
     monkeypatch.setattr(
