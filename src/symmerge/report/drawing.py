@@ -85,7 +85,7 @@ def draw(
 
 
 def name_point(
-    axes: Axes, place: tuple[float, float], name: str, offset: tuple[float, float]
+    axes: Axes, place: tuple[float, float], name: str, offset: tuple[int, int]
 ) -> None:
     """Write a bold name beside a point, `offset` points away."""
     text = axes.annotate(name, place, offset, textcoords="offset points", fontweight="bold")
