@@ -222,8 +222,7 @@ def test_activations_are_seen_on_them_when_asked(saved, tmp_path):
         == "dead leaves"
     )
     assert (
-        "or self, which needs no data: pictures are drawn"
-        in run(*command, "--overwrite", expect=2).stderr
+        "or self: synthetic images" in run(*command, "--overwrite", expect=2).stderr
     )  # the control: not unless asked
 
 
