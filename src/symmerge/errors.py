@@ -1,8 +1,8 @@
-"""What users may see go wrong. Every message says what, where, and the remedy; `assert` is for our own bugs."""
+"""Errors for users: what, where, and the remedy. `assert` is for our own bugs."""
 
 
 class SymmergeError(Exception):
-    """The base of everything symmerge raises on purpose: the command line prints it as one line and exits with 2."""
+    """Base of all errors: the command line prints one line and exits with 2."""
 
 
 class NotationError(SymmergeError):
@@ -10,7 +10,7 @@ class NotationError(SymmergeError):
 
 
 class CheckpointError(SymmergeError):
-    """A checkpoint cannot be read or written: missing, corrupt, quantised, no space, no permission."""
+    """A checkpoint cannot be read or written."""
 
 
 class UnsupportedModel(SymmergeError):
@@ -18,7 +18,7 @@ class UnsupportedModel(SymmergeError):
 
 
 class MismatchError(SymmergeError):
-    """Two things that must belong together do not: two models, a model and an alignment, a table and a tensor."""
+    """Two things do not fit together: two models, or a model and an alignment."""
 
 
 class SymmetryError(SymmergeError):
@@ -26,12 +26,12 @@ class SymmetryError(SymmergeError):
 
 
 class FunctionChanged(SymmergeError):
-    """The gate refused: what was about to be written does not compute what it should."""
+    """The gate refused: the new checkpoint does not compute the same function."""
 
 
 class DataError(SymmergeError):
-    """Data cannot be used: missing, unreadable, too little of it, or without what the task needs."""
+    """Data cannot be used: missing, unreadable, or too little for the task."""
 
 
 class SymmergeWarning(UserWarning):
-    """What is done as asked, but may not be what was wanted: the command line prints it as one line and goes on."""
+    """Done as asked, but perhaps not what was meant: the command line prints one line."""

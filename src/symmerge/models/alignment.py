@@ -1,4 +1,4 @@
-"""One group element per space: apply it, undo it, chain it, keep it."""
+"""One group element per space: apply it, invert it, compose it, save it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,21 @@ FORMAT = "symmerge.alignment/1"
 ANOTHER_TABLE = "the alignment was made for another architecture"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Alignment:
     """A symmetry of every model with this table: for each hidden space, an element of its group.
 
-    `header` may say which checkpoint it was made for (`source_sha256`); then it is refused for any other.
+    `header` may name the one checkpoint it was made for (`source_sha256`); others are refused.
     """
 
     spec: Spec
     elements: Mapping[str, Element]
     header: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} {group}" for group, count in _counts(self.spec).items())
+        source = self.header.get("source", f"every {self.spec.architecture} of this size")
+        return f"<Alignment of {len(self.elements)} spaces ({counts})\n for {source}>"
 
     def __getitem__(self, space: str) -> Element:
         return self.elements[space]
@@ -59,25 +64,25 @@ class Alignment:
         )
 
     def compose(self, inner: Alignment) -> Alignment:
-        """First `inner`, then this one. Elements that belong to a head follow it to where this one puts it."""
+        """First `inner`, then this one. Elements of a head follow it to where this one puts it."""
         self.spec.check_same(inner.spec, ANOTHER_TABLE)
-        found: dict[str, Element] = {}
+        elements: dict[str, Element] = {}
         for name, space in self.spec.hidden.items():
-            first = (
-                inner[name] if space.per is None else _reindex(inner[name], self._order(space.per))
-            )
-            found[name] = space.group.compose(self[name], first)
-        return Alignment(self.spec, found)
+            first = inner[name]
+            if space.per is not None:
+                first = _reindex(first, self._order(space.per))
+            elements[name] = space.group.compose(self[name], first)
+        return Alignment(self.spec, elements)
 
     def inverse(self) -> Alignment:
         """The symmetry that undoes this one."""
-        found: dict[str, Element] = {}
+        elements: dict[str, Element] = {}
         for name, space in self.spec.hidden.items():
-            undone = space.group.inverse(self[name])
-            found[name] = (
-                undone if space.per is None else _reindex(undone, self._order(space.per).argsort())
-            )
-        return Alignment(self.spec, found)
+            inverse = space.group.inverse(self[name])
+            if space.per is not None:
+                inverse = _reindex(inverse, self._order(space.per).argsort())
+            elements[name] = inverse
+        return Alignment(self.spec, elements)
 
     def _order(self, space: str) -> Tensor:
         if space not in self.elements:  # the outer space was restricted to the identity
@@ -93,9 +98,8 @@ class Alignment:
             )
         for name, space in self.spec.hidden.items():
             verdict = space.group.check_shapes(self[name], self.spec.batch(name))
-            verdict = (
-                space.group.check(self[name]) if verdict.ok else verdict
-            )  # only parts that are there can be looked into
+            if verdict.ok:  # only parts of the right shape can be looked into
+                verdict = space.group.check(self[name])
             if not verdict.ok:
                 raise SymmetryError(
                     f"'{name}': {verdict.reason}: this is no symmetry; make the alignment again"
@@ -133,7 +137,7 @@ class Alignment:
         return view
 
     def describe(self) -> list[dict[str, Any]]:
-        """For each space: how far its element is from doing nothing (coordinates moved, or distance from the identity)."""
+        """How far each element is from the identity: share of moved coordinates, or distance."""
         rows = []
         for name, space in self.spec.hidden.items():
             element, still = self[name], space.group.identity(self.spec.batch(name))
@@ -179,7 +183,8 @@ class Alignment:
         header, tensors = read_alignment(path)
         if header["spec"] != spec.fingerprint:
             raise MismatchError(
-                f"{path} was made for another {header['family']} table: another family, size, vocabulary, tie or set of tensors"
+                f"{path} was made for another {header['family']} table:"
+                " another family, size, vocabulary, tie or set of tensors"
             )
         elements: dict[str, dict[str, Tensor]] = {name: {} for name in spec.hidden}
         for key, value in tensors.items():
@@ -196,7 +201,7 @@ def read_alignment(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]
     header, tensors = read_tensors(path, FORMAT, "an alignment file", remedy)
     if not header.keys() >= {"family", "spec"}:
         raise CheckpointError(
-            f"{path} is not an alignment file (its header is not whole): {remedy}"
+            f"{path} is not an alignment file (its header is incomplete): {remedy}"
         )
     return header, tensors
 
@@ -225,10 +230,10 @@ def _distance(value: Tensor, still: Tensor) -> float:
 
 
 def apply(alignment: Alignment, model: Model) -> Model:
-    """The model in new coordinates: other weights, the same function. Lazy: tensors are moved as they are read.
+    """The model in new coordinates: other weights, the same function. Lazy.
 
-    Preconditions: made for this table; if made for one checkpoint, this is it (each tensor is compared as it is read); gains on
-    rotated streams are folded (`canonicalize`).
+    Preconditions: made for this table; if made for one checkpoint, this is it (each tensor is
+    compared as it is read); gains on rotated streams are folded (`canonicalize`).
     """
     alignment.spec.check_same(model.spec, ANOTHER_TABLE)
     alignment.check()
@@ -237,20 +242,19 @@ def apply(alignment: Alignment, model: Model) -> Model:
         space for space in model.spec.joined if space in folded and model.spec.rotates(space)
     ]:
         raise SymmetryError(
-            f"{model.where}: '{turning[0]}' is tied to the output of an activation, which cannot rotate: canonicalize first, which unties it"
+            f"{model.where}: '{turning[0]}' is tied to the output of an activation, which cannot"
+            " rotate: canonicalize first, which unties it"
         )
     computed = {name: partial(_moved, alignment, model, name) for name in model.spec.tensors}
     spaces = ", ".join(f"{count} {group}" for group, count in _counts(model.spec).items())
     moved = DerivedWeights(model.weights, computed)
     smallest = min(computed, key=lambda name: torch.Size(model.weights.shape(name)).numel())
-    moved[
-        smallest
-    ]  # the wrong checkpoint is refused here and now, not in the middle of a long write
+    moved[smallest]  # the wrong checkpoint is refused here, not in the middle of a long write
     return model.derive(moved, step=HistoryStep("apply", f"one element per space ({spaces})"))
 
 
 def made_for(model: Model) -> dict[str, Any]:
-    """The header of an alignment that is meant for one checkpoint only. Reads the whole checkpoint."""
+    """The header of an alignment for one checkpoint only. Reads the whole checkpoint."""
     total = model.digest()
     return {
         "source_sha256": total,
@@ -261,14 +265,13 @@ def made_for(model: Model) -> dict[str, Any]:
 
 def _moved(alignment: Alignment, model: Model, name: str) -> Tensor:
     tensor = model.weights[name]
-    expected, found = (
-        digests.get(name)
-        for digests in (alignment.header.get("source_tensors", {}), model.source.digests)
-    )
-    if expected and found and expected != found:
+    expected = alignment.header.get("source_tensors", {}).get(name)
+    actual = model.source.digests.get(name)
+    if expected and actual and expected != actual:
         origin = alignment.header.get("source", "another checkpoint")
         raise MismatchError(
-            f"this alignment was made for {origin}, not for {model.where}: {name} has other values; apply it to the model it was made for"
+            f"this alignment was made for {origin}, not for {model.where}: {name} has other values;"
+            " apply it to the model it was made for"
         )
     return alignment.transport(name, tensor)
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from symmerge.models.model import Model
 
 
 def distance(a: Model, b: Model) -> float:
-    """|weights A - weights B| over the root of their norms' product: 0 for equal, about 1.4 for unrelated models."""
+    """|A - B| / sqrt(|A| |B|) of the weights: 0 for equal, about 1.4 for unrelated models."""
     apart, sizes = 0.0, [0.0, 0.0]
     for name in a.weights:
         x, y = a.weights[name], b.weights[name]
@@ -20,18 +17,18 @@ def distance(a: Model, b: Model) -> float:
     return (apart / max((sizes[0] * sizes[1]) ** 0.5, 1e-30)) ** 0.5
 
 
-def distances_by_space(a: Model, b: Model) -> Mapping[str, Any]:
+def distances_by_space(a: Model, b: Model) -> dict[str, float]:
     """The same by space: over the tensors that meet each hidden space, layers together."""
     squares: dict[str, list[float]] = {}
     for name in a.weights:
         x, y = a.weights[name], b.weights[name]
-        met = {
+        spaces = {
             atom.space.partition(".")[0]
             for piece in a.spec.pieces[name]
             for atom in piece.atoms
             if atom.space in a.spec.hidden
         }
-        for space in met:
+        for space in spaces:
             row = squares.setdefault(space, [0.0, 0.0, 0.0])
             for at, value in enumerate(((x - y), x, y)):
                 row[at] += value.square().sum().item()

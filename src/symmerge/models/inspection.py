@@ -1,4 +1,4 @@
-"""What a model's symmetries are, as rows for a table: spaces and tensors, layers folded together."""
+"""A model's symmetries as rows of a table: spaces and tensors, layers folded together."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def tensors(model: Model) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for name, axes in model.spec.tensors.items():
         shape = "x".join(str(n) for n in model.weights.shape(name))
-        found = {
+        row = {
             "tensor": _template(name),
             "count": 0,
             "shape": shape,
             "axes": _LAYER.sub(".{i}", unparse(axes)),
             "dtype": _short(model, name),
         }
-        rows.setdefault(_template(name), found)["count"] += 1
+        rows.setdefault(_template(name), row)["count"] += 1
     return list(rows.values())
 
 

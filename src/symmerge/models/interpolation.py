@@ -35,17 +35,16 @@ def piece_time(spec: Spec, t: float, at: Mapping[str, float]) -> PieceTime:
 
 def _names(spec: Spec, piece: Piece) -> list[str]:
     """What a piece answers to, the narrowest first."""
-    met = [atom.space for atom in piece.atoms if atom.space in spec.hidden]
-    inner = sorted(
-        (space for space in met if space != spec.stream),
-        key=lambda name: spec.spaces[name].per is None,
-    )
+    hidden = [atom.space for atom in piece.atoms if atom.space in spec.hidden]
+    inner = [space for space in hidden if space != spec.stream]
+    inner.sort(key=lambda name: spec.spaces[name].per is None)
     layers = [f"layer.{name.partition('.')[2]}" for name in inner if "." in name]
     kinds = [name.partition(".")[0] for name in inner]
-    return [*inner, *layers[:1], *kinds] or met
+    return [*inner, *layers[:1], *kinds] or hidden
 
 
 def between(a: Model, b: Model, time: PieceTime, name: str) -> Tensor:
+    """One tensor on the line from `a` to `b`, each piece at its own time."""
     x, y = a.weights[name], b.weights[name]
     pieces = a.spec.pieces[name]
     if len(pieces) == 1:
@@ -65,7 +64,7 @@ def interpolate(a: Model, b: Model, t: float = 0.5) -> Model:
 
 
 def mean(models: Sequence[Model], weights: Sequence[float] | None = None) -> Model:
-    """A weighted mean of models with the same table; equal weights unless given. Lazy: tensors are averaged as they are read."""
+    """A weighted mean of models with the same table; equal weights by default. Lazy."""
     weights = list(weights) if weights is not None else [1 / len(models)] * len(models)
     if len(weights) != len(models):
         raise MismatchError(
@@ -102,7 +101,7 @@ def _mean(models: Sequence[Model], weights: Sequence[float], name: str) -> Tenso
 
 
 def weighted_sum(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-    """In the first tensor's precision; two tensors in memory if they are given one after another."""
+    """In the first tensor's precision; a generator of tensors keeps only two in memory."""
     total: Tensor | None = None
     for tensor, weight in zip(tensors, weights, strict=True):
         total = tensor * weight if total is None else total.add_(tensor.to(total), alpha=weight)

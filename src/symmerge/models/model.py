@@ -1,11 +1,11 @@
-"""A model: a table, a config and lazy weights. `load` opens one, `save` writes one; everything between returns new models."""
+"""A model: a table, a config and lazy weights. `load` opens one, `save` writes one."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import torch
 from symmerge.checkpoints.card import model_card
 from symmerge.checkpoints.files import write_json, write_text
 from symmerge.checkpoints.folders import new_folder
+from symmerge.checkpoints.hub import is_hub_name, local_folder
 from symmerge.checkpoints.provenance import HistoryStep, Provenance, Verdict
 from symmerge.checkpoints.reading import open_checkpoint
 from symmerge.checkpoints.versions import installed_versions
@@ -24,10 +25,12 @@ from symmerge.checkpoints.weights import (
     MemoryWeights,
     StoredWeights,
     Weights,
+    stored_bytes,
 )
 from symmerge.checkpoints.writing import DEFAULT_SHARD, write_weights
-from symmerge.errors import CheckpointError, MismatchError, UnsupportedModel
-from symmerge.families import Family, family_of
+from symmerge.errors import MismatchError
+from symmerge.families import family_of
+from symmerge.models.binding import bind, current_names, untangle_ties
 from symmerge.symmetry.groups import GeneralLinear, Group, Permutation, RotaryPairs, Trivial
 from symmerge.symmetry.spec import Space, Spec, listing
 
@@ -35,16 +38,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Progress = Callable[[str], None]
+# A key of config.json: heads of twice the size, which the stock class refuses.
 INFLATED = "symmerge_inflated_attention"
-"""A key of config.json: heads of twice the size, which the stock class refuses."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Model:
     """A checkpoint seen through its table. Weights are lazy: nothing is read until it is needed.
 
-    `source` is what was loaded, `stored_as` the names its file used where they differ from today's, `files` what is
-    copied beside the weights, `history` what was done to it since, for the model card.
+    `source` is what was loaded, `stored_as` the names its file used where they differ from
+    today's, `files` what is copied beside the weights, `history` what was done since.
     """
 
     spec: Spec
@@ -56,6 +59,16 @@ class Model:
     files: tuple[Path, ...] = ()
     history: tuple[HistoryStep, ...] = ()
 
+    def __repr__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        steps = ", ".join(step.step for step in self.history) or "none"
+        tensors, spaces = f"{len(self.spec.tensors)} tensors", f"{len(self.spec.hidden)} spaces"
+        return (
+            f"<Model {self.spec.architecture} from {self.where}\n"
+            f" {self.parameters:,} parameters in {dtype}, {tensors}, {spaces}\n"
+            f" steps: {steps if len(steps) <= 80 else steps[:77] + '...'}>"
+        )
+
     @property
     def where(self) -> str:
         """Where it came from, for messages."""
@@ -64,14 +77,11 @@ class Model:
     @property
     def bytes(self) -> int:
         """What the weights take when stored."""
-        return sum(
-            torch.Size(self.weights.shape(name)).numel() * self.weights.dtype(name).itemsize
-            for name in self.weights
-        )
+        return sum(stored_bytes(self.weights, name) for name in self.weights)
 
     @property
     def parameters(self) -> int:
-        """How many numbers the weights are."""
+        """How many numbers the weights hold."""
         return sum(torch.Size(self.weights.shape(name)).numel() for name in self.weights)
 
     @property
@@ -81,11 +91,9 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The coarsest precision any of its tensors is stored in: what tolerances go by."""
-        return max(
-            {self.weights.dtype(name) for name in self.weights},
-            key=lambda dtype: torch.finfo(dtype).eps,
-        )
+        """The coarsest precision any of its tensors is stored in: tolerances go by it."""
+        dtypes = {self.weights.dtype(name) for name in self.weights}
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
     def digest(self) -> str:
         """The hash of the checkpoint it came from; reads whatever has not been read yet."""
@@ -96,15 +104,19 @@ class Model:
         return replace(self, weights=weights, history=(*self.history, step), **changes)
 
     def cached(self) -> Model:
-        """The same model whose tensors stay in memory once read: canonical forms cost a decomposition per head, and solvers read them many times."""
+        """The same model, with tensors that stay in memory once read.
+
+        Canonical forms cost a decomposition per head, and solvers read them many times.
+        """
         return replace(self, weights=CachedWeights(self.weights))
 
     def restrict(self, **groups: str) -> Model:
-        """The same model, allowed to move less: for example ``residual="permutation"`` or ``ff="identity"``, for all layers."""
+        """The same model with smaller groups in all layers, as ``residual="permutation"``."""
         known = {name.partition(".")[0] for name in self.spec.spaces}
         if unknown := groups.keys() - known:
             raise MismatchError(
-                f"no space called {listing(unknown)} in {self.spec.family}: there are {', '.join(sorted(known))}"
+                f"no space called {listing(unknown)} in {self.spec.family}:"
+                f" there are {', '.join(sorted(known))}"
             )
         spaces = {
             name: _restricted(space, groups.get(name.partition(".")[0], "full"))
@@ -124,7 +136,8 @@ def _restricted(space: Space, to: str) -> Space:
         raise MismatchError(f"{space.name}: '{to}' is not one of {', '.join(choices)}")
     if to == "permutation" and isinstance(space.group, Trivial | RotaryPairs):
         raise MismatchError(
-            f"{space.name}: permutations are no symmetry of a {space.group.name} space; use identity"
+            f"{space.name}: permutations are not a symmetry of a {space.group.name} space;"
+            " use identity"
         )
     return replace(space, group=choices[to])
 
@@ -143,26 +156,29 @@ def inflated(spec: Spec) -> Spec:
 def device_of(name: str) -> torch.device:
     """A device by name; one that is not there is refused."""
     try:
-        found = torch.device(name)
-    except RuntimeError:  # no such word
-        found = None
-    if found is None or found.type not in ("cpu", "cuda"):
+        device = torch.device(name)
+    except RuntimeError:  # not a device
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
         raise MismatchError(f"device {name}: there are cpu and cuda")
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise MismatchError(
-            f"device {name}: PyTorch sees {torch.cuda.device_count() or 'no'} CUDA devices here; use cpu or one that is there"
+            f"device {name}: PyTorch sees {torch.cuda.device_count() or 'no'} CUDA devices here;"
+            " use cpu or one that is there"
         )
-    return found
+    return device
 
 
 def load(source: str | os.PathLike[str] | PreTrainedModel) -> Model:
-    """Open a checkpoint folder, or take a transformers model that is in memory.
+    """Open a checkpoint folder or a hub name, or take a transformers model that is in memory.
 
-    Preconditions: a supported architecture; a local folder. No tensor is read yet, no code from the folder is run.
+    Preconditions: a supported architecture. No tensor is read yet, no code of the folder is run.
     """
     if isinstance(source, str | os.PathLike):
-        opened = open_checkpoint(Path(source))
-        return _model(opened.weights, opened.config, str(opened.path), opened.path, opened.files)
+        where = str(Path(source))
+        fetched = is_hub_name(where) and not Path(where).exists()
+        opened = open_checkpoint(local_folder(where) if fetched else where)
+        return _model(opened.weights, opened.config, where, opened.path, opened.files)
     config = {
         **json.loads(source.config.to_json_string(use_diff=False)),
         "architectures": [type(source).__name__],
@@ -179,9 +195,9 @@ def _model(
     files: tuple[Path, ...],
 ) -> Model:
     family = family_of(config.get("model_type"), where)
-    stored_as = _current_names(family, weights, where)
-    config = _untangle_ties(family, weights, stored_as, config, where)
-    spec = _bind(family, config, stored_as.keys(), where)
+    stored_as = current_names(family, weights, where)
+    config = untangle_ties(family, weights, stored_as, config, where)
+    spec = bind(family, config, stored_as.keys(), where)
     spec = inflated(spec) if config.get(INFLATED) else spec
     try:
         spec.check({name: weights.shape(stored) for name, stored in stored_as.items()})
@@ -190,108 +206,19 @@ def _model(
     checked = CheckedWeights(
         weights.select({name: stored_as[name] for name in spec.tensors}), where
     )
-    # A tensor that was read from its tied twin is written under its own name: after untying, both are there.
+    # A tensor read from its tied twin keeps its own name: after untying, both are written.
     own = {name: stored for name, stored in stored_as.items() if family.rename(stored) == name}
     return Model(spec, config, checked, checked, path, own, files)
-
-
-def _typed(config: Mapping[str, Any], where: str) -> Any:
-    from transformers import CONFIG_MAPPING  # slow to import, and only needed here
-
-    try:
-        return CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
-    except Exception as error:  # transformers validates configs with many kinds of exceptions
-        reason = " ".join(str(error).split())[:200]
-        raise UnsupportedModel(
-            f"{where}: transformers refuses config.json ({reason}): restore it from where the model came"
-        ) from error
-
-
-def _bind(family: Family, config: Mapping[str, Any], names: Collection[str], where: str) -> Spec:
-    typed, declared = _typed(config, where), config.get("architectures")
-    if declared is not None and not isinstance(declared, list):
-        raise UnsupportedModel(
-            f"{where}: 'architectures' in config.json is {declared!r}, not a list: restore it from where the model came"
-        )
-    if not declared:
-        import transformers
-
-        # Llama and Mistral have the same tensors: only classes for this very config come into question.
-        known = {
-            name: about
-            for name, about in family.architectures.items()
-            if getattr(transformers, name).config_class is type(typed)
-        }
-        family = replace(family, architectures=known)
-    try:
-        architecture = family.architecture(declared, names)
-    except UnsupportedModel as error:
-        raise UnsupportedModel(f"{where}: {error}") from error
-    try:
-        return family.bind(typed, names, architecture)
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UnsupportedModel(
-            f"{where}: config.json has impossible sizes ({error!r}): restore it from where the model came"
-        ) from error
-
-
-def _current_names(family: Family, weights: Weights, where: str) -> dict[str, str]:
-    """Today's name -> the name in the file, buffers left out."""
-    found: dict[str, str] = {}
-    for stored in weights.names():
-        if family.is_buffer(stored):
-            continue
-        name = family.rename(stored)
-        if name in found:
-            raise CheckpointError(
-                f"{where}: {stored} and {found[name]} are two names of the same tensor: remove one"
-            )
-        if not weights.dtype(stored).is_floating_point:
-            raise CheckpointError(
-                f"{where}: {stored} is stored as {weights.dtype(stored)}, quantised: use the float16 or float32 checkpoint"
-            )
-        found[name] = stored
-    return found
-
-
-def _untangle_ties(
-    family: Family, weights: Weights, stored_as: dict[str, str], config: dict[str, Any], where: str
-) -> dict[str, Any]:
-    """Do as transformers does: a stored copy of a tied tensor is dropped if equal; if one differs, the model is not tied."""
-    if not family.ties or not _typed(config, where).tie_word_embeddings:
-        return config
-    for alias, target in family.ties.items():
-        if alias in stored_as and target not in stored_as:
-            stored_as[target] = stored_as.pop(alias)
-    stored = {alias: target for alias, target in family.ties.items() if alias in stored_as}
-    if all(
-        torch.equal(weights[stored_as[alias]], weights[stored_as[target]])
-        for alias, target in stored.items()
-    ):
-        for alias in stored:
-            del stored_as[alias]
-        return config
-    for (
-        alias,
-        target,
-    ) in family.ties.items():  # the config unties all or none: one that is still shared gets a copy
-        if target in stored_as:
-            stored_as.setdefault(alias, stored_as[target])
-    return {**config, "tie_word_embeddings": False}
 
 
 def rebind(
     model: Model, config: Mapping[str, Any], weights: Weights, *, step: HistoryStep
 ) -> Model:
     """The model under a changed config: for a head that is no longer tied."""
-    spec = _bind(
-        family_of(config.get("model_type"), model.where), config, weights.names(), model.where
-    )
-    spec = replace(
-        spec,
-        spaces={name: model.spec.spaces.get(name, space) for name, space in spec.spaces.items()},
-    )
-    return model.derive(weights, step=step, config=config, spec=spec)
+    family = family_of(config.get("model_type"), model.where)
+    spec = bind(family, config, weights.names(), model.where)
+    spaces = {name: model.spec.spaces.get(name, space) for name, space in spec.spaces.items()}
+    return model.derive(weights, step=step, config=config, spec=replace(spec, spaces=spaces))
 
 
 def save(
@@ -304,20 +231,20 @@ def save(
     gate: Callable[[Model], Verdict] | None = None,
     beside: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write a stock checkpoint: weights, config, tokenizer and processor files, and a card that says what was done.
+    """Write a stock checkpoint: weights, config, tokenizer files, and a card of what was done.
 
-    The folder appears whole or not at all. `gate` sees the written checkpoint before it appears; what it returns goes into the
-    record, and if it raises, nothing appears. `beside` may write more files into the folder.
+    The folder appears complete or not at all. `gate` sees the written checkpoint before it
+    appears; its verdict goes into the record, and if it raises, nothing appears. `beside` may
+    write more files into the folder.
     """
     inputs = (model.path,) if model.path else ()
+    config = {**model.config, "architectures": [model.spec.architecture]}
     with new_folder(
         Path(target), overwrite=overwrite, needs_bytes=model.bytes, inputs=inputs
     ) as folder:
         for file in model.files:
             shutil.copyfile(file, folder / file.name)
-        write_json(
-            folder / "config.json", {**model.config, "architectures": [model.spec.architecture]}
-        )
+        write_json(folder / "config.json", config)
         write_weights(
             folder,
             model.weights,

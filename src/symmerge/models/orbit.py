@@ -12,12 +12,12 @@ from symmerge.models.alignment import Alignment, apply, made_for, read_alignment
 from symmerge.models.canonical.form import canonicalize
 from symmerge.models.model import Model
 
-# Rotations need the gains folded; every other gauge a random element would only undo again.
+# Rotations need the gains folded; a random element would undo every other step.
 NEEDED = ("fold",)
 
 
 def random_member(model: Model, seed: int = 0) -> tuple[Alignment, Model]:
-    """A random element of the whole symmetry group, and the model there: other weights, the same function.
+    """A random element of the whole symmetry group, and the model there.
 
     >>> from symmerge import load, verify
     >>> from symmerge.lab.small_models import small_model
@@ -25,9 +25,9 @@ def random_member(model: Model, seed: int = 0) -> tuple[Alignment, Model]:
     >>> verify(model, random_member(model, seed=1)[1]).same
     True
     """
-    ready = canonicalize(model, NEEDED)
-    alignment = Alignment.random(ready.spec, torch.Generator().manual_seed(seed))
-    return alignment, apply(alignment, ready)
+    prepared = canonicalize(model, NEEDED)
+    alignment = Alignment.random(prepared.spec, torch.Generator().manual_seed(seed))
+    return alignment, apply(alignment, prepared)
 
 
 def keep(
@@ -44,9 +44,9 @@ def keep(
 
 
 def follow(path: str | Path, model: Model) -> Model:
-    """Apply a saved alignment to the checkpoint it was made for: the same preparation, then the same elements."""
+    """Apply a saved alignment to the checkpoint it was made for, prepared in the same way."""
     header, _ = read_alignment(path)
-    ready = canonicalize(
+    prepared = canonicalize(
         model.restrict(**header.get("restrict", {})), tuple(header.get("canonical", NEEDED))
     )
-    return apply(Alignment.load(path, ready.spec), ready)
+    return apply(Alignment.load(path, prepared.spec), prepared)

@@ -1,4 +1,4 @@
-"""Every model answers with logits: one whose stock class has no head, with the first coordinates of what it pools."""
+"""Logits for stock classes without a head: the first coordinates of the pooled output."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def with_pooled_logits(module: Module, pooled: int | None) -> Module:
-    """The module itself; `pooled` is how many coordinates count, None where the class has a head (`Spec.pooled`)."""
+    """The module itself; `pooled` coordinates are its logits, None where the class has a head."""
     if pooled is not None:
-        module.register_forward_hook(partial(_answer, pooled))
+        module.register_forward_hook(partial(_pooled_output, pooled))
     return module
 
 
-def _answer(pooled: int, module: nn.Module, inputs: Any, output: Any) -> Any:
-    from transformers.modeling_outputs import (
-        ImageClassifierOutput,  # slow to import, and only needed here
-    )
+def _pooled_output(pooled: int, module: nn.Module, inputs: Any, output: Any) -> Any:
+    # slow to import, and only needed here
+    from transformers.modeling_outputs import ImageClassifierOutput
 
     return ImageClassifierOutput(logits=output.pooler_output[:, :pooled])

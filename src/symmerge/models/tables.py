@@ -9,12 +9,13 @@ from symmerge.models.model import Model
 
 
 def check_same_table(models: Sequence[Model], verb: str = "merged") -> None:
-    """Refuse models whose tables differ from the first one's: names each, and in what it differs."""
+    """Refuse models whose tables differ from the first one's; the error lists the differences."""
     first, *others = models
+    differences = {other.where: first.spec.differences(other.spec) for other in others}
     problems = [
-        f"{first.where} and {other.where} cannot be {verb}; they differ in: {'; '.join(differences)}"
-        for other in others
-        if (differences := first.spec.differences(other.spec))
+        f"{first.where} and {where} cannot be {verb}; they differ in: {'; '.join(lines)}"
+        for where, lines in differences.items()
+        if lines
     ]
     if problems:
         raise MismatchError(". ".join(problems))

@@ -1,0 +1,104 @@
+"""From a config and the names of tensors to a table, as transformers would read them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from symmerge.checkpoints.files import RESTORE
+from symmerge.checkpoints.weights import Weights
+from symmerge.errors import CheckpointError, UnsupportedModel
+from symmerge.families import Family
+from symmerge.symmetry.spec import Spec
+
+
+def typed_config(config: Mapping[str, Any], where: str) -> Any:
+    """The config as transformers' class for this model type."""
+    from transformers import CONFIG_MAPPING  # slow to import, and only needed here
+
+    try:
+        return CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+    except Exception as error:  # transformers validates configs with many kinds of exceptions
+        reason = " ".join(str(error).split())[:200]
+        raise UnsupportedModel(
+            f"{where}: transformers refuses config.json ({reason}): {RESTORE}"
+        ) from error
+
+
+def bind(family: Family, config: Mapping[str, Any], names: Collection[str], where: str) -> Spec:
+    """The table for a config and the tensors that are there."""
+    typed, declared = typed_config(config, where), config.get("architectures")
+    if declared is not None and not isinstance(declared, list):
+        raise UnsupportedModel(
+            f"{where}: 'architectures' in config.json is {declared!r}, not a list: {RESTORE}"
+        )
+    if not declared:
+        import transformers
+
+        # Two families may have the same tensors: only classes for this very config can be meant.
+        known = {
+            name: about
+            for name, about in family.architectures.items()
+            if getattr(transformers, name).config_class is type(typed)
+        }
+        family = replace(family, architectures=known)
+    try:
+        architecture = family.architecture(declared, names)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{where}: {error}") from error
+    try:
+        return family.bind(typed, names, architecture)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UnsupportedModel(
+            f"{where}: config.json has impossible sizes ({error!r}): {RESTORE}"
+        ) from error
+
+
+def current_names(family: Family, weights: Weights, where: str) -> dict[str, str]:
+    """Today's name -> the name in the file, buffers left out."""
+    names: dict[str, str] = {}
+    for stored in weights.names():
+        if family.is_buffer(stored):
+            continue
+        name = family.rename(stored)
+        if name in names:
+            raise CheckpointError(
+                f"{where}: {stored} and {names[name]} are two names of the same tensor: remove one"
+            )
+        if not weights.dtype(stored).is_floating_point:
+            raise CheckpointError(
+                f"{where}: {stored} is stored as {weights.dtype(stored)}, quantised:"
+                " use the float16 or float32 checkpoint"
+            )
+        names[name] = stored
+    return names
+
+
+def untangle_ties(
+    family: Family, weights: Weights, stored_as: dict[str, str], config: dict[str, Any], where: str
+) -> dict[str, Any]:
+    """Do as transformers does with a stored copy of a tied tensor.
+
+    It is dropped if all copies are equal; if one differs, the model is not tied.
+    """
+    if not family.ties or not typed_config(config, where).tie_word_embeddings:
+        return config
+    for alias, target in family.ties.items():
+        if alias in stored_as and target not in stored_as:
+            stored_as[target] = stored_as.pop(alias)
+    copies = {alias: target for alias, target in family.ties.items() if alias in stored_as}
+    if all(
+        torch.equal(weights[stored_as[alias]], weights[stored_as[target]])
+        for alias, target in copies.items()
+    ):
+        for alias in copies:
+            del stored_as[alias]
+        return config
+    # The config unties all or none: a tensor that is still shared gets a copy.
+    for alias, target in family.ties.items():
+        if target in stored_as:
+            stored_as.setdefault(alias, stored_as[target])
+    return {**config, "tie_word_embeddings": False}
