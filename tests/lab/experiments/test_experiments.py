@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from fixtures import run as run_verb
@@ -14,6 +15,7 @@ from symmerge.lab.experiments import components
 from symmerge.lab.experiments.catalog import EXPERIMENTS
 from symmerge.lab.experiments.cells import with_needs
 from symmerge.lab.experiments.engines import LocalEngine
+from symmerge.lab.experiments.generalized import LABELS, NO_DATA
 from symmerge.lab.experiments.plan import check_data, check_folder, check_same_data, claim, digests
 from symmerge.lab.experiments.results import write_results
 from symmerge.lab.experiments.runner import run
@@ -25,9 +27,20 @@ SMOKE = SIZES["smoke"]
 NON_SYMMETRIC = ("soft", "correlation-ignore-heads", "residual-separate")  # no symmetries
 
 
-# The grids repeat themselves: of these, one column or one component is computed.
-ONE_COLUMN = ("t-samplers", "t-iterations", "t-soft", "t-spaces", "t-widths", "t-many")
-ONE_COMPONENT = ("f-retrain-masked", "f-retrain-images")
+# The grids repeat themselves: of these, one column, one component or two rows are computed.
+DIGITS = dict.fromkeys(
+    ("t-samplers", "t-iterations", "t-soft", "t-spaces", "t-widths", "t-many"),
+    lambda entry: entry.column == "digits",
+)
+ONE_COMPONENT = dict.fromkeys(
+    ("f-retrain-masked", "f-retrain-images"), lambda entry: entry.row.startswith("(ii)")
+)
+COMPUTED = {
+    **DIGITS,
+    **ONE_COMPONENT,
+    "t-learning": lambda entry: entry.column == "digits" or entry.row in (LABELS, NO_DATA),
+    "f-orders": lambda entry: entry.column == "rotary: Llama",
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,21 +51,12 @@ def declared():
 @pytest.fixture(scope="module")
 def tables(declared):
     """What is computed here."""
-    return {
-        name: tuple(
-            replace(table, entries=tuple(computed_entries(name, table.entries))) for table in shown
-        )
-        for name, shown in declared.items()
-    }
+    return {name: tuple(map(partial(computed, name), shown)) for name, shown in declared.items()}
 
 
-def computed_entries(name, entries):
-    for entry in entries:
-        if name in ONE_COLUMN and entry.column != entries[0].column:
-            continue
-        if name in ONE_COMPONENT and not entry.row.startswith("(ii)"):
-            continue
-        yield entry
+def computed(name, table):
+    chosen = COMPUTED.get(name, lambda entry: True)
+    return replace(table, entries=tuple(filter(chosen, table.entries)))
 
 
 @pytest.fixture(scope="module")
