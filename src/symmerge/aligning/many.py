@@ -136,8 +136,9 @@ def align_many(
     if isinstance(solver, LearnedMatching) and not universe.interrupted:
         members = [prepared[number].cached() for number in universe.members]
         universe = solver.refine(members, universe, progress=progress)
-    for why in universe.left_out.values() if progress else ():
-        progress(f"left out: {why}")
+    if progress:
+        for reason in universe.left_out.values():
+            progress(f"left out: {reason}")
     aligned = (apply(universe.alignments[number], prepared[number]) for number in universe.members)
     return AlignedMany(tuple(aligned), universe, recipe, tuple(sources))
 

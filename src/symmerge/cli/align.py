@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -130,22 +130,12 @@ def _resume_file(out: Path, models: Sequence[Model], recipe: Recipe) -> ResumeFi
 def _solve(
     models: Sequence[Model], recipe: Recipe, many: Many, resume_file: ResumeFile
 ) -> Aligned | AlignedMany:
+    how: dict[str, Any] = {"progress": console.note, "resume_file": resume_file}
     if len(models) > 2:
-        return align_many(
-            models,
-            recipe,
-            reference=many.reference,
-            rounds=many.rounds,
-            progress=console.note,
-            resume_file=resume_file,
-        )
-    return align_pair(
-        *models,
-        recipe,
-        shared_tokens=many.shared_tokens,
-        progress=console.note,
-        resume_file=resume_file,
-    )
+        where: dict[str, Any] = {"reference": many.reference, "rounds": many.rounds}
+        return align_many(models, recipe, **where, **how)
+    a, b = models
+    return align_pair(a, b, recipe, shared_tokens=many.shared_tokens, **how)
 
 
 def _write(result: Aligned | AlignedMany, out: Path, overwrite: bool) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from symmerge.aligning.inputs import open_models
 from symmerge.checkpoints.folders import refuse
 from symmerge.checkpoints.writing import return_freed_memory
@@ -58,10 +61,11 @@ def merge(
 def _show_steps(merged: Model, merging: Merging) -> None:
     """What a soup tried, and what REPAIR changed."""
     for step in merged.history:
-        if step.details.get("method") == "soup":
-            console.show_table(f"Soup, by the loss on {merging.held_out}", step.details["tried"])
+        details: Mapping[str, Any] = step.details
+        if details.get("method") == "soup":
+            console.show_table(f"Soup, by the loss on {merging.held_out}", details["tried"])
         if step.step == "repair":
-            before, after = step.details["before"]["loss"], step.details["after"]["loss"]
+            before, after = details["before"]["loss"], details["after"]["loss"]
             console.say(
                 f"repaired {merging.repair}: loss {before:.4f} before, {after:.4f} after,"
                 " on held-out inputs"

@@ -107,7 +107,8 @@ def _aligns(method: Method) -> bool:
 def _align(
     models: Sequence[Model], recipe: Recipe, shared_tokens: bool, progress: Progress | None
 ) -> Aligned:
-    result = align(*models, recipe, shared_tokens=shared_tokens, progress=progress)
+    a, b = models
+    result = align(a, b, recipe, shared_tokens=shared_tokens, progress=progress)
     if result.solution.interrupted and progress:
         progress("interrupted: merging with the best alignment so far")
     return result

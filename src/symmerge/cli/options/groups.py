@@ -29,7 +29,7 @@ def verb(
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(function, include_extras=True)
-        groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+        groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
 
         @wraps(function)
         def call(config: Path | None = None, **values: Any) -> None:
