@@ -31,8 +31,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import symmerge as sm
 from symmerge.evaluation.tasks.base import LazyBatches
 from symmerge.matching.learned import LearnedMatching
-from symmerge.matching.learning.distillation import Lesson, Lessons, loss_of
-from symmerge.matching.learning.learner import Learner
+from symmerge.matching.learning.data import LearningData
+from symmerge.matching.learning.distillation import (
+    DistillationBatch,
+    DistillationData,
+    distillation_loss,
+)
+from symmerge.matching.learning.learner import FLIP_BATCHES, Learner, pair_learner
 from symmerge.models.alignment import Alignment
 from symmerge.verification.modules import full_module
 
@@ -115,12 +120,12 @@ def counted(work: Callable[[], Any]) -> Counter[str]:
 
 def count(case: str) -> str:
     learner = learner_of(case, "cpu", COUNTED_BATCH)
-    lesson = learner.lessons[0]
-    learner.t.fill_(0.5)
-    learner._descend((lesson,))  # what is made once is there then
+    batch = learner.data.train[0]
+    learner.objective.place_midpoint()
+    learner.descend((batch,))  # what is made once is there then
     bare, learned = (
-        counted(lambda: plain(learner, lesson)),
-        counted(lambda: learner._descend((lesson,))),
+        counted(lambda: plain(learner, batch)),
+        counted(lambda: learner.descend((batch,))),
     )
     extra = learned - bare
     most = ", ".join(f"{name} {number}" for name, number in extra.most_common(10))
@@ -154,22 +159,17 @@ def learner_of(case: str, device: str, batch_shape: tuple[int, int] | None = Non
         return {"input_ids": tokens, "labels": tokens}
 
     parents = [full_module(model, torch.float32).to(device) for model in models]
-    lessons = Lessons(LazyBatches(((0,),) * 4, batch), parents, "parents", torch.device(device))
-    return Learner(
-        LearnedMatching(device=device),
-        a,
-        b,
-        Alignment.identity(a.spec),
-        lessons,
-        lessons,
-        list(a.spec.hidden),
-    )
+    batches = LazyBatches(((0,),) * 4, batch)
+    data = DistillationData(batches, parents, "parents", torch.device(device))
+    options, start = LearnedMatching(device=device), Alignment.identity(a.spec)
+    return pair_learner(options, a, b, start, LearningData(data, data))
 
 
-def plain(learner: Learner, lesson: Lesson) -> None:
+def plain(learner: Learner, batch: DistillationBatch) -> None:
     """What training the model itself would pay, optimiser left out."""
-    loss_of(learner.module, lesson).backward()
-    for holders in learner.holders.values():  # the learned step that follows would add to them
+    distillation_loss(learner.objective.mean.module, batch).backward()
+    # the learned step that follows would add to these gradients
+    for holders in learner.objective.mean.parameters.values():
         for holder in holders:
             holder.grad = None
 
@@ -197,11 +197,11 @@ def graphed(work: Callable[[], None]) -> Callable[[], None]:
 
 def run(case: str, rounds: int, device: str) -> dict[str, Any]:
     learner = learner_of(case, device)
-    lesson = learner.lessons[0]
-    learner.t.fill_(0.5)
+    batch = learner.data.train[0]
+    learner.objective.place_midpoint()
     training, step = (
-        (lambda: plain(learner, lesson)),
-        (lambda: learner._step(learner.tally.steps + 1)),
+        (lambda: plain(learner, batch)),
+        (lambda: learner.advance(0)),
     )
     for _ in range(3):
         step()
@@ -224,14 +224,15 @@ def run(case: str, rounds: int, device: str) -> dict[str, Any]:
             }
         )
     ratios = [row["learned_seconds"] / row["plain_seconds"] for row in runs]
+    probe = [learner.data.train[number] for number in range(FLIP_BATCHES)]
     forward = median(row["plain_seconds"] for row in runs)
     extras = {
         "asking_the_parents": seconds(
-            lambda: learner.lessons._made(learner.lessons._batch(1)), device
+            lambda: learner.data.train.answer(learner.data.train.raw(1)), device
         )
         / forward,
-        "a_look": seconds(lambda: learner._look(lambda line: None, None), device) / forward,
-        "assignments": seconds(learner._reassign, device) / forward,
+        "an_evaluation": seconds(lambda: learner.evaluate(1), device) / forward,
+        "assignments": seconds(lambda: learner.objective.reassign(probe), device) / forward,
     }
     row = {
         "case": case,

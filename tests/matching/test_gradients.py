@@ -1,4 +1,4 @@
-"""The gradient along the symmetries: exactly that of autograd through the transport, and for permutations exactly what a permutation changes."""
+"""The gradient along symmetries is that of autograd, and what a permutation changes."""
 
 from functools import cache
 
@@ -18,7 +18,7 @@ every = pytest.mark.parametrize("name", SMALL)
 
 @cache
 def setting(name):
-    """A table, B's tensors, where they lie after a random symmetry, and the gradient of a loss by them."""
+    """A table, B's tensors before and after a random symmetry, and a gradient by them."""
     model = sm.canonicalize(sm.load(small_model(name, dtype=torch.float64)))
     table, generator = model.spec, torch.Generator().manual_seed(1)
     base = Alignment.random(table, generator)
@@ -45,7 +45,7 @@ def tangent_gradient(table, space, gradients, moved):
 
 
 def through_the_transport(name, space):
-    """Autograd of <gradient, moved weights> by one space's tangent, where a random symmetry has put everything."""
+    """Autograd of <gradient, moved weights> by one space's tangent, after a random symmetry."""
     table, base, weights, _, gradients = setting(name)
     group = table.spaces[space].group
     along = {

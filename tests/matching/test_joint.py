@@ -1,4 +1,4 @@
-"""Many models learned together: the same gradient as pair by pair, better means, exact ends, the same result for the same seed."""
+"""Many models learned together: gradients as in pairs, better means, exact ends."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def three(name, count=3):
 
 
 def little(models):
-    """A little text of their own: how much there is does not matter here, and writing it takes longer than learning."""
+    """Little self-generated text: generating it takes longer than learning."""
     return make_task(task_of(models[0]), "self", models, max_samples=24)
 
 

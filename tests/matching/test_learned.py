@@ -1,4 +1,4 @@
-"""Learned matching: elements move along their groups, the ends stay the parents, and the middle gets better."""
+"""Learned matching: elements move along their groups, ends stay, the midpoint gets better."""
 
 import json
 import math
@@ -236,7 +236,7 @@ class Placed(nn.Module):
 
 
 def truth(models, start, spaces, share, lessons):
-    """Autograd in float64 through exponential, transport, mean and model: the gradient by each tangent, and by each tensor of B where it lies."""
+    """Autograd in float64 through everything: gradients by each tangent and moved tensor."""
     a, b = models
     table, there = a.spec, apply(start, b)
     groups = {space: table.spaces[space].group for space in spaces}
@@ -487,7 +487,7 @@ def test_flips_that_do_not_help_are_undone():
 
 
 def pull(share, i, j, monkeypatch):
-    """What the slope of a Llama's loss says a swap of two of its units would gain, at some share of B: of the two swapped there, and the most of any two."""
+    """What a swap of units would gain at a share of B: of two swapped units, and at most."""
     a = ready("llama")
     learner = begun(
         "llama",
@@ -506,7 +506,7 @@ def pull(share, i, j, monkeypatch):
 
 @pytest.mark.parametrize(("i", "j"), [(0, 1), (10, 40), (7, 90)])
 def test_near_a_the_slope_sees_two_units_that_are_swapped(i, j, monkeypatch):
-    """It is blind at the middle, where both units are the same mean, and beyond it would rather leave them: why flips are sought near A."""
+    """It is blind at the midpoint, where both units have one mean: flips are sought near A."""
     near, middle, beyond = (pull(share, i, j, monkeypatch) for share in (NEAR_A, 0.5, 0.7))
     assert near[0] == near[1] > 0
     assert abs(middle[0]) < 0.3 * near[0] and beyond[0] < 0
@@ -550,7 +550,7 @@ def nearby(spec, size):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_planted_symmetry_is_learned_from_the_identity(name):
-    """Directions of 0.1 each, which turn the stream by most of a right angle, and 5% of noise: nine tenths of the excess loss go in 40 steps."""
+    """Directions of 0.1 each and 5% noise: nine tenths of the excess loss go in 40 steps."""
     a = ready(name)
     planted = nearby(a.spec, 0.1)
     b = noisy(apply(planted, a), 0.05)
@@ -597,9 +597,10 @@ def test_parts_have_the_spaces_of_their_kind():
 def test_an_unknown_space_is_refused_with_the_list(name):
     with pytest.raises(
         MismatchError,
-        match=f"nothing of this model is called '{name}': there are ff, heads, residual, and the spaces ff.0, head.0, qk.0, residual and 1 more",
+        match=f"nothing of this model is called '{name}': there are ff, heads, residual, and the",
     ) as refused:
         learn(spaces=("vo", name))
+    assert "spaces ff.0, head.0, qk.0, residual and 1 more" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -894,14 +895,16 @@ from symmerge.lab.small_models import small_model
 from symmerge.matching.learned import LearnedMatching
 from symmerge.models.alignment import Alignment
 
-a, b = (sm.canonicalize(sm.load(small_model("llama", seed=seed, dtype=torch.float64, num_hidden_layers=1))) for seed in (0, 1))
+options = {"dtype": torch.float64, "num_hidden_layers": 1}
+a, b = (sm.canonicalize(sm.load(small_model("llama", seed=seed, **options))) for seed in (0, 1))
 task = sm.make_task("clm", "self", [a, b], samples=24)
 start = Alignment.random(a.spec, torch.Generator().manual_seed(5))
 with process_group() as (rank, processes):
     assert processes == 2
     solution = LearnedMatching(data=task, start=start, steps=12, batch_size=6, lr=1e-2).solve(a, b)
     solution.alignment.save(sys.argv[1] + f"/alignment.{rank}")
-    open(sys.argv[1] + f"/{rank}.json", "w").write(json.dumps([solution.objective, solution.settings["learned"]]))
+    record = json.dumps([solution.objective, solution.settings["learned"]])
+    open(sys.argv[1] + f"/{rank}.json", "w").write(record)
 """
 
 

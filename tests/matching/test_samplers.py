@@ -1,4 +1,4 @@
-"""Samplers: every form draws inside its range and as it says, the same for the same generator; wrong ones are refused with the list of those there are."""
+"""Samplers: shares are drawn as their names say, the same ones for the same seed."""
 
 import pytest
 import torch

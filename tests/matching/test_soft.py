@@ -1,4 +1,4 @@
-"""Soft permutations: the middle gets better, the soft end is not B, and what is hardened is a symmetry again."""
+"""Soft permutations: the midpoint gets better, the soft end is not B, hardened is exact."""
 
 from dataclasses import replace
 from functools import cache
@@ -172,7 +172,7 @@ def test_the_middle_gets_better_and_only_the_hardened_end_is_exact(name, moved):
 
 
 def test_a_permuted_stream_and_ties_mix_too():
-    """What is learned on is the merge itself: the model between A and the soft end, its tied decoder included, has the loss that was recorded."""
+    """The merge of A and the soft end, its tied decoder included, has the recorded loss."""
     a, b = pair("bert")
     options = SoftMatching(
         data=sm.make_task("mlm", "self", [a, b], samples=16),
@@ -200,7 +200,7 @@ def test_a_permuted_stream_and_ties_mix_too():
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_sharp_relaxation_is_the_hardened_alignment(name):
-    """Heads with their bases, and query heads inside them, mixed by permutation matrices: the soft end must be the hard one, tensor by tensor."""
+    """Mixed by permutation matrices, the soft end is the hard one, tensor by tensor."""
     _, b = pair(name)
     start = Alignment.random(b.spec, generator())
     spaces = SoftMatching().chosen_spaces(b.spec)

@@ -1,4 +1,4 @@
-"""What a long solve has found so far, in one file that is replaced whole: for --resume, and for whoever pulls the plug."""
+"""The state of a long solve, in one file that is replaced atomically: for --resume."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from symmerge.checkpoints.tensor_file import read_tensors, write_tensors
 from symmerge.errors import MismatchError
 from symmerge.symmetry.groups import Element
 
-FORMAT = "symmerge.journal/1"
+FORMAT = "symmerge.resume/1"
 Elements = Mapping[str, Element]
 
 
 @dataclass(frozen=True)
 class ResumeEntry:
-    """A record, and the elements it speaks of by name: of the best try, and of the one that is running."""
+    """A record, and the elements that belong to it by name: the best, the current, ..."""
 
     record: Mapping[str, Any]
     elements: Mapping[str, Elements]
@@ -28,18 +28,18 @@ class ResumeEntry:
 
 @dataclass(frozen=True)
 class ResumeFile:
-    """One file. `task` says what is being solved; an entry about something else is refused."""
+    """One file. `task` says what is solved; an entry about something else is refused."""
 
     path: Path
     task: Mapping[str, Any]
 
     def write(self, entry: ResumeEntry) -> None:
-        # a copy of each: the best so far may be the current one, and tensors that share memory cannot be stored
+        # Copies: the best may be the current one, and tensors that share memory are not stored.
         tensors = {
             f"{which}/{space}/{part}": value.clone()
-            for which, found in entry.elements.items()
-            for space, e in found.items()
-            for part, value in e.items()
+            for which, elements in entry.elements.items()
+            for space, element in elements.items()
+            for part, value in element.items()
         }
         header = {
             "format": FORMAT,
@@ -52,10 +52,13 @@ class ResumeFile:
         """The last entry, if there is one."""
         if not self.path.exists():
             return None
-        header, tensors = read_tensors(self.path, FORMAT, "a journal", "remove it and start again")
+        header, tensors = read_tensors(
+            self.path, FORMAT, "a file to resume from", "remove it and start again"
+        )
         if header["task"] != json.dumps(self.task, sort_keys=True):
             raise MismatchError(
-                f"{self.path} was left by another run (other models or settings): repeat that command with --resume, or remove the file"
+                f"{self.path} was left by another run (other models or settings):"
+                " repeat that command with --resume, or remove the file"
             )
         return ResumeEntry(json.loads(header["record"]), _nested(tensors))
 
@@ -64,8 +67,8 @@ class ResumeFile:
 
 
 def _nested(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, dict[str, Tensor]]]:
-    found: dict[str, dict[str, dict[str, Tensor]]] = {}
+    nested: dict[str, dict[str, dict[str, Tensor]]] = {}
     for name, value in tensors.items():
         which, space, part = name.split("/")
-        found.setdefault(which, {}).setdefault(space, {})[part] = value
-    return found
+        nested.setdefault(which, {}).setdefault(space, {})[part] = value
+    return nested

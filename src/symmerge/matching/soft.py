@@ -35,7 +35,7 @@ from symmerge.verification.verdict import verify
 @final
 @dataclass(frozen=True, kw_only=True)
 class SoftMatching(LearningOptions):
-    """Options of soft permutations: `SoftMatching(data=make_task("image", "digits:train", [a, b]))`.
+    """Options of soft permutations: `SoftMatching(data=make_task("clm", "text.txt", [a, b]))`.
 
     Spaces that are permuted without signs and scales mix; others stay where the start put them.
     `noise` is what every other position gets at first, relative to fresh weights: with none hardly

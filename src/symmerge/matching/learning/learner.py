@@ -235,7 +235,7 @@ def _flip_search(options: LearnedMatching, layout: Layout, start: Alignment) -> 
     flips = FlipSearch(spaces if options.permutations else [], options.flips)
     if not layout.bundles and not flips.spaces:
         raise MismatchError(
-            "nothing can be learned: none of the chosen spaces can move; choose others with --spaces"
+            "nothing can be learned: no chosen space can move; choose others with --spaces"
         )
     return flips
 

@@ -16,7 +16,7 @@ from symmerge.matching.learning.segment import Segment
 
 @final
 class PairObjective:
-    """A step takes place where the sampler says; the gradient by B's weights is t times the mean's."""
+    """Steps are taken where the sampler says: B's gradient is t times that of the mean."""
 
     def __init__(self, segment: Segment, flips: FlipSearch, sampler: Sampler) -> None:
         self.segment, self.sampler = segment, sampler

@@ -1,4 +1,4 @@
-"""Where on the line from A to B learning looks: names for the distributions of the share of B."""
+"""Where between models to learn: distributions of B's share, or of the weights of many."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ NAMED = {
     "wide": "uniform:0,1",
     "normal": "normal:0.5,0.1",
 }
-"""The four that have been published, under short names."""
+"""The four published ones, by short names."""
 FORMS = {"fixed": 1, "uniform": 2, "normal": 2, "beta": 2}  # how many numbers each takes
-DIRICHLET = (
-    10.0  # for many models; 0.1 is published, and the mean of all is worse for it (docs/log.md)
+DIRICHLET = 10.0  # for many models; 0.1 is published, but makes the mean worse (docs/log.md)
+HELP = (
+    f"{', '.join(NAMED)}, or one of your own: fixed:0.5, uniform:0.3,0.7,"
+    " normal:0.5,0.1 (mean, deviation; clipped), beta:2,2"
 )
-HELP = f"{', '.join(NAMED)}, or one of your own: fixed:0.5, uniform:0.3,0.7, normal:0.5,0.1 (mean, deviation; clipped), beta:2,2"
 
 
 @final
@@ -40,13 +41,14 @@ class Sampler:
         )
         if wrong:
             raise MismatchError(
-                f"sampler {self.name}: shares of B lie between 0 and 1, the numbers of a beta between 0.001 and 1000; {HELP}"
+                f"sampler {self.name}: shares of B lie between 0 and 1,"
+                f" the numbers of a beta between 0.001 and 1000; {HELP}"
             )
 
     def _parsed(self) -> tuple[str, list[float]]:
-        form, _, given = NAMED.get(self.name, self.name).partition(":")
+        form, _, listed = NAMED.get(self.name, self.name).partition(":")
         try:
-            numbers = [float(number) for number in given.split(",")]
+            numbers = [float(number) for number in listed.split(",")]
         except ValueError:
             numbers = []
         if len(numbers) != FORMS.get(form):
@@ -58,33 +60,27 @@ class Sampler:
         form, numbers = self._parsed()
         if form == "fixed":
             return numbers[0]
+        if form == "beta":
+            return float(_dirichlet(numbers, generator)[0])
+        draw = torch.rand if form == "uniform" else torch.randn
+        number = float(draw((), generator=generator, dtype=torch.float64))
         if form == "uniform":
-            return numbers[0] + (numbers[1] - numbers[0]) * float(
-                torch.rand((), generator=generator, dtype=torch.float64)
-            )
-        if form == "normal":
-            return min(
-                1.0,
-                max(
-                    0.0,
-                    numbers[0]
-                    + numbers[1] * float(torch.randn((), generator=generator, dtype=torch.float64)),
-                ),
-            )
-        return float(_dirichlet(numbers, generator)[0])
+            return numbers[0] + (numbers[1] - numbers[0]) * number
+        return min(1.0, max(0.0, numbers[0] + numbers[1] * number))
 
 
 @final
 @dataclass(frozen=True)
 class Shares:
-    """Draws weights of many models, from a Dirichlet distribution: small numbers look near the corners, large ones near the middle."""
+    """Draws weights of many models from a Dirichlet: near the corners (small), or the midpoint."""
 
     concentration: float = DIRICHLET
 
     def __post_init__(self) -> None:
         if not 1e-3 <= self.concentration <= 1e6:
             raise MismatchError(
-                f"concentration {self.concentration:g}: give a number between 0.001 and a million; {DIRICHLET:g} is usual"
+                f"concentration {self.concentration:g}: give a number between 0.001 and a million;"
+                f" {DIRICHLET:g} is usual"
             )
 
     def draw(self, generator: torch.Generator, count: int) -> Tensor:
@@ -93,7 +89,7 @@ class Shares:
 
 
 def _dirichlet(numbers: Sequence[float], generator: torch.Generator) -> Tensor:
-    # torch's own gamma sampler takes no generator on every version: a seed drawn from ours keeps runs the same
+    # Not every torch version's gamma sampler takes a generator: seed it from ours.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
         return torch.distributions.Dirichlet(torch.tensor(numbers, dtype=torch.float64)).sample()
