@@ -1,4 +1,4 @@
-"""Shapes and types of every symmerge function are checked in the tests: jaxtyping with beartype. And what several files begin with."""
+"""Shapes and types of symmerge are checked in the tests: jaxtyping with beartype. Common fixtures."""
 
 import os
 

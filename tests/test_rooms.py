@@ -1,4 +1,4 @@
-"""The floor plan: imports point downwards, the product never imports the laboratory, names are unique."""
+"""The floor plan: imports point downwards, the laboratory stands apart, names are unique."""
 
 import ast
 import re
@@ -36,7 +36,7 @@ def imported_rooms(tree: ast.Module) -> set[str]:
 
 
 def upward_imports(files: dict[Path, ast.Module]) -> list[str]:
-    """Imports of a room that is not below: 'file -> room'. The front door and __main__ see everything."""
+    """Imports of a room that is not below, as 'file -> room'; __init__ and __main__ may."""
     return [
         f"{file} -> {target}"
         for file, tree in files.items()

@@ -44,7 +44,7 @@ SOLVER_FIELDS = {"start_from": "start"}  # where a solver has another name
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningOptions:
+class LearningOverrides:
     """Options of learned and soft matching; None stands for the recipe's own."""
 
     steps: int | None = None
@@ -63,7 +63,7 @@ class LearningOptions:
         """These options by the names and types of a solver's fields."""
         check_choice("--target", self.target, TARGETS)
         check_choice("--start-from", self.start_from, STARTS)
-        values = {option.name: getattr(self, option.name) for option in fields(LearningOptions)}
+        values = {option.name: getattr(self, option.name) for option in fields(LearningOverrides)}
         if self.start_from == "weights":
             values["start_from"] = WeightMatching()
         if self.start_from == "activations":
@@ -74,7 +74,7 @@ class LearningOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlignOptions(LearningOptions):
+class AlignOptions(LearningOverrides):
     """How to align: `AlignOptions(method="learned", data="books.txt", steps=300)`.
 
     The options of `symmerge align`, with its defaults; None stands for the recipe's own.
@@ -136,7 +136,7 @@ class AlignOptions(LearningOptions):
         device_of(self.device)
         for name in ("data", "samples", "statistics", "score"):
             self._refuse_for_weights(name, recipe)
-        for option in fields(LearningOptions):
+        for option in fields(LearningOverrides):
             self._refuse_unlearned(option.name, recipe)
 
     def _refuse_for_weights(self, name: str, recipe: Recipe) -> None:
