@@ -143,6 +143,7 @@ def apply_with(alignment: str, *, verified: bool) -> Callable[[Path, Path], Call
 
         for module in (
             "symmerge.models.orbit",
+            "symmerge.cli.apply",
             "symmerge.verification.verdict",
             "transformers.models.llama.modeling_llama",
         ):
