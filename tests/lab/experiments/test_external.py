@@ -213,8 +213,9 @@ def test_every_experiment_that_takes_models_has_one_column_of_them(name):
         "t-widths": ["gpt2-0", "gpt2-1", "wide"],
         "t-many": ["gpt2-0", "gpt2-1", "gpt2-2"],
     }.get(name, ["bert-0", "bert-1"])
+    external = size_of(name, *models).external
     for size in SIZES:
-        asked = size_of(name, *models, size=size)
+        asked = make_size(size, external=external)
         tables = EXPERIMENTS[name].tables(asked)
         check_train_data(name, tables)
         cells = with_needs(cells_of(tables))

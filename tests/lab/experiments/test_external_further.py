@@ -250,8 +250,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+@pytest.mark.parametrize(
+    ("case", "more"), [*((case, ()) for case in REFUSED), ("classifiers", ("--dry-run",))]
+)
 def test_what_is_refused(case, more, tmp_path):
     words, expected = REFUSED[case]
     said = verb(*words, *more, out=tmp_path / "out", expect=2).stderr
