@@ -18,12 +18,13 @@ from symmerge.models.widening import Units, widen
 ModelLike = Model | str | PathLike[str]
 """A model, or the folder of a checkpoint."""
 
-_TEXT = "a text file, python-docs:train or hf:NAME; or self: text sampled from the models"
+_SELF = "or self, which needs no data"
+_TEXT = f"a text file, python-docs:train or hf:NAME; {_SELF}: text sampled from the models"
 INPUTS = {
     "mlm": _TEXT,
     "clm": _TEXT,
     "image": "digits:train, an .npz file, a folder with a subfolder of images per class, or"
-    " hf:NAME; or self: synthetic images",
+    f" hf:NAME; {_SELF}: synthetic images",
     "text": "a TSV, CSV or JSONL file with the columns label and text, or hf:NAME",
 }
 """The data that each task takes, for messages."""

@@ -66,7 +66,7 @@ def statistics(
                 f"{out} exists: choose another --out, or --overwrite to replace it"
             )
         if not data and (not add or samples is not None):
-            raise no_inputs(models[0], "nothing to gather (or --add files that are there)")
+            raise no_inputs(models[0], "nothing to gather", "--data (or --add FILE)")
         chosen = _recipe(recipe)
         prepared = chosen.prepare(models[0]), chosen.prepare(models[1])
         gathered = [Statistics.load(file) for file in add or []]
