@@ -308,6 +308,9 @@ def test_other_processes_train_one_model_after_another(tmp_path, capfd):
     processes, steps = [], []
     for number, (chosen, seed) in enumerate([(recipe, 1), (wider, 2), (recipe, 3)]):
         out = tmp_path / f"out-{number}"
+        # First: it imports what sets variables, and processes serve one environment.
+        here = open_model(train(chosen, seed, tmp_path / f"here-{number}")).state_dict()
+        capfd.readouterr()
         accelerations = ("magic", "eager") if number == 0 else ("eager",)
         acceleration.train_accelerated(
             Origin(chosen, seed), out, steps.append, accelerations=accelerations, device="cpu"
@@ -318,7 +321,6 @@ def test_other_processes_train_one_model_after_another(tmp_path, capfd):
         if number == 1:
             processes[1]._popen.kill()  # while it waits
             processes[1]._popen.wait()
-        here = open_model(train(chosen, seed, tmp_path / f"here-{number}")).state_dict()
         there = open_model(out).state_dict()
         assert all(torch.equal(there[name], tensor) for name, tensor in here.items())
     assert processes[0] is processes[1] is not processes[2]
