@@ -8,6 +8,7 @@ import pytest
 from schema_docs import DOCUMENT, MARKED, TYPES, with_field_tables
 
 from symmerge.checkpoints.json_results import Record, field_types
+from symmerge.evaluation.experiment_results import ExperimentFile
 
 TEXT = DOCUMENT.read_text("utf-8")
 EXAMPLE = re.compile(r"```json\n(.*?)```\n\n<!-- fields: (\w+) -->", re.DOTALL)
@@ -34,6 +35,18 @@ def test_a_new_field_changes_the_document(monkeypatch):
     longer = make_dataclass("CurveFile", [("colour", str)], bases=(Record,))
     monkeypatch.setitem(TYPES, "CurveFile", longer)
     assert "`colour`" in with_field_tables(TEXT) != TEXT
+
+
+STORED = [
+    file
+    for file in sorted((DOCUMENT.parents[1] / "experiments" / "results").glob("*.json"))
+    if f'"{ExperimentFile.SCHEMA}"' in file.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("file", STORED, ids=lambda file: file.stem)
+def test_stored_experiments_can_be_read(file):
+    assert ExperimentFile.read(file).to_json() == json.loads(file.read_text("utf-8"))
 
 
 @pytest.mark.parametrize(("example", "name"), EXAMPLE.findall(TEXT))
