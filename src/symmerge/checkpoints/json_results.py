@@ -38,8 +38,6 @@ class Flag(Enum):
 
 
 INLINE, OMIT = Flag.INLINE, Flag.OMIT
-AnyRecord = TypeVar("AnyRecord", bound="Record")
-AnyFile = TypeVar("AnyFile", bound="ResultFile")
 
 
 class Record:
@@ -75,6 +73,10 @@ class ResultFile(Record):
     def read(cls: type[AnyFile], file: Path) -> AnyFile:
         """From a file, or one line that says what is wrong with it and how to write it again."""
         return read_result(file, cls)
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+AnyFile = TypeVar("AnyFile", bound=ResultFile)
 
 
 def read_result(file: Path, *types: type[AnyFile]) -> AnyFile:

@@ -87,11 +87,11 @@ def _paint_references(axes: Axes, curve: CurveSummary, metric: str) -> None:
         level = {"color": INK, "linewidth": 1.1, "linestyle": (0, (6, 3))}
         axes.axhline(curve.ensemble[metric].mean, **level, label="ensemble of both")
     ring = {"markersize": 8, "markerfacecolor": "none", "markeredgecolor": INK, "clip_on": False}
-    named = zip((curve.t[0], curve.t[-1]), ends, "AB", (-12, 12), strict=True)
+    named = zip((curve.t[0], curve.t[-1]), ends, "AB", (-12.0, 12.0), strict=True)
     for t, value, letter, offset in named:
         if isfinite(value):
             axes.plot(t, value, marker="o", **ring)
-            name_point(axes, (t, value), letter, (offset, 0))
+            name_point(axes, (t, value), letter, (offset, 0.0))
 
 
 def paint_line(
@@ -211,11 +211,11 @@ def _paint_amount(figure: Figure, amount: AmountFile) -> None:
 
 def barriers_by_count(simplex: SimplexFile, name: str = "together") -> str:
     """The barrier of the mean of the first models, a line for each method."""
-    counts = [mean.count for mean in simplex.methods[0].means]
+    counts = [float(mean.count) for mean in simplex.methods[0].means]
     lines = {method.label: [mean.barrier for mean in method.means] for method in simplex.methods}
     description = [
-        f"{label}: {number_text(line[0])} with {counts[0]} models,"
-        f" {number_text(line[-1])} with {counts[-1]}."
+        f"{label}: {number_text(line[0])} with {counts[0]:.0f} models,"
+        f" {number_text(line[-1])} with {counts[-1]:.0f}."
         for label, line in lines.items()
     ]
 

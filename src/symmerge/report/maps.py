@@ -129,9 +129,9 @@ def plane_map(
 
 def _paint_triangle(axes: Axes, corners: np.ndarray, names: Sequence[str]) -> None:
     axes.plot(*corners[[0, 1, 2, 0]].T, color=MUTED, linewidth=0.8)
-    for (x, y), label, height in zip(corners, names, (-11, -11, 10), strict=True):
+    for (x, y), label, height in zip(corners, names, (-11.0, -11.0, 10.0), strict=True):
         axes.plot(x, y, marker="o", color=INK, clip_on=False)
-        name_point(axes, (float(x), float(y)), label, (0, height))
+        name_point(axes, (float(x), float(y)), label, (0.0, height))
 
 
 def _square_axes(figure: Figure, xlabel: str, ylabel: str) -> Axes:
