@@ -275,7 +275,7 @@ HEAVY = ("matplotlib", "jinja2", "typer", "rich", "sklearn", "transformers", "PI
     [
         ("import symmerge", set()),
         ("from symmerge.models import structure", set()),
-        ("import symmerge.cli", {"typer", "rich"}),
+        ("import symmerge.cli", {"typer"}),
         ("from symmerge.report import curve_svg", {"matplotlib", "jinja2", "PIL"}),  # the control
     ],
 )

@@ -84,7 +84,9 @@ def draw(
     return _dress(buffer.getvalue(), name, title, description, data)
 
 
-def name_point(axes: Axes, place: tuple[float, float], name: str, offset: tuple[int, int]) -> None:
+def name_point(
+    axes: Axes, place: tuple[float, float], name: str, offset: tuple[float, float]
+) -> None:
     """Write a bold name beside a point, `offset` points away."""
     text = axes.annotate(name, place, offset, textcoords="offset points", fontweight="bold")
     text.set(ha="center", va="center", annotation_clip=False)
