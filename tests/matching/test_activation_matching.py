@@ -1,4 +1,4 @@
-"""Activation matching: planted symmetries come back from activations alone, recipes keep functions, heads are matched as an oracle says."""
+"""Activation matching: planted symmetries come back, functions stay, heads are the oracle's."""
 
 from dataclasses import replace
 from functools import cache
@@ -38,26 +38,22 @@ def load(name, seed=0, **changes):
 
 def solved(a, b, recipe, *, batches=2, rows=32, **options):
     """B aligned to A by a recipe, from statistics on random inputs."""
-    ready = recipe.prepare(a), recipe.prepare(b)
-    found = pair_statistics(*ready, inputs(a, batches, rows))
-    return sm.align(a, b, with_options(recipe, statistics=found, dtype=torch.float64, **options))
+    statistics = pair_statistics(recipe.prepare(a), recipe.prepare(b), inputs(a, batches, rows))
+    options |= {"statistics": statistics, "dtype": torch.float64}
+    return sm.align(a, b, with_options(recipe, **options))
 
 
 # planted symmetries, from activations alone
 
 
 def planted(name, batches=1, other=None):
-    """A model, a moved copy, and what was found; the copy may have seen `other` inputs."""
+    """A moved copy of a model, and both aligned; the copy may have seen `other` inputs."""
     a = load(name)
-    alignment, b = random_member(a, seed=1)
-    ready = sm.canonicalize(a), sm.canonicalize(b)
-    found = pair_statistics(*ready, inputs(a, batches), theirs=other)
-    return (
-        a,
-        b,
-        alignment,
-        sm.align(a, b, ActivationMatching(weighting=ALONE, statistics=found, dtype=torch.float64)),
-    )
+    b = random_member(a, seed=1)[1]
+    pair = sm.canonicalize(a), sm.canonicalize(b)
+    statistics = pair_statistics(*pair, inputs(a, batches), theirs=other)
+    matching = ActivationMatching(weighting=ALONE, statistics=statistics, dtype=torch.float64)
+    return b, sm.align(a, b, matching)
 
 
 def worst(a, b):
@@ -67,44 +63,39 @@ def worst(a, b):
     )
 
 
-# ReLU leaves some units of a random model without a single token that wakes them; nothing is known of those.
+# ReLU leaves a few units of a random model at zero for every token; nothing is known of those.
 SLEEPING = "bert-classifier"
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != SLEEPING])
 def test_planted_symmetries_come_back(name):
-    """Permutations and scales of units, rotations of the stream, bases and rotary pairs inside heads: all of it, without looking at a weight."""
-    _, moved, _, found = planted(name, batches=2)
-    assert found.before > 0.5 and worst(found.reference, found.aligned) <= 1e-5
-    assert worst(found.reference, sm.canonicalize(moved)) > 0.5  # the control: not aligned
-    assert sm.verify(moved, found.aligned, dtype=torch.float64).difference <= 1e-10
+    """Units, stream, and bases and rotary pairs inside heads, without looking at a weight."""
+    moved, result = planted(name, batches=2)
+    assert result.before > 0.5 and worst(result.reference, result.aligned) <= 1e-5
+    assert worst(result.reference, sm.canonicalize(moved)) > 0.5  # the control: not aligned
+    assert sm.verify(moved, result.aligned, dtype=torch.float64).difference <= 1e-10
 
 
 @pytest.mark.parametrize("name", ["bert", "vit", "llama"])
 def test_other_inputs_tell_nothing(name):
     """The negative control of all of the above: what flows through B on other inputs."""
-    found = planted(name, other=inputs(load(name), 1, seed=9))[3]
-    assert found.after > 0.3
+    result = planted(name, other=inputs(load(name), 1, seed=9))[1]
+    assert result.after > 0.3
 
 
 @pytest.mark.parametrize("score", ["correlation", "cosine", "covariance"])
 def test_permutations_come_back_by_every_score(score):
-    """As elements: what was found undoes what was planted."""
+    """As elements: what was result undoes what was planted."""
     a = load("bert").restrict(qk="permutation", vo="permutation")
     recipe = replace(RECIPES["activations"], steps=())
     alignment = sm.Alignment.random(a.spec, torch.Generator().manual_seed(1))
     b = sm.apply(alignment, a)
-    found = pair_statistics(a, b, inputs(a))
-    solution = sm.align(
-        a,
-        b,
-        replace(
-            recipe,
-            matching=ActivationMatching(
-                weighting=replace(ALONE, score=score), statistics=found, dtype=torch.float64
-            ),
-        ),
-    ).solution
+    matching = ActivationMatching(
+        weighting=replace(ALONE, score=score),
+        statistics=pair_statistics(a, b, inputs(a)),
+        dtype=torch.float64,
+    )
+    solution = sm.align(a, b, replace(recipe, matching=matching)).solution
     both = solution.alignment.compose(alignment)
     for space, element in both.elements.items():
         if isinstance(a.spec.spaces[space].group, Permutation):
@@ -120,12 +111,12 @@ def test_permutations_come_back_by_every_score(score):
 
 def test_units_that_sleep_are_all_that_is_missed():
     with pytest.warns(SymmergeWarning, match="28 coordinates never change"):  # 14 of each model
-        found = planted(SLEEPING, batches=2)[3]
-    after = pair_statistics(found.reference, found.aligned, inputs(load(SLEEPING)))
+        result = planted(SLEEPING, batches=2)[1]
+    after = pair_statistics(result.reference, result.aligned, inputs(load(SLEEPING)))
     for layer, sleeping in ((0, 0), (1, 14)):
         awake = after.moments[f"bert.encoder.layer.{layer}.output.dense.weight:in"].square_a > 0
         bias = f"bert.encoder.layer.{layer}.intermediate.dense.bias"
-        away = (found.reference.weights[bias] - found.aligned.weights[bias]).abs() > 1e-6
+        away = (result.reference.weights[bias] - result.aligned.weights[bias]).abs() > 1e-6
         assert (
             (~awake).sum() == sleeping
             and not (away & awake).any()
@@ -152,27 +143,27 @@ def test_rotary_pairs_and_grouped_heads_are_among_what_came_back():
 @pytest.mark.parametrize("which", EXACT)
 def test_every_recipe_with_data_keeps_both_functions(name, which):
     a, b = load(name), load(name, 1)
-    found = solved(a, b, RECIPES[which], batches=1)
-    assert sm.verify(a, found.reference, dtype=torch.float64).difference <= 1e-10
-    assert sm.verify(b, found.aligned, dtype=torch.float64).difference <= 1e-10
-    assert sm.verify(a, found.aligned).difference > 1e-2  # the control: they are two functions
+    result = solved(a, b, RECIPES[which], batches=1)
+    assert sm.verify(a, result.reference, dtype=torch.float64).difference <= 1e-10
+    assert sm.verify(b, result.aligned, dtype=torch.float64).difference <= 1e-10
+    assert sm.verify(a, result.aligned).difference > 1e-2  # the control: they are two functions
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 @pytest.mark.parametrize("which", NON_SYMMETRIC)
 def test_what_is_no_symmetry_is_another_function_and_is_not_written(name, which, tmp_path):
     a, b = load(name), load(name, 1)
-    found = solved(a, b, RECIPES[which], batches=1)
-    assert sm.verify(b, found.aligned, dtype=torch.float64).difference > 1e-2
+    result = solved(a, b, RECIPES[which], batches=1)
+    assert sm.verify(b, result.aligned, dtype=torch.float64).difference > 1e-2
     with pytest.raises(SymmetryError, match="no symmetry"):
-        write_aligned(found, tmp_path / "out")
+        write_aligned(result, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     exact = solved(a, b, RECIPES["correlation"], batches=1)  # the control: one that is
     write_aligned(exact, tmp_path / "out")
     assert (tmp_path / "out/aligned/model.safetensors").exists()
 
 
-def test_loose_tables_say_where_they_do_not_apply():
+def test_non_symmetric_tables_say_where_they_do_not_apply():
     with pytest.raises(MismatchError, match="no rotary positions"):
         RECIPES["correlation-ignore-heads"].prepare(load("llama"))
 
@@ -184,18 +175,18 @@ TINY = {"hidden_size": 9, "num_attention_heads": 3, "intermediate_size": 12, "nu
 
 
 def oracle(a, b):
-    """Every order of three heads; inside each pair of heads the best assignment of coordinates by their correlation."""
+    """Every order of three heads; inside each pair the best assignment by correlation."""
     rows = []
     for model in (a, b):
-        kept, module = [], full_module(model, torch.float64)
+        read, module = [], full_module(model, torch.float64)
         hook = module.bert.encoder.layer[0].attention.output.dense.register_forward_pre_hook(
-            lambda _, given, kept=kept: kept.append(given[0].flatten(0, 1))
+            lambda _, inputs, read=read: read.append(inputs[0].flatten(0, 1))
         )
         with torch.no_grad():
             for batch in inputs(a):
                 module(**batch)
         hook.remove()
-        rows.append(torch.cat(kept).numpy())
+        rows.append(torch.cat(read).numpy())
     scores = (
         np.corrcoef(rows[0].T, rows[1].T)[:9, 9:].reshape(3, 3, 3, 3).transpose(0, 2, 1, 3)
     )  # head of A, head of B, coordinates
@@ -214,14 +205,10 @@ def oracle(a, b):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_heads_are_those_of_the_oracle(seed):
     a, b = load("bert", **TINY), load("bert", seed, **TINY)
-    found = solved(a, b, RECIPES["correlation"]).solution.alignment
+    alignment = solved(a, b, RECIPES["correlation"]).solution.alignment
     heads, inside = oracle(a, b)
-    assert found["head.0"]["index"].tolist() == heads and _inside(found, "vo.0") == inside
-
-
-def _inside(found, space):
-    """The order inside each of A's heads, whichever of B's head it meets."""
-    return found[space]["index"].tolist()
+    assert alignment["head.0"]["index"].tolist() == heads
+    assert alignment["vo.0"]["index"].tolist() == inside
 
 
 def test_the_oracle_finds_other_heads_for_other_models():
@@ -250,30 +237,30 @@ def test_queries_follow_values_or_go_their_own_way():
 # the stream
 
 
-def stream_places(seen_, stream="residual"):
+def stream_places(statistics, stream="residual"):
     return [
         name
-        for name, found in seen_.moments.items()
-        if [atom.space for atom in atoms((found.axis,))] == [stream]
+        for name, moments in statistics.moments.items()
+        if [atom.space for atom in atoms((moments.axis,))] == [stream]
     ]
 
 
 def test_places_of_the_stream():
     a, b = load("bert"), load("bert", 1)
-    found = pair_statistics(a, b, inputs(a, 1, rows=4))
-    everywhere = stream_places(found)
+    statistics = pair_statistics(a, b, inputs(a, 1, rows=4))
+    everywhere = stream_places(statistics)
     assert (
         len(everywhere) == 5
     )  # before each block's attention and units, and before the decoder's transform
     first, last = (
-        stream_places(restrict_stream(found, "residual", which)) for which in ("first", "last")
+        stream_places(restrict_stream(statistics, "residual", which)) for which in ("first", "last")
     )
     assert first == ["bert.encoder.layer.0.attention.self.query.weight:in"] and last == [
         "cls.predictions.transform.dense.weight:in"
     ]
-    assert stream_places(restrict_stream(found, "residual", "all")) == everywhere
+    assert stream_places(restrict_stream(statistics, "residual", "all")) == everywhere
     assert (
-        len(restrict_stream(found, "residual", "first").moments) == len(found.moments) - 4
+        len(restrict_stream(statistics, "residual", "first").moments) == len(statistics.moments) - 4
     )  # nothing else is dropped
 
 
@@ -292,18 +279,18 @@ def test_a_first_token_that_the_model_does_not_have():
     ].tolist() == [7, 7, 7]
 
 
-def test_places_count_for_own_text_too():
+def test_places_count_for_generated_text_too():
     models = [load("gpt2"), load("gpt2", 1)]
     probe = make_probe(models, scored=False)
     assert probe is not None
-    kept = restrict_stream(probe.observation, "residual", "first")
-    dropped = [name for name in probe.observation.a.values if name not in kept.a.values]
+    first = restrict_stream(probe.observation, "residual", "first")
+    dropped = [name for name in probe.observation.a.values if name not in first.a.values]
     assert dropped == [
         "transformer.h.0.mlp.c_fc.weight:in",
         "transformer.h.1.attn.c_attn.weight:in",
         "transformer.h.1.mlp.c_fc.weight:in",
     ]
-    assert kept.a.axes.keys() == kept.a.values.keys() == kept.b.values.keys()
+    assert first.a.axes.keys() == first.a.values.keys() == first.b.values.keys()
 
 
 def test_another_place_is_another_order():
@@ -322,14 +309,14 @@ def test_another_place_is_another_order():
 def test_the_order_of_the_stream_is_the_best_by_correlation():
     """At its first place: the oracle is one assignment of the correlation of what layer 0 reads."""
     a, b = load("bert"), load("bert", 1)
-    found = pair_statistics(a, b, inputs(a)).moments[
+    moments = pair_statistics(a, b, inputs(a)).moments[
         "bert.encoder.layer.0.attention.self.query.weight:in"
     ]
-    mean_a, mean_b = found.sum_a / found.count, found.sum_b / found.count
-    cross = found.cross / found.count - mean_a[:, None] * mean_b
+    mean_a, mean_b = moments.sum_a / moments.count, moments.sum_b / moments.count
+    cross = moments.cross / moments.count - mean_a[:, None] * mean_b
     scale = [
-        (square / found.count - mean.square()).rsqrt()
-        for square, mean in ((found.square_a, mean_a), (found.square_b, mean_b))
+        (square / moments.count - mean.square()).rsqrt()
+        for square, mean in ((moments.square_a, mean_a), (moments.square_b, mean_b))
     ]
     best = linear_sum_assignment((scale[0][:, None] * cross * scale[1]).numpy(), maximize=True)[1]
     assert (
@@ -384,13 +371,12 @@ def test_the_lowest_held_out_score_is_chosen_and_the_same_seed_gives_the_same():
     ).solve(*models)
     assert other.trials[0].objective != first.trials[0].objective  # the control: other text
     # A score that was given is not searched over; else it is.
-    given = with_options(RECIPES["activations"], data=task, tries=5, score="cosine").matching.solve(
-        *models
-    )
-    tried = [{trial.weighting.score for trial in solution.trials} for solution in (first, given)]
-    assert tried == [{"product", "covariance"}, {"cosine"}]
+    recipe = with_options(RECIPES["activations"], data=task, tries=5, score="cosine")
+    cosine = recipe.matching.solve(*models)
+    scores = [{trial.weighting.score for trial in solution.trials} for solution in (first, cosine)]
+    assert scores == [{"product", "covariance"}, {"cosine"}]
 
 
 def test_without_data_or_text_there_is_nothing_to_see():
-    with pytest.raises(MismatchError, match="give data to see activations on"):
+    with pytest.raises(MismatchError, match="give data to observe activations on"):
         sm.align(load("vit"), load("vit", 1), RECIPES["activations"])

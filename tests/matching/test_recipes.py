@@ -1,4 +1,4 @@
-"""Recipes by name, head metrics, own text, token counts, interrupts and resuming."""
+"""Recipes by name, head metrics, self-generated text, token counts, interrupts, resuming."""
 
 import json
 import os
@@ -35,21 +35,21 @@ def pair(name, dtype=torch.float64):
 @pytest.mark.parametrize("which", DATA_FREE)
 def test_every_recipe_without_data_keeps_both_functions_and_brings_them_closer(name, which):
     a, b = pair(name)
-    found = sm.align(a, b, with_options(RECIPES[which], dtype=torch.float64, tries=2))
-    assert sm.verify(a, found.reference, dtype=torch.float64).difference <= 1e-10
-    assert sm.verify(b, found.aligned, dtype=torch.float64).difference <= 1e-10
-    assert found.after < found.before
-    assert found.after == pytest.approx(distance(found.reference, found.aligned), rel=1e-6)
-    assert sm.verify(a, found.aligned).difference > 1e-2  # the control: they are two functions
+    result = sm.align(a, b, with_options(RECIPES[which], dtype=torch.float64, tries=2))
+    assert sm.verify(a, result.reference, dtype=torch.float64).difference <= 1e-10
+    assert sm.verify(b, result.aligned, dtype=torch.float64).difference <= 1e-10
+    assert result.after < result.before
+    assert result.after == pytest.approx(distance(result.reference, result.aligned), rel=1e-6)
+    assert sm.verify(a, result.aligned).difference > 1e-2  # the control: they are two functions
 
 
 def test_permutations_move_nothing_but_permutations():
-    found = sm.align(*pair("llama"), RECIPES["permutations"])
-    for name, element in found.solution.alignment.elements.items():
+    result = sm.align(*pair("llama"), RECIPES["permutations"])
+    for name, element in result.solution.alignment.elements.items():
         assert element.keys() == {"index"}, name
     assert all(
-        torch.equal(found.reference.weights[name], pair("llama")[0].weights[name])
-        for name in found.reference.weights
+        torch.equal(result.reference.weights[name], pair("llama")[0].weights[name])
+        for name in result.reference.weights
     )
 
 
@@ -78,12 +78,12 @@ def test_every_head_metric_finds_planted_heads(metric):
 def test_metrics_differ_on_unrelated_models():
     orders = {}
     for metric in ("frobenius", "spectrum"):
-        found = sm.align(
+        result = sm.align(
             *pair("gpt2"), with_options(RECIPES["weights-only"], metric=metric, dtype=torch.float64)
         )
         orders[metric] = [
             element["index"].tolist()
-            for name, element in found.solution.alignment.elements.items()
+            for name, element in result.solution.alignment.elements.items()
             if name.startswith("head")
         ]
     assert orders["frobenius"] != orders["spectrum"]
@@ -120,11 +120,11 @@ def test_unknown_options_are_refused_with_the_list(name):
     with_options(RECIPES[name], max_sweeps=3, metric="cosine", seed=1)  # the control
 
 
-# own text
+# self-generated text
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-def test_own_text_is_the_same_for_the_same_seed(name):
+def test_generated_text_is_the_same_for_the_same_seed(name):
     models = [sm.canonicalize(model) for model in pair(name, torch.float32)]
     first, again, other = (make_probe(models, seed=seed) for seed in (0, 0, 1))
     tokens = [
@@ -138,7 +138,7 @@ def test_own_text_is_the_same_for_the_same_seed(name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
-def test_of_many_the_mean_of_what_flows_through_all_others_is_seen(name, monkeypatch):
+def test_of_many_the_mean_activation_of_all_others_is_observed(name, monkeypatch):
     models = [sm.canonicalize(sm.load(small_model(name, seed=seed))) for seed in range(3)]
     first = make_probe(models)
     text = torch.cat([batch.inputs["input_ids"] for batch in first.batches])
@@ -161,7 +161,7 @@ def test_of_many_the_mean_of_what_flows_through_all_others_is_seen(name, monkeyp
     )
 
 
-def test_images_have_no_own_text():
+def test_nothing_is_generated_for_images():
     assert make_probe(pair("vit", torch.float32)) is None
 
 
@@ -222,12 +222,12 @@ def test_counts_must_fit(tmp_path):
 
 def test_an_interrupt_keeps_the_best_so_far(monkeypatch):
     a, b = pair("vit")
-    whole = Sweeps.sweep
+    sweep = Sweeps.sweep
 
     def stop_at_third(self):
         if len(self.objective) == 2:
             raise KeyboardInterrupt
-        whole(self)
+        sweep(self)
 
     monkeypatch.setattr(Sweeps, "sweep", stop_at_third)
     options = with_options(RECIPES["weights-only"], dtype=torch.float64)
@@ -235,14 +235,14 @@ def test_an_interrupt_keeps_the_best_so_far(monkeypatch):
         options,
         matching=replace(options.matching, weighting=Weighting(all_layers=True), tolerance=-1.0),
     )
-    found = sm.align(a, b, options)
+    result = sm.align(a, b, options)
     assert (
-        found.solution.interrupted
-        and not found.solution.converged
-        and len(found.solution.objective) == 2
+        result.solution.interrupted
+        and not result.solution.converged
+        and len(result.solution.objective) == 2
     )
-    assert sm.verify(b, found.aligned, dtype=torch.float64).difference <= 1e-10
-    assert found.after < found.before
+    assert sm.verify(b, result.aligned, dtype=torch.float64).difference <= 1e-10
+    assert result.after < result.before
 
 
 def test_resuming_gives_what_one_run_gives(tmp_path, monkeypatch):
@@ -254,13 +254,13 @@ def test_resuming_gives_what_one_run_gives(tmp_path, monkeypatch):
     )
     straight = sm.align(a, b, options).solution
     resume_file = ResumeFile(tmp_path / "x.partial.safetensors", {"task": 1})
-    whole, done = Sweeps.sweep, []
+    sweep, done = Sweeps.sweep, []
 
     def stop_once(self):
         if len(self.objective) == 3 and not done:
             done.append(1)
             raise KeyboardInterrupt
-        whole(self)
+        sweep(self)
 
     monkeypatch.setattr(Sweeps, "sweep", stop_once)
     assert sm.align(a, b, options, resume_file=resume_file).solution.interrupted
@@ -288,7 +288,7 @@ def test_tries_are_not_repeated_after_resuming(tmp_path, monkeypatch):
     )
 
 
-def test_a_journal_of_another_task_is_refused(tmp_path):
+def test_a_resume_file_of_another_task_is_refused(tmp_path):
     ResumeFile(tmp_path / "j.safetensors", {"models": ["a", "b"]}).write(
         ResumeEntry({"trials": []}, {"best": {"x": {"index": torch.arange(3)}}})
     )
@@ -309,12 +309,25 @@ def test_ctrl_c_on_the_command_line_writes_the_best_so_far(tmp_path):
         "--out",
         "found",
     ]
-    code = (
-        "import sys, os, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where tests run in the background
-        "from symmerge.matching.sweeps import Sweeps; from symmerge.cli import main; whole = Sweeps.sweep; n = []\n"
-        "def sweep(self):\n    n.append(1)\n    if len(n) == 2: os.kill(os.getpid(), signal.SIGINT)\n    whole(self)\n"
-        "Sweeps.sweep = sweep; sys.argv = ['symmerge'] + sys.argv[1:]; main()"
-    )
+    # SIGINT is ignored where tests run in the background.
+    code = """
+import os, signal, sys
+from symmerge.cli import main
+from symmerge.matching.sweeps import Sweeps
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sweep, calls = Sweeps.sweep, []
+
+def interrupt_second(self):
+    calls.append(1)
+    if len(calls) == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+    sweep(self)
+
+Sweeps.sweep = interrupt_second
+sys.argv = ["symmerge"] + sys.argv[1:]
+main()
+"""
     run = subprocess.run(
         [sys.executable, "-c", code, *command[3:]],
         cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""Many models: planted copies are recovered and their noise averaged away, circles close, rounds only bring closer, failures do not spread."""
+"""Many models: planted copies are recovered, cycles close, rounds help, failures do not spread."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def canonical(name, seed=0):
 
 
 def noisy(model, size, seed):
-    """The model with noise of `size` of each tensor's own scale; tensors that are all alike stay: gains that were folded."""
+    """The model with noise of `size` times each tensor's scale; constant tensors stay."""
     generator, tensors = torch.Generator().manual_seed(seed), {}
     for name in model.weights:
         tensor = model.weights[name]
@@ -40,15 +40,15 @@ def noisy(model, size, seed):
 
 
 def copies(name, count, size, *, sizes=()):
-    """One model, and copies of it, each with noise of its own and under a random symmetry of its own."""
-    ready = canonical(name)
+    """One model, and copies of it, each under its own noise and random symmetry."""
+    clean = canonical(name)
     moves = [
-        sm.Alignment.random(ready.spec, torch.Generator().manual_seed(100 + number))
+        sm.Alignment.random(clean.spec, torch.Generator().manual_seed(100 + number))
         for number in range(count)
     ]
     noise = [*sizes, *[size] * (count - len(sizes))]
-    return ready, [
-        sm.canonicalize(sm.apply(move, noisy(ready, noise[number], number)))
+    return clean, [
+        sm.canonicalize(sm.apply(move, noisy(clean, noise[number], number)))
         for number, move in enumerate(moves)
     ]
 
@@ -60,10 +60,10 @@ def strangers(name, count=3):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_planted_copies_are_recovered_and_their_noise_falls_by_the_root(name):
     clean, models = copies(name, 5, 0.01)
-    found = match_universe(models, ONE)
+    universe = match_universe(models, ONE)
     together = [
         sm.apply(alignment, model)
-        for alignment, model in zip(found.alignments, models, strict=True)
+        for alignment, model in zip(universe.alignments, models, strict=True)
     ]
 
     def noise(model):
@@ -81,25 +81,26 @@ def test_planted_copies_are_recovered_and_their_noise_falls_by_the_root(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_copies_without_noise_are_recovered_exactly(name):
     _, models = copies(name, 5, 0.0)
-    found = match_universe(models, ONE)
+    universe = match_universe(models, ONE)
     together = [
         sm.apply(alignment, model)
-        for alignment, model in zip(found.alignments, models, strict=True)
+        for alignment, model in zip(universe.alignments, models, strict=True)
     ]
     assert (
         max(distance(together[0], other) for other in together[1:]) <= 1e-6
-        and found.spreads[-1] <= 1e-6
+        and universe.spreads[-1] <= 1e-6
     )
     # The control: one member's element does not fit another.
-    assert distance(together[0], sm.apply(found.alignments[2], models[1])) > 0.1
+    assert distance(together[0], sm.apply(universe.alignments[2], models[1])) > 0.1
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-def test_circles_close(name):
+def test_cycles_close(name):
     models = strangers(name)
-    found = match_universe(models, ONE)
-    assert cycle_error(found) <= 1e-6
-    # The control: pairs that were matched each by itself do not close.
+    universe = match_universe(models, ONE)
+    assert cycle_error(universe) <= 1e-6
+    assert repr(universe).startswith("Universe(3 of 3 models, reference 0")
+    # The control: pairs that were matched one by one do not close.
     pairs = [
         ONE.solve(models[after], models[before]).alignment
         for before, after in ((0, 1), (1, 2), (2, 0))
@@ -110,27 +111,31 @@ def test_circles_close(name):
 @pytest.mark.parametrize("name", ["gpt2", "vit", "llama"])
 def test_rounds_only_bring_closer_and_the_reference_stays(name):
     models = strangers(name, 4)
-    found = match_universe(models, ONE, reference=2)
+    universe = match_universe(models, ONE, reference=2)
     assert all(
         after <= before + 1e-12
-        for before, after in zip(found.spreads, found.spreads[1:], strict=False)
+        for before, after in zip(universe.spreads, universe.spreads[1:], strict=False)
     )
-    assert len(found.spreads) >= 2 and found.moved[0] > 0 and found.spreads[-1] < found.spreads[0]
-    assert composition_error([found.alignments[2]]) == 0
-    assert match_universe(models, ONE, reference=2, rounds=0).spreads == found.spreads[:1]
+    assert (
+        len(universe.spreads) >= 2
+        and universe.moved[0] > 0
+        and universe.spreads[-1] < universe.spreads[0]
+    )
+    assert composition_error([universe.alignments[2]]) == 0
+    assert match_universe(models, ONE, reference=2, rounds=0).spreads == universe.spreads[:1]
 
 
 def test_rounds_look_at_the_members_and_write_once(monkeypatch):
-    """With text of their own: every solve of a round sees the mean of what flows through the others, on the text that all wrote at the beginning."""
+    """Every solve of a round observes the other members, on the text that all generated first."""
     models, texts = (
         [sm.canonicalize(sm.load(small_model("gpt2", seed=seed))) for seed in range(3)],
         [],
     )
-    made, written = probe.make_probe, probe.sample_text
+    make_probe, written = probe.make_probe, probe.sample_text
 
     def making(models, *, text=None, **options):
         texts.append((len(models), None if text is None else text.clone()))
-        return made(models, text=text, **options)
+        return make_probe(models, text=text, **options)
 
     monkeypatch.setattr("symmerge.matching.weights.make_probe", making)
     wrote = []
@@ -154,11 +159,11 @@ def test_rounds_look_at_the_members_and_write_once(monkeypatch):
 
 def test_all_stay_the_functions_they_were(tmp_path):
     models = [sm.load(small_model("llama", seed=seed)) for seed in range(3)]
-    found = align_many(models, ONE, reference=1)
-    for before, after in zip(models, found.models, strict=True):
+    universe = align_many(models, ONE, reference=1)
+    for before, after in zip(models, universe.models, strict=True):
         assert sm.verify(before, after).same
-    assert not sm.verify(models[0], found.models[1]).same
-    write_aligned_many(found, tmp_path / "out")
+    assert not sm.verify(models[0], universe.models[1]).same
+    write_aligned_many(universe, tmp_path / "out")
     for number, folder in ((0, "aligned-0"), (1, "reference"), (2, "aligned-2")):
         assert sm.verify(models[number], sm.load(tmp_path / "out" / folder)).same
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {
@@ -170,8 +175,8 @@ def test_all_stay_the_functions_they_were(tmp_path):
 
 def test_the_medoid_is_who_is_closest_to_all():
     _, models = copies("gpt2", 4, 0.2, sizes=(0.2, 0.2, 0.0))
-    found = match_universe(models, ONE, reference="medoid", rounds=0)
-    assert found.reference == 2 and found.settings["medoid"]["chosen"] == models[2].where
+    universe = match_universe(models, ONE, reference="medoid", rounds=0)
+    assert universe.reference == 2 and universe.settings["medoid"]["chosen"] == models[2].where
 
 
 class Failing:
@@ -189,12 +194,12 @@ class Failing:
 
 def test_a_member_that_fails_does_not_lose_the_others():
     models, said = strangers("gpt2", 4), []
-    found = match_universe(
+    universe = match_universe(
         models, Failing(2, CheckpointError("its third file is gone")), progress=said.append
     )
-    assert found.members == [0, 1, 3] and "third file" in found.left_out[2]
+    assert universe.members == [0, 1, 3] and "third file" in universe.left_out[2]
     assert any("left out" in line for line in said)
-    assert found.spreads == pytest.approx(
+    assert universe.spreads == pytest.approx(
         match_universe([models[0], models[1], models[3]], ONE).spreads
     )
     with pytest.raises(MismatchError, match="no model could be aligned"):
@@ -202,20 +207,20 @@ def test_a_member_that_fails_does_not_lose_the_others():
 
 
 @pytest.fixture(scope="module")
-def whole():
+def uninterrupted():
     return match_universe(strangers("gpt2", 4), ONE)
 
 
 @pytest.mark.parametrize("at", [2, 4, 5])
-def test_an_interrupted_run_goes_on_where_it_was(at, whole, tmp_path):
+def test_an_interrupted_run_goes_on_where_it_was(at, uninterrupted, tmp_path):
     models = strangers("gpt2", 4)
-    resume_file = ResumeFile(tmp_path / "journal.safetensors", {"what": "test"})
+    resume_file = ResumeFile(tmp_path / "resume.safetensors", {"what": "test"})
     stopped = match_universe(models, Failing(at, KeyboardInterrupt()), resume_file=resume_file)
-    assert stopped.interrupted and len(stopped.spreads) < len(whole.spreads)
+    assert stopped.interrupted and len(stopped.spreads) < len(uninterrupted.spreads)
     again = Failing(0, None)
-    found = match_universe(models, again, resume_file=resume_file)
-    assert found.spreads[-1] == pytest.approx(whole.spreads[-1], rel=1e-3)
-    assert not found.interrupted and again.calls < 3 + 4 * (len(whole.spreads) - 1)
+    universe = match_universe(models, again, resume_file=resume_file)
+    assert universe.spreads[-1] == pytest.approx(uninterrupted.spreads[-1], rel=1e-3)
+    assert not universe.interrupted and again.calls < 3 + 4 * (len(uninterrupted.spreads) - 1)
     with pytest.raises(KeyboardInterrupt):  # nothing was found yet
         match_universe(models, Failing(1, KeyboardInterrupt()))
 

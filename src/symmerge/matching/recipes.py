@@ -71,8 +71,8 @@ class Recipe:
 
     def prepare(self, model: Model) -> Model:
         """The model in the form it wants, with nothing else allowed to move."""
-        if self.non_symmetric in NON_SYMMETRIC:
-            model = NON_SYMMETRIC[self.non_symmetric](model)
+        if allow_more := NON_SYMMETRIC.get(self.non_symmetric or ""):
+            model = allow_more(model)
         return canonicalize(model.restrict(**self.restricted(model)), self.steps)
 
 
