@@ -241,24 +241,14 @@ class _Search:
 
     def _solve(self, weighting: Weighting, start: int) -> _Candidate:
         sweeps = self._sweeps(weighting, start)
-
-        def candidate(**ended: Any) -> _Candidate:
-            trial = Trial(
-                weighting=weighting,
-                start=start,
-                objective=tuple(sweeps.objective),
-                changes=tuple(sweeps.changes),
-                distance=sweeps.distance,
-                **ended,
-            )
-            return _Candidate(trial, sweeps.alignment)
-
         try:
             self._sweep(sweeps, start)
         except KeyboardInterrupt:
-            self.running = candidate(score=inf, converged=False, by_space={})
+            self.running = _candidate(sweeps, start, score=inf, converged=False, by_space={})
             raise
-        return candidate(
+        return _candidate(
+            sweeps,
+            start,
             score=self._score(sweeps),
             converged=sweeps.settled(self.options.tolerance),
             by_space=sweeps.by_space(),
@@ -322,3 +312,19 @@ class _Search:
                 "changes": sweeps.changes,
             }
         self.resume_file.write(ResumeEntry(record, elements))
+
+
+def _candidate(
+    sweeps: Sweeps, start: int, *, score: float, converged: bool, by_space: Mapping[str, float]
+) -> _Candidate:
+    trial = Trial(
+        weighting=sweeps.evidence.weighting,
+        start=start,
+        score=score,
+        objective=tuple(sweeps.objective),
+        changes=tuple(sweeps.changes),
+        converged=converged,
+        by_space=by_space,
+        distance=sweeps.distance,
+    )
+    return _Candidate(trial, sweeps.alignment)
