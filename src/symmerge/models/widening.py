@@ -1,11 +1,13 @@
-"""A narrow model written exactly as a model of a wider architecture: the same function, so that every method can then align the two.
+"""A narrow model written exactly as a model of a wider architecture, so that both can be aligned.
 
-Every space of the narrow model lies in one of the wide model's; the table says which tensor meets it, and in which role.
+Every space of the narrow model lies in one of the wide model's; the table says in which role.
 
-- The stream: x -> s R x, R with orthonormal columns. Writers become s R W, readers W R' / s. With s = sqrt(wide / narrow) the norm sees the very same mean
-  square, so its epsilon needs no correction; changing epsilon instead would not do, because one config has one epsilon for both models.
+- The stream: x -> s R x, R with orthonormal columns. Writers become s R W, readers W R' / s.
+  With s = sqrt(wide / narrow) the norm sees the same mean square, so epsilon needs no correction;
+  a changed epsilon would not do, because one config has one epsilon for both models.
 - Units and heads: the extra ones are zero, or units used twice whose outputs are shared.
-- Inside heads: zeros. Attention divides scores by the root of the head size; queries and keys make up for it, each by half.
+- Inside heads: zeros. Attention divides scores by the root of the head size; queries and keys
+  make up for it, each by half.
 """
 
 from __future__ import annotations
@@ -45,21 +47,23 @@ WIDTHS = {
 }
 """What configs call the sizes that may differ."""
 NO_MATTER = re.compile(
-    "^_|^(output|summary|pooler|classifier|initializer|pretraining|task_specific)_|drop|dtype|label|token_id|architectures|return_dict|problem_type"
+    "^_|^(output|summary|pooler|classifier|initializer|pretraining|task_specific)_|drop|dtype"
+    "|label|token_id|architectures|return_dict|problem_type"
     "|chunk_size|encoder_stride|tie_word|use_cache|version"
 )
-"""What else may differ: settings of training, of loading, and of parts the tables do not have. Ties are undone, and labels counted by the table."""
+"""What else may differ: settings of training and loading. Ties are undone, the table has labels."""
 PRECISION = ("dtype", "torch_dtype")
 
 Include = Callable[[Tensor, int, Role], Tensor]
-"""How a space lies in a wider one: a piece of a tensor, which of its dimensions, and in which role, to the same with that dimension wide."""
+"""How a space lies in a wider one: (piece, dimension, role) -> the piece with it wide."""
 
 
 def widen(narrow: Model, wide: Model, *, units: Units = "zero", seed: int = 0) -> Model:
-    """The function of `narrow` as a model with the table and config of `wide` (as folded): `align(wide, widen(narrow, wide))`. Lazy.
+    """The function of `narrow` with the table and config of `wide` (as folded). Lazy.
 
-    `units` says what the extra units and heads are: dead ("zero"), or others' twins that share their output ("split"; `seed` chooses which have one).
-    Preconditions: the same class, depth and settings but for widths; a stream that rotates; nothing of `narrow` wider than in `wide`.
+    Extra units and heads are dead (`units="zero"`), or share the output of others ("split";
+    `seed` chooses whose). Preconditions: the same class, depth and settings but for widths; a
+    stream that rotates; nothing of `narrow` wider than in `wide`.
     """
     if units not in get_args(Units):
         raise MismatchError(f"units {units}: there are {', '.join(get_args(Units))}")
@@ -182,7 +186,7 @@ def stretch(size: int, room: int) -> float:
 
 
 def orthonormal(size: int, room: int, *, fixing_ones: bool) -> Float[Tensor, "room size"]:
-    """Orthonormal columns; `fixing_ones`, the ones direction goes to the ones direction, so that what LayerNorm takes out is the same."""
+    """Orthonormal columns; `fixing_ones` keeps the ones direction, which LayerNorm takes out."""
     if not fixing_ones:
         return torch.eye(room, size, dtype=torch.float64)
     return ones_complement(room)[:, : size - 1] @ ones_complement(size).mT + (room * size) ** -0.5
@@ -205,7 +209,7 @@ class Places:
 
 
 def places(size: int, room: int, units: Units, generator: torch.Generator) -> Int[Tensor, " room"]:
-    """The coordinates in their order, then nothing, or each once more in a random order until there is no room."""
+    """The coordinates in order, then none, or each once more in random order while there is room."""
     if units == "zero":
         return torch.cat([torch.arange(size), torch.full((room - size,), -1)])
     twins = [torch.randperm(size, generator=generator) for _ in range(room // size)]
@@ -213,7 +217,7 @@ def places(size: int, room: int, units: Units, generator: torch.Generator) -> In
 
 
 def score_scale(model: Model, size: int, room: int) -> float:
-    """What attention scores lose in heads of another size, unless the config says that they are not scaled at all."""
+    """What attention scores lose in heads of another size, if the config scales them at all."""
     return (room / size) ** 0.5 if model.config.get("scale_attn_weights", True) else 1.0
 
 
@@ -255,7 +259,7 @@ def _refuse_unlike(narrow: Model, wide: Model) -> None:
 
 
 def _settings(model: Model) -> dict[str, Any]:
-    """All that the function depends on besides widths and weights: with the defaults that a config.json leaves out, without what its class does not know."""
+    """All else that the function depends on, with the defaults that config.json leaves out."""
     from transformers import CONFIG_MAPPING  # slow to import, and only needed here
 
     kind = CONFIG_MAPPING[model.config["model_type"]]
