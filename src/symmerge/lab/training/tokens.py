@@ -33,9 +33,9 @@ def train_tokenizer(text: str, vocabulary: int, *, masked: bool = False) -> Any:
 
     roles = MASKED_TOKENS if masked else {"bos_token": END, "eos_token": END}
     special = list(dict.fromkeys(roles.values()))
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    backend: Any = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=special,
@@ -48,7 +48,7 @@ def train_tokenizer(text: str, vocabulary: int, *, masked: bool = False) -> Any:
     marks = [(token, special.index(token)) for token in ("[CLS]", "[SEP]")]
     single, pair = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
     template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=marks)
-    backend.post_processor = template  # type: ignore[assignment]
+    backend.post_processor = template
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, **roles, model_input_names=MASKED_INPUTS
     )
