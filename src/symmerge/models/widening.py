@@ -209,7 +209,7 @@ class Places:
 
 
 def places(size: int, room: int, units: Units, generator: torch.Generator) -> Int[Tensor, " room"]:
-    """The coordinates in order, then none, or each once more in random order while there is room."""
+    """The coordinates in order, then none (-1), or each once more in a random order."""
     if units == "zero":
         return torch.cat([torch.arange(size), torch.full((room - size,), -1)])
     twins = [torch.randperm(size, generator=generator) for _ in range(room // size)]
@@ -229,21 +229,26 @@ def _refuse_unlike(narrow: Model, wide: Model) -> None:
     pair = f"{narrow.where} cannot be widened to {wide.where}"
     if narrow.spec.architecture != wide.spec.architecture:
         raise MismatchError(
-            f"{pair}; they differ in: class {narrow.spec.architecture} / {wide.spec.architecture}: give two models of one class"
+            f"{pair}; they differ in: class {narrow.spec.architecture} /"
+            f" {wide.spec.architecture}: give two models of one class"
         )
     for model in (narrow, wide):
         if not model.stock:
             raise MismatchError(
-                f"{pair}: the heads of {model.where} have twice the size; give what was merged, or merge with --attention svd"
+                f"{pair}: the heads of {model.where} have twice the size; give what was merged,"
+                " or merge with --attention svd"
             )
         if model.spec.pooled is not None:
             raise MismatchError(
-                f"{pair}: {model.spec.family} shows coordinates of its stream, and a wider stream has none that lie as these do; widths must agree"
+                f"{pair}: {model.spec.family} shows coordinates of its stream, and a wider stream"
+                " has none that lie as these do; widths must agree"
             )
         if not model.spec.rotates(model.spec.stream):
             raise MismatchError(
-                f"{pair}: the norms of {model.spec.family} sit on the stream itself, with gains that cannot be folded away, and take mean and variance over"
-                " all of its coordinates, so that zeros beside a narrow stream change what they give; only models whose stream rotates can be widened"
+                f"{pair}: the norms of {model.spec.family} sit on the stream itself, with gains"
+                " that cannot be folded away, and take mean and variance over"
+                " all of its coordinates, so that zeros beside a narrow stream change what they"
+                " give; only models whose stream rotates can be widened"
                 " (restrict them afterwards)"
             )
     mine, theirs = _settings(narrow), _settings(wide)
@@ -254,7 +259,8 @@ def _refuse_unlike(narrow: Model, wide: Model) -> None:
     ]
     if differing:
         raise MismatchError(
-            f"{pair}; they differ in: {'; '.join(differing)}: only widths may differ; give models that are alike in the rest"
+            f"{pair}; they differ in: {'; '.join(differing)}: only widths may differ; give models"
+            " that are alike in the rest"
         )
 
 
@@ -283,14 +289,17 @@ def _refuse_sizes(narrow: Model, wide: Model) -> None:
     pair = f"{narrow.where} cannot be widened to {wide.where}"
     if wide.spec.ties:
         raise MismatchError(
-            f"{pair}: the head of {wide.where} shares its embedding, and its last gain is constant, so that folding leaves the tie; a widened"
-            ' embedding is stretched and its head shrunk, so they cannot share: untie it first, with canonicalize(wide, ("untie",))'
+            f"{pair}: the head of {wide.where} shares its embedding, and its last gain is"
+            " constant, so that folding leaves the tie; a widened"
+            " embedding is stretched and its head shrunk, so they cannot share:"
+            ' untie it first, with canonicalize(wide, ("untie",))'
         )
     sizes = {name: (size, wide.spec.sizes[name]) for name, size in narrow.spec.sizes.items()}
     for name, space in narrow.spec.spaces.items():
         if isinstance(space.group, RotaryPairs) and space.group != wide.spec.spaces[name].group:
             raise MismatchError(
-                f"{pair}: heads of {sizes[name][0]} / {sizes[name][1]} coordinates, whose rotary frequencies differ;"
+                f"{pair}: heads of {sizes[name][0]} / {sizes[name][1]} coordinates, whose rotary"
+                " frequencies differ;"
                 " give a wide model with heads of the same size, and more of them"
             )
         if (
@@ -299,7 +308,8 @@ def _refuse_sizes(narrow: Model, wide: Model) -> None:
             and _normed(narrow.spec, name)
         ):
             raise MismatchError(
-                f"{pair}: '{name}' ({sizes[name][0]} / {sizes[name][1]}) is normalised right after an activation, so that extra units would change its mean and"
+                f"{pair}: '{name}' ({sizes[name][0]} / {sizes[name][1]}) is normalised right"
+                " after an activation, so that extra units would change its mean and"
                 " variance; give a wide model that differs in its feed-forward units alone"
             )
     larger = {
@@ -315,5 +325,6 @@ def _refuse_sizes(narrow: Model, wide: Model) -> None:
             else "swap the two"
         )
         raise MismatchError(
-            f"{pair}, which is narrower in: {', '.join(f'{name} {change}' for name, change in larger.items())}; {remedy}"
+            f"{pair}, which is narrower in:"
+            f" {', '.join(f'{name} {change}' for name, change in larger.items())}; {remedy}"
         )
