@@ -153,7 +153,8 @@ BAD = {
         "pictures as text": (arrays(x=IMAGES, y=np.arange(4)), "no rows with labels"),
         "own rows": (
             lambda folder: "self",
-            "no inputs without data for the task text ... only for mlm, clm, image",
+            "no inputs without data for the task text ... only for mlm, clm, image"
+            " ... data with labels",
         ),
     },
     ("image", "vit"): {
@@ -382,7 +383,8 @@ def test_without_the_network(model, monkeypatch):
         "text",
         "hf:glue",
         model("bert-classifier"),
-        "hf:glue cannot be opened ... Couldn't reach 'glue' ... save_to_disk(FOLDER)",
+        "hf:glue cannot be opened ... Couldn't reach 'glue' ... without network"
+        " ... save_to_disk(FOLDER)",
     )
 
 
