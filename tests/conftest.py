@@ -1,4 +1,4 @@
-"""Shapes and types of symmerge are checked in the tests: jaxtyping with beartype. Common fixtures."""
+"""Shapes and types are checked in the tests: jaxtyping with beartype. Common fixtures."""
 
 import os
 
