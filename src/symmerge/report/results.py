@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from symmerge.checkpoints.json_results import ResultFile, read_result
+from symmerge.checkpoints.json_results import AnyFile, read_result
 from symmerge.errors import SymmergeError
 from symmerge.evaluation.estimates import Estimate
 from symmerge.evaluation.experiment_results import AmountFile, ExperimentFile
@@ -24,7 +23,6 @@ from symmerge.models.alignment_results import SolutionFile, UniverseFile
 from symmerge.models.structure import StructureFile
 from symmerge.observation.correlations import Correlations
 
-File = TypeVar("File", bound=ResultFile)
 # A page needs one of these.
 MAIN_FILES = ("curve.json", "simplex.json", "solution.json", "universe.json", "results.json")
 
@@ -108,7 +106,7 @@ def _read_folder(folder: Path) -> Results:
     )
 
 
-def _read(file: Path, *types: type[File]) -> File | None:
+def _read(file: Path, *types: type[AnyFile]) -> AnyFile | None:
     return read_result(file, *types) if file.exists() else None
 
 
