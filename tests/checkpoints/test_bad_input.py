@@ -1,4 +1,4 @@
-"""Bad input: exit code 2, one line that says what, where and the remedy, and nothing written. Nothing in a checkpoint is ever run."""
+"""Bad input: exit code 2, one line with the remedy, nothing written, no code run."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from symmerge.lab.small_models import small_model
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
-    """Small checkpoints as save_pretrained writes them, each made once; copy before you change one."""
+    """Small checkpoints from save_pretrained, each made once; copy before changing one."""
     root = tmp_path_factory.mktemp("saved")
 
     @cache
@@ -370,7 +370,7 @@ SPOILT = {
 
 @pytest.mark.parametrize("label", SPOILT)
 def test_spoilt_checkpoint(saved, folder, tmp_path, label):
-    """Every verb that reads a model says the same; verify must not take a broken model for another one (exit code 1)."""
+    """Every verb says the same; verify must not take a broken model for a different one."""
     spoil, words = SPOILT[label]
     words = [word.replace("{folder}", str(folder)) for word in words]
     spoil(folder)
@@ -385,7 +385,7 @@ def test_spoilt_checkpoint(saved, folder, tmp_path, label):
 
 
 def test_an_unspoilt_checkpoint_passes(saved, folder, tmp_path):
-    """The control: what the table spoils is fine before, also in several files and with entries that look odd but are not."""
+    """The control: what the table spoils is fine before, also in several files."""
     config(quantization_config=None, a_key="x")(folder)
     assert run("random", folder, "--out", tmp_path / "out").exit_code == 0
     shards(lambda folder: None)(folder)
@@ -428,7 +428,7 @@ def test_a_pickle_that_needs_code_is_not_run(folder, tmp_path, zipped):
 
 @pytest.mark.parametrize("model_type", ["gpt2", "evil"])
 def test_remote_code_is_not_run(folder, tmp_path, model_type):
-    """A config that points to Python in its folder: a known model is read by its stock class, an unknown one refused."""
+    """A config with Python in its folder: a known model loads, an unknown one is refused."""
     marker = tmp_path / "marker"
     (folder / "evil.py").write_text(
         f"from pathlib import Path\nPath({str(marker)!r}).touch()\nclass Config: pass\nclass Model: pass\n"
@@ -552,7 +552,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("call", FAILURES)
 def test_the_system_refuses(folder, tmp_path, monkeypatch, call):
-    """As root nothing is forbidden, so the system's answer is given for it: at the start, and in the middle of writing."""
+    """Errors of the system, at the start and in the middle of writing."""
     number, reason, words = FAILURES[call]
 
     def fail(*arguments, **options):

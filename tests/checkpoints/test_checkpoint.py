@@ -37,7 +37,7 @@ transformers.utils.logging.disable_progress_bar()
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
-    """Small checkpoints as save_pretrained writes them, each made once; copy before you change one."""
+    """Small checkpoints from save_pretrained, each made once; copy before changing one."""
     root = tmp_path_factory.mktemp("saved")
 
     @cache
@@ -58,7 +58,7 @@ def same_bits(found, expected):
 
 
 def stored_tensors(folder):
-    """What safetensors itself reads from all files of a folder; a name in two files would be an error."""
+    """What safetensors reads from all files of a folder; a name in two files is an error."""
     files = sorted(folder.glob("*.safetensors"))
     parts = [load_file(file) for file in files if file.name != "alignment.safetensors"]
     tensors = {name: tensor for part in parts for name, tensor in part.items()}
@@ -78,7 +78,7 @@ def change(folder, tensors=lambda found: found, config=lambda found: found):
 
 
 def stock(folder, architecture):
-    """The stock class, in float32 because bfloat16 products are fatal on some processors; every name must find its place."""
+    """The stock class in float32 (bfloat16 is fatal on some CPUs); every name must fit."""
     model, info = getattr(transformers, architecture).from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True
     )
@@ -252,7 +252,7 @@ def test_random_member_in_stock_transformers(saved, tmp_path, name, dtype, max_b
 
 
 def test_another_model_is_not_the_same(saved):
-    """The negative control: the same class with other weights is told apart in the coarsest precision."""
+    """The control: the same class with other weights differs in the coarsest precision."""
     for name in ("gpt2", "vit"):
         verdict = sm.verify(
             sm.load(saved(name, torch.bfloat16)), sm.load(saved(name, torch.bfloat16, seed=1))
@@ -330,7 +330,7 @@ def same(config):
     return config
 
 
-# label -> (small model, tensors changed, config changed, names the output lacks, names it adds, whether its config says tied)
+# label -> (model, tensors changed, config changed, names removed, names added, config says tied)
 OLD_NAMES = {
     "vit as written": ("vit", same, same, set(), set(), True),
     "vit as in memory": ("vit", todays_vit, same, set(), set(), True),
@@ -434,7 +434,7 @@ def test_old_names(saved, tmp_path, label):
 
 
 def test_the_difference_of_an_untied_decoder_matters(saved, tmp_path):
-    """The negative control of the rows above: ignoring the stored decoder would be another function."""
+    """The control of the rows above: without the stored decoder it is another function."""
     folder = shutil.copytree(saved("bert"), tmp_path / "source")
     change(folder, decoder(torch.linspace(0.5, 1.5, 48), 1))
     assert not sm.verify(sm.load(folder), sm.load(saved("bert"))).same
@@ -591,7 +591,7 @@ def test_stale_partials_are_swept(tmp_path):
 
 
 def test_what_a_killed_overwrite_set_aside_comes_back(tmp_path):
-    """Killed between its two renames, an overwrite leaves no target but both folders: the old one must not be lost."""
+    """Killed between its two renames, an overwrite must not lose the old folder."""
     aside = tmp_path / f".out.{dead_process()}.old.partial"
     aside.mkdir()
     (aside / "which").write_text("old")
@@ -620,7 +620,7 @@ def test_a_failed_rename_puts_the_old_one_back(tmp_path, monkeypatch):
 
 
 def test_a_forked_process_can_hash(saved):
-    """Threads do not survive a fork: a process forked in the middle of a hash must not wait for it."""
+    """Threads do not survive a fork: a process forked during a hash must not wait for it."""
     model, expected = sm.load(saved("gpt2")), sm.load(saved("gpt2")).digest()
     for name in model.weights:
         model.weights[name]
@@ -655,7 +655,7 @@ def test_kill_9_at_any_moment(tmp_path):
     found = json.loads(out)
     assert found["wrong"] == []
     assert found["killed"] + found["finished"] == KILLS
-    # The test must have tried: kills before the target appeared, kills in the middle of the weights, and writes that got through.
+    # The test must have seen early kills, kills in the middle of the weights, and full writes.
     assert found["killed"] >= 10 and found["mid-write"] >= 5 and found["finished"] >= 1, found
     assert found["megabytes"] > 20 and found["left at the end"] == ["fresh", "kept"]
 
@@ -668,7 +668,7 @@ def contents(folder):
 
 
 def write_and_kill(model, target, overwrite, delay):
-    """Whether the writer was killed before it had finished; without a delay it is left to finish."""
+    """Whether the writer was killed before it finished; without a delay it may finish."""
     child = os.fork()
     if child == 0:
         try:
@@ -722,7 +722,7 @@ def kill_many(root):
         killed = write_and_kill(
             models[turn // 2 % 2], target, target is kept, longest * dice.random()
         )
-        # The machine has other work: follow its pace, so that some writes get through and most do not.
+        # Follow the pace of a busy machine: some writes get through and most do not.
         longest *= 1.05 if killed else 0.9
         count["killed" if killed else "finished"] += 1
         wrong, half = judge(root, expected)

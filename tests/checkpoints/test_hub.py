@@ -1,4 +1,4 @@
-"""Models by their name on the hub: what is asked for, what is preferred, and what is said where there is no hub. No test reaches a network."""
+"""Models by their name on the hub, without a network."""
 
 import os
 import shutil

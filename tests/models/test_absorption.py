@@ -1,4 +1,4 @@
-"""A norm on the stream goes into its embedding: exact for every gain, with and without shift; what cannot be done is refused."""
+"""A norm on the stream goes into its embedding, exactly, or is refused."""
 
 from dataclasses import replace
 

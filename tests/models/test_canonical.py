@@ -1,4 +1,4 @@
-"""The canonical form: every gauge that a checkpoint leaves open is fixed, no logit changes, and what cannot be folded is refused."""
+"""The canonical form: gauges are fixed, no logit changes, what cannot be folded is refused."""
 
 import json
 from dataclasses import replace
@@ -57,7 +57,7 @@ def with_tensors(model, edits):
 
 
 def biases(model, space, role):
-    """Every bias, or part of one, that meets a kind of space in a role: as (head, coordinate) pieces."""
+    """Every bias that meets a kind of space in a role, as (head, coordinate) pieces."""
     met = [
         met for i in range(2) for met in model.spec.occurrences(f"{space}.{i}") if met.role is role
     ]
@@ -124,7 +124,7 @@ def centred(tensor):
 
 
 def stream_means(model, kept):
-    """The largest mean over the stream, of each tensor that writes or reads it, norms and `kept` tensors aside."""
+    """The largest mean over the stream of tensors that meet it; norms and `kept` aside."""
     norms = {name for norm in model.spec.norms for name in (norm.gain, norm.shift)}
     met = [
         met
@@ -244,7 +244,7 @@ def test_circuits_are_balanced(name):
 
 
 def sizes(group, side):
-    """What balance makes equal: the size of every unit, of every rotary pair, of every coordinate that does not rotate."""
+    """What balance makes equal: sizes of units, rotary pairs and other coordinates."""
     if isinstance(group, ScaledPermutation):
         return side.norm(dim=-1)
     first, second, others = group.split(side)
@@ -263,7 +263,7 @@ def test_the_canonical_form_of_a_canonical_form_is_itself(name):
 
 @pytest.mark.parametrize("name", ["gpt2-untied", "vit", "bert"])
 def test_one_function_has_one_canonical_form(name):
-    # Inside heads, where the group is all of GL, the canonical form does not depend on where on the orbit the model was.
+    # Inside heads, where the group is GL, the form does not depend on the place on the orbit.
     model = loaded(name).restrict(residual="identity", head="identity", ff="identity")
     first, second = (sm.canonicalize(member) for member in (model, random_member(model, 3)[1]))
     for tensor in first.spec.tensors:

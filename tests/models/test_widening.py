@@ -1,4 +1,4 @@
-"""A narrow model in a wider architecture: no logit changes, stock transformers loads it, matching recovers it, and what is unlike is refused."""
+"""A narrow model in a wider architecture: no logit changes, and what is unlike is refused."""
 
 import importlib
 import inspect
@@ -24,7 +24,7 @@ from symmerge.verification.verdict import gate
 module = importlib.import_module("symmerge.models.widening")
 EXACT = 1e-10
 
-# narrow models have 4 heads of 12 in a stream of 48, and 96 units; Llama's have 2 key-value heads for 4 query heads
+# Narrow models: 4 heads of 12, stream of 48, 96 units; Llama: 2 key-value heads.
 WIDER = {
     "gpt2": {
         "stream": {"n_embd": 60},
