@@ -336,7 +336,7 @@ main()
         env={**os.environ, "COLUMNS": "200"},
     )
     assert run.returncode == 0, run.stderr
-    assert "interrupted: wrote the best so far (1 tries done)" in run.stdout
+    assert "interrupted: wrote the best so far" in run.stdout
     record = json.loads((tmp_path / "found" / "solution.json").read_text())
     assert record["interrupted"] and len(record["trials"]) == 1
     assert (tmp_path / "found.partial.safetensors").exists()
