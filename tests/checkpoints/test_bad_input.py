@@ -431,7 +431,8 @@ def test_remote_code_is_not_run(folder, tmp_path, model_type):
     """A config with Python in its folder: a known model loads, an unknown one is refused."""
     marker = tmp_path / "marker"
     (folder / "evil.py").write_text(
-        f"from pathlib import Path\nPath({str(marker)!r}).touch()\nclass Config: pass\nclass Model: pass\n"
+        f"from pathlib import Path\nPath({str(marker)!r}).touch()\n"
+        "class Config: pass\nclass Model: pass\n"
     )
     config(
         model_type=model_type,

@@ -84,7 +84,8 @@ def test_offline_is_offline(hub, monkeypatch):
     monkeypatch.setenv(USER_OFFLINE, "1")
     with pytest.raises(
         CheckpointError,
-        match=r"not fetched before, and HF_HUB_OFFLINE is set; unset it.*`hf download owner/model --local-dir DIR`",
+        match=r"not fetched before, and HF_HUB_OFFLINE is set; unset it"
+        r".*`hf download owner/model --local-dir DIR`",
     ):
         local_folder("owner/model")
     assert hub[1] == [("owner/model", True)]

@@ -366,7 +366,8 @@ def test_a_shift_that_has_nowhere_to_go_is_refused(name, gain):
     for attempt in (sm.canonicalize, random_member):
         with pytest.raises(
             SymmetryError,
-            match=rf"{LOST[name]}\.weight is zero, or too small to divide by, at 5 .*lm_head has no bias.*permutations",
+            match=rf"{LOST[name]}\.weight is zero, or too small to divide by, at 5 "
+            r".*lm_head has no bias.*permutations",
         ):
             attempt(model)
     # The remedy it names works.

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from symmerge.aligning.choices import check_choice, either
+from symmerge.aligning.choices import check_choice
 from symmerge.cli import console
+from symmerge.cli.options.experiments import Asked, Computing, External
 from symmerge.cli.options.groups import verb
 from symmerge.errors import MismatchError
 from symmerge.evaluation.experiment_results import ExperimentFile
 from symmerge.lab.experiments.catalog import EXPERIMENTS
 from symmerge.lab.experiments.cells import Cell
-from symmerge.lab.experiments.cluster import RayEngine
-from symmerge.lab.experiments.components import MEASURED
-from symmerge.lab.experiments.engines import Engine, LocalEngine
-from symmerge.lab.experiments.external import gather_external, relink
+from symmerge.lab.experiments.external import relink
 from symmerge.lab.experiments.plan import (
-    GPU_HEAVY,
-    GPU_WORKERS,
     check_data,
     check_device,
     check_folder,
@@ -33,7 +26,6 @@ from symmerge.lab.experiments.plan import (
     check_starts,
     check_train_data,
     claim,
-    default_workers,
     digests,
     make_size,
     plan_rows,
@@ -50,191 +42,6 @@ from symmerge.lab.experiments.tables import (
     with_columns,
 )
 from symmerge.models.model import device_of
-
-ENGINES = ("local", "ray")
-
-
-@dataclass(frozen=True)
-class Computing:
-    """Where cells are computed."""
-
-    engine: Annotated[
-        str,
-        typer.Option(help="local (processes of this machine) or ray (a Ray cluster)."),
-    ] = "local"
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help=f"How many cells at once; on a GPU at most {GPU_HEAVY} of them train or learn.",
-            min=1,
-            show_default=f"one per core, at most {GPU_WORKERS} with a GPU, 2 with ray",
-        ),
-    ] = None
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="The Ray cluster: auto or HOST:PORT.",
-            show_default="RAY_ADDRESS, or a new one on this machine",
-        ),
-    ] = None
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda.", show_default="cuda for published, else cpu")
-    ] = None
-
-    def cluster(self) -> str | None:
-        """The address of the Ray cluster, if there is one."""
-        check_choice("--engine", self.engine, ENGINES)
-        if self.engine == "ray":
-            return self.address or os.environ.get("RAY_ADDRESS")
-        if self.address:
-            raise MismatchError(
-                f"--address {self.address} is of a Ray cluster: add --engine ray, or leave it out"
-            )
-        return None
-
-    def start(self, device: str, cells: Iterable[Cell]) -> Engine:
-        """The engine that computes cells on a device."""
-        on_gpu = device.startswith("cuda")
-        if self.engine == "ray":
-            return RayEngine(self.cluster(), self.workers or 2, gpus=1.0 if on_gpu else 0.0)
-        workers = self.workers or default_workers(cells, device)
-        return LocalEngine(workers, GPU_HEAVY if on_gpu else None)
-
-
-@dataclass(frozen=True)
-class External:
-    """Models that are there already, and the data for them."""
-
-    more: Annotated[
-        list[str] | None,
-        typer.Argument(help="More of --models.", metavar="MODELS", hidden=True, show_default=False),
-    ] = None
-    models: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Models that are there already, instead of trained ones (v-tasks: to fine-tune):"
-            " checkpoint folders, names on the hub (owner/name), or multiberts.",
-            metavar="A B ...",
-            show_default=False,
-        ),
-    ] = None
-    test_data: Annotated[
-        str | None,
-        typer.Option(
-            help="With --models: what to measure on, as --data of barrier.", show_default=False
-        ),
-    ] = None
-    train_data: Annotated[
-        str | None,
-        typer.Option(
-            help="With --models: what methods look at or learn from; not --test-data.",
-            show_default=False,
-        ),
-    ] = None
-
-    def check(self, name: str, experiment: Experiment, trained: Mapping[str, Any]) -> None:
-        """Refuse models that an experiment does not take, and options for the other kind."""
-        if self.models and experiment.accepts is None:
-            takers = [known for known, other in EXPERIMENTS.items() if other.accepts]
-            raise MismatchError(
-                f"{name} has to train its models itself: leave out --models,"
-                f" or choose {either(takers) if takers else 'another experiment'}"
-            )
-        own = {
-            " ".join(self.more or ()): self.more,
-            "--test-data": self.test_data,
-            "--train-data": self.train_data,
-        }
-        refused = dict.fromkeys(own, "goes with --models: add --models A B")
-        if self.models and experiment.accepts:
-            refused = experiment.accepts.refuses
-        for option, value in {**trained, **own}.items():
-            if value and option in refused:
-                raise MismatchError(f"{option} {refused[option]}")
-
-    def gather(self, name: str, experiment: Experiment, size: str) -> Any:
-        """The models and their data, checked; None where models are trained."""
-        if not self.models or not experiment.accepts:
-            return None
-        models = [*self.models, *(self.more or ())]
-        samples = MEASURED.get(size, {}).get("samples")
-        data = self.test_data, self.train_data
-        return gather_external(name, experiment.accepts, models, *data, samples=samples)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Which table, how large, and where it goes."""
-
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="Which one; an unknown name lists those there are.",
-            metavar="NAME",
-            show_default=False,
-        ),
-    ]
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Where everything goes: finished cells, results.json, the page.",
-            show_default=False,
-        ),
-    ] = None
-    size: Annotated[
-        str,
-        typer.Option(
-            help="smoke (does everything work), small (minutes on two cores, longer with large"
-            " --models) or published (as in the paper, on a GPU)."
-        ),
-    ] = "small"
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder with the data sets that published sizes need; a missing one is named.",
-            show_default=False,
-        ),
-    ] = None
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only columns of the table with this word in their name; may be repeated."
-            " The others can follow with --resume.",
-            show_default=False,
-        ),
-    ] = None
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            help="How many models are trained from different seeds.", min=2, show_default="by size"
-        ),
-    ] = None
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue in --out: finished cells are not computed again."),
-    ] = False
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Only list the cells, what is done, and what the rest will take; writes nothing.",
-        ),
-    ] = False
-    show: Annotated[
-        bool,
-        typer.Option(
-            "--show",
-            help="Compute nothing: tables and page of what is finished, also during a run.",
-        ),
-    ] = False
-
-    def folder(self) -> Path:
-        """--out, which every experiment needs."""
-        if self.out is None:
-            raise MismatchError(f"{self.name} needs a folder for its results: add --out DIR")
-        return self.out
 
 
 @verb("interrupted: finished cells are in {out}; continue with --resume")

@@ -15,7 +15,7 @@ from symmerge.checkpoints.folders import new_folder, refuse
 from symmerge.checkpoints.writing import write_weights
 from symmerge.errors import UnsupportedModel
 from symmerge.lab.training.acceleration import ACCELERATIONS, train_accelerated
-from symmerge.lab.training.datasets import batch_order, map_tensors
+from symmerge.lab.training.datasets import Dataset, batch_order, map_tensors
 from symmerge.lab.training.initialization import Origin
 from symmerge.lab.training.pretrained import check_start
 from symmerge.lab.training.recipe import TrainingRecipe
@@ -106,10 +106,12 @@ class _Training:
         self.origin, self.splits, self.acceleration = origin, splits, acceleration
         self.record = origin.record()
         self.schedule = schedule = origin.recipe.schedule
-        self.train, self.valid, self.test = (
-            map_tensors(part, lambda tensor: tensor.to(device)) if part else None
-            for part in (splits.train, splits.valid, splits.test)
-        )
+
+        def on_device(dataset: Dataset) -> Dataset:
+            return map_tensors(dataset, lambda tensor: tensor.to(device))
+
+        self.train, self.test = on_device(splits.train), on_device(splits.test)
+        self.valid = on_device(splits.valid) if splits.valid else None
         anywhere = origin.recipe.blocks == "anywhere"
         rows = batch_order(
             splits.train, schedule.steps, schedule.batch_size, origin.seed, anywhere=anywhere

@@ -70,10 +70,10 @@ def _balance_rotary(group: Group, x: Tensor, y: Tensor) -> Pair:
     assert isinstance(group, RotaryPairs)
     (x_first, x_second, x_rest), (y_first, y_second, y_rest) = group.split(x), group.split(y)
     pairs = torch.cat([x_first, x_second], -1), torch.cat([y_first, y_second], -1)
-    queries, keys = (side.chunk(2, -1) for side in _balance_rows(*pairs))
+    (q_first, q_second), (k_first, k_second) = (s.chunk(2, -1) for s in _balance_rows(*pairs))
     if group.rest.size:
         x_rest, y_rest = balance_circuit(group, x_rest, y_rest)
-    return group.join(*queries, x_rest), group.join(*keys, y_rest)
+    return group.join(q_first, q_second, x_rest), group.join(k_first, k_second, y_rest)
 
 
 BALANCE: dict[type[Group], Callable[[Any, Tensor, Tensor], Pair]] = {
