@@ -5,8 +5,12 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 import symmerge
 from symmerge.families import BY_MODEL_TYPE, FAMILIES
+
+pytestmark = pytest.mark.quick
 
 ROOT = Path(symmerge.__file__).parent
 # Each room may import those before it.

@@ -11,6 +11,8 @@ import pytest
 from symmerge.checkpoints.json_results import INLINE, OMIT, Record, ResultFile, read_result
 from symmerge.errors import SymmergeError
 
+pytestmark = pytest.mark.quick
+
 
 @dataclass(frozen=True)
 class Place(Record):

@@ -21,6 +21,8 @@ from symmerge.symmetry.groups import (
 from symmerge.symmetry.notation import Role, atoms, parse, unparse
 from symmerge.symmetry.spec import Spec
 
+pytestmark = pytest.mark.quick
+
 every = pytest.mark.parametrize("name", SMALL)
 
 

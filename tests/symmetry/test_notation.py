@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from symmerge.errors import NotationError
 from symmerge.symmetry.notation import Atom, Product, Role, Sum, atoms, parse, pieces, size, unparse
 
+pytestmark = pytest.mark.quick
+
 SIZES = {"a": 1, "b": 2, "c": 3, "h": 2, "qk": 3, "vo": 4, "d": 5}
 a, b = Atom("a", Role.WRITES), Atom("b", Role.WRITES)
 b_reads, c_rides = Atom("b", Role.READS), Atom("c", Role.RIDES)

@@ -11,6 +11,8 @@ from symmerge.lab.small_models import SMALL, small_model
 from symmerge.symmetry.notation import Role, parse
 from symmerge.symmetry.spec import Spec
 
+pytestmark = pytest.mark.quick
+
 every = pytest.mark.parametrize("name", SMALL)
 
 

@@ -23,6 +23,8 @@ from symmerge.symmetry.groups import (
 )
 from symmerge.symmetry.notation import Role
 
+pytestmark = pytest.mark.quick
+
 GROUPS = {
     "trivial": Trivial,
     "permutation": Permutation,
