@@ -1,1 +1,1 @@
-"""The front hall: align, align_many, same (canonical forms + solver + proof)."""
+"""Align models: `align`, `align_many` and `same` (canonical forms, a solver, verification)."""

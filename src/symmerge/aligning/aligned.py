@@ -1,4 +1,4 @@
-"""An aligned pair: how it is solved, what it knows about itself, how it is written."""
+"""The result of aligning a pair (`Aligned`): solving for it, its evidence, writing it to disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from symmerge.models.orbit import keep
 from symmerge.models.structure import structure_of
 from symmerge.verification.verdict import gate, verify
 
-# Fine-tunes of one base lie this close as they are; independently trained models are about 1.4.
+# Fine-tunes of one base are this close without alignment; independent seeds are at about 1.4.
 ALREADY_ALIGNED = 0.5
 
 
@@ -31,8 +31,8 @@ ALREADY_ALIGNED = 0.5
 class Aligned:
     """A in canonical form (`reference`), B in A's coordinates (`aligned`), and the evidence.
 
-    `sources` are A and B as they were given; `shared` says which tokens they share, if B was
-    written in A's vocabulary. `before` and `after` are distances of the weights.
+    `sources` are the original A and B; `shared` holds their common tokens, if B was converted to
+    A's vocabulary. `before` and `after` are distances between the weights.
     """
 
     reference: Model
@@ -58,11 +58,11 @@ class Aligned:
 
     @property
     def already(self) -> bool:
-        """Whether the pair was aligned to begin with."""
+        """Whether the pair was in one basin before alignment."""
         return self.before < ALREADY_ALIGNED
 
     def evidence(self) -> dict[str, Any]:
-        """In short, for the card of a merged model."""
+        """A summary for the model card of a merge."""
         solution = self.solution
         return {
             "recipe": self.recipe.about,
@@ -106,11 +106,11 @@ def solve_pair(
     """Bring `b` to `a` by a recipe: prepare both models, solve, apply the alignment."""
     first, second = (recipe.prepare(model).cached() for model in (a, b))
     solution = recipe.matching.solve(first, second, progress=progress, resume_file=resume_file)
-    # A soft method that was interrupted before it began has no soft result.
+    # Soft matching interrupted before its first step has no soft result.
     soft = recipe.non_symmetric == "soft" and solution.relaxed
     moved = relax(solution, second) if soft else apply(solution.alignment, second)
     after = distance(first, moved) if isnan(solution.distance) else solution.distance
-    # As stored where that compares, else in canonical form: what a plain average would see.
+    # What a plain average would see: stored weights if the tables agree, else canonical forms.
     comparable = a.spec.fingerprint == b.spec.fingerprint
     before = distance(a, b) if comparable else distance(first, second)
     return Aligned(first, moved, solution, recipe, before, after, (a, b))
@@ -119,7 +119,7 @@ def solve_pair(
 def write_aligned(
     alignment: Aligned, out: Path, *, overwrite: bool = False, progress: Progress | None = None
 ) -> None:
-    """OUT/reference and OUT/aligned, each verified to be its source's function; the evidence.
+    """Write OUT/reference and OUT/aligned, each verified against its source, and the evidence.
 
     Both are stock checkpoints. Beside them: alignment.safetensors, solution.json, structure.json.
     """
@@ -142,7 +142,7 @@ def write_aligned(
 
 
 def write_evidence(alignment: Aligned, folder: Path) -> None:
-    """How an alignment was found and what it does: what `symmerge report` reads."""
+    """Write the files that `symmerge report` reads: the solver's record and the structure."""
     solution = alignment.solution
     alignment.to_file().write(folder / "solution.json")
     structure_of(solution.alignment).write(folder / "structure.json")

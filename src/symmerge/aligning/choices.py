@@ -8,7 +8,7 @@ from symmerge.errors import MismatchError
 
 
 def either(names: Collection[str]) -> str:
-    """A list of alternatives.
+    """Join alternatives with commas and a final "or".
 
     >>> either(["a", "b", "c"])
     'a, b or c'
@@ -18,6 +18,6 @@ def either(names: Collection[str]) -> str:
 
 
 def check_choice(option: str, value: str | None, known: Collection[str]) -> None:
-    """Refuse a value that an option does not have; None stands for its default."""
+    """Refuse a value that is not one of `known`; None stands for the default."""
     if value is not None and value not in known:
         raise MismatchError(f"{option} {value}: choose {either(known)}")

@@ -1,4 +1,4 @@
-"""Methods side by side, by name: what `symmerge barrier` compares."""
+"""Compare alignment methods by name, as `symmerge barrier` does."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from symmerge.models.model import Model, Progress
 PLAIN = "plain average"
 LABELS = {"weights": "weight matching", "activations": "activation matching"}
 Recipes = Mapping[str, Recipe | None]
-"""Recipes by the names a user gave them; None is the plain average."""
+"""Method name -> recipe; None is the plain average."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Methods by name, separated by commas, and inputs for those that look at some.
+    """Methods by name, separated by commas, and the inputs for those that need data.
 
-    A method is "none", a method or recipe of `align`, or one that learns some spaces alone:
-    "learned:residual+ff". `calibration` is what methods look at, never what is measured on.
+    A method is "none", a method or recipe of `align`, or learned matching of selected spaces:
+    "learned:residual+ff". `calibration` is the data methods may use, never the evaluation data.
     """
 
     method: str = "none,weights"
@@ -40,7 +40,7 @@ class Comparison:
     device: str = "cpu"
 
     def recipes(self) -> dict[str, Recipe | None]:
-        """Every method's recipe, still without inputs."""
+        """The recipe of every method, without inputs."""
         names = [name.strip() for name in self.method.split(",")]
         recipes = {name: self._recipe(name) for name in names}
         if self.steps and not any(map(_learns, recipes.values())):
@@ -69,12 +69,12 @@ class Comparison:
     def with_inputs(
         self, recipes: Recipes, models: Sequence[Model], data: str
     ) -> dict[str, Recipe | None]:
-        """The recipes with inputs for those that need some; `data` is what is measured on."""
+        """The recipes with inputs where they need some; `data` is the evaluation data."""
         looking = {name: recipe for name, recipe in recipes.items() if recipe and recipe.needs_data}
         calibration = self._calibration(recipes, looking, models[0], data)
         if calibration is None:
             return dict(recipes)
-        # The same seed would sample the same text again: another one makes it other text.
+        # A different seed: the same one would sample the evaluation text again.
         seed = self.seed + (calibration == data)
         tasks = {
             learned: make_inputs(
@@ -122,14 +122,14 @@ def _learns(recipe: Recipe | None) -> bool:
 
 
 def label(name: str, recipe: Recipe) -> str:
-    """A method in words; our own recipe for it needs no name."""
+    """A method's label for people; our own recipe needs no name in it."""
     kind = LABELS.get(recipe.method, f"{recipe.method} matching")
     kind = kind if name in METHODS else f"{kind}, {name}"
     return f"{kind} (no symmetry)" if recipe.non_symmetric else kind
 
 
 def line_method(name: str, a: Model, b: Model, alignment: Aligned | None) -> LineMethod:
-    """The line of an alignment, or of the models as they are."""
+    """The line between aligned models; without an alignment, between the original ones."""
     if alignment is None:
         return LineMethod(name, PLAIN, a, b)
     return LineMethod(
@@ -144,7 +144,7 @@ def line_method(name: str, a: Model, b: Model, alignment: Aligned | None) -> Lin
 
 
 def check_together(count: int, recipes: Recipes) -> None:
-    """Refuse what cannot be brought together at once."""
+    """Refuse --together for fewer than three models and for methods that only align pairs."""
     if count < 3:
         raise MismatchError(
             f"--together is for three models or more, and there are {count}:"
@@ -165,7 +165,7 @@ def check_together(count: int, recipes: Recipes) -> None:
 def simplex_method(
     name: str, models: Sequence[Model], recipe: Recipe | None, progress: Progress | None = None
 ) -> SimplexMethod:
-    """All models in one basin by a recipe, or as they are; without one of them it is refused."""
+    """All models aligned by a recipe (None: unaligned); an error if one cannot be aligned."""
     if recipe is None:
         return SimplexMethod(name, PLAIN, models)
     alignment = align_many(models, recipe, progress=progress)

@@ -33,10 +33,10 @@ class Certificate(Record):
 def same(a: ModelLike, b: ModelLike, *, progress: Progress | None = None) -> Certificate:
     """Decide whether two models are one function up to symmetry.
 
-    Generically, two models compute the same function exactly if a symmetry relates them.
+    Generically, two models compute the same function if and only if a symmetry relates them.
     """
     a, b = open_model(a), open_model(b)
-    # No self-generated text: if the models are equivalent, every weighting finds the symmetry.
+    # No self-generated text: if the models are equivalent, any weighting finds the symmetry.
     alignment = solve_pair(a, b, RECIPES["weights-only"], progress=progress)
     tolerance = 10 * TOLERANCE[max((a.dtype, b.dtype), key=lambda kind: TOLERANCE[kind])]
     verdict = verify(a, b)

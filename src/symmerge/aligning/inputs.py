@@ -1,4 +1,4 @@
-"""What an alignment starts from: models, all as wide as the widest, and inputs."""
+"""Inputs of an alignment: models, widened to the widest, and task data."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ INPUTS = {
 
 
 def open_model(model: ModelLike) -> Model:
-    """Load a model that is given by its folder."""
+    """Load a model from its folder; a loaded one is returned unchanged."""
     return model if isinstance(model, Model) else load(model)
 
 
 def open_models(models: Sequence[ModelLike], *, units: str = "zero") -> list[Model]:
     """Open all models; narrow ones are widened to the widest, with a warning.
 
-    A widened model computes the same function. `units` says what its extra units are: dead
-    ("zero"), or copies that share the output of others ("split").
+    A widened model computes the same function. Its extra units are dead (`units="zero"`) or
+    copies that share the original's output (`"split"`).
     """
     check_choice("--units", units, get_args(Units))
     opened = [open_model(model) for model in models]
@@ -59,7 +59,7 @@ def _as_wide_as(model: Model, widest: Model, units: str) -> Model:
 
 
 def _narrower(model: Model, widest: Model) -> bool:
-    """Whether a hidden space that both have differs in size."""
+    """Whether any hidden space common to both differs in size."""
     common = {*model.spec.hidden} & {*widest.spec.hidden}
     return any(model.spec.sizes[name] != widest.spec.sizes[name] for name in common)
 
@@ -73,7 +73,7 @@ def make_inputs(
     seed: int = 0,
     device: str = "cpu",
 ) -> Task:
-    """The models' own task on some data; with more samples if it is to be learned from."""
+    """The models' native task on some data; learned matching takes more samples."""
     name = task_of(models[0])
     return make_task(
         name,

@@ -1,4 +1,4 @@
-"""Bring many models into one basin: universe matching, learned refinement, proof for each."""
+"""Align many models: universe matching, learned refinement, verification of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from symmerge.verification.verdict import gate
 class AlignedMany:
     """All models in the reference's coordinates, in the order given, without those that failed.
 
-    `sources` are all models as they were given; `universe` says how the alignments were found.
+    `sources` are the original models; `universe` is the solver's record.
     """
 
     models: tuple[Model, ...]
@@ -49,7 +49,7 @@ class AlignedMany:
         return self.models[self.universe.members.index(self.universe.reference)]
 
     def evidence(self) -> dict[str, Any]:
-        """In short, for the card of a merged model."""
+        """A summary for the model card of a merge."""
         spreads, left_out = self.universe.spreads, self.universe.left_out
         return {
             "recipe": self.recipe.about,
@@ -77,7 +77,7 @@ class AlignedMany:
 
 
 def check_many(reference: int | str, count: int, rounds: int | None) -> None:
-    """Refuse options that only many models have for a pair, and a reference that is not there."""
+    """Refuse many-model options for a pair, and a reference that is out of range."""
     if count == 2 and (str(reference) != "0" or rounds is not None):
         raise MismatchError(
             "--reference and --rounds are for three models or more:"
@@ -106,9 +106,9 @@ def align_many(
     progress: Progress | None = None,
     resume_file: ResumeFile | None = None,
 ) -> AlignedMany:
-    """Find one symmetry per model that brings all together: `align_many([a, b, c])`.
+    """Find one symmetry per model that brings all into one basin: `align_many([a, b, c])`.
 
-    All stay the same functions. `reference` is whose coordinates all take: a place in the list, or
+    No function changes. `reference` is the model whose coordinates all take: an index, or
     "medoid", the model closest to all others (every pair is matched to find it). `method` and
     `units` are those of `align`.
     """
@@ -146,9 +146,9 @@ def align_many(
 def write_aligned_many(
     alignment: AlignedMany, out: Path, *, overwrite: bool = False, progress: Progress | None = None
 ) -> None:
-    """OUT/reference, and OUT/aligned-N for every other model by its place.
+    """Write OUT/reference, and OUT/aligned-N for every other model (N: its index).
 
-    Stock checkpoints, each verified to be its source's function, with its alignment.
+    Stock checkpoints with their alignments, each verified against its source.
     """
     universe, sources, recipe = alignment.universe, alignment.sources, alignment.recipe
     needs = sum(model.bytes for model in alignment.models)

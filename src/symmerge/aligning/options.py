@@ -1,4 +1,4 @@
-"""How to align, by name: methods, recipes and their options, as the command line has them."""
+"""Methods, recipes and options of alignment by name, as on the command line."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ METHODS = {
     "learned": "learned",
     "soft": "soft-hardened",
 }
-"""Every method, and our recipe for it."""
+"""Method -> our recipe for it."""
 METRICS, INSIDES = (get_args(get_type_hints(HeadOptions)[name]) for name in ("metric", "inside"))
 SCORES, TARGETS, DTYPES = get_args(Score), get_args(Target), ("float32", "float64")
 STARTS = ("weights", "activations", "identity")
-SOLVER_FIELDS = {"start_from": "start"}  # where a solver has another name
+SOLVER_FIELDS = {"start_from": "start"}  # option -> solver field, where the names differ
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOverrides:
-    """Options of learned and soft matching; None stands for the recipe's own."""
+    """Options of learned and soft matching; None keeps the recipe's value."""
 
     steps: int | None = None
     epochs: float | None = None
@@ -60,7 +60,7 @@ class LearningOverrides:
     patience: int | None = None
 
     def for_solver(self, data: Task | None) -> dict[str, Any]:
-        """These options by the names and types of a solver's fields."""
+        """These options as keyword arguments of a solver."""
         check_choice("--target", self.target, TARGETS)
         check_choice("--start-from", self.start_from, STARTS)
         values = {option.name: getattr(self, option.name) for option in fields(LearningOverrides)}
@@ -77,7 +77,7 @@ class LearningOverrides:
 class AlignOptions(LearningOverrides):
     """How to align: `AlignOptions(method="learned", data="books.txt", steps=300)`.
 
-    The options of `symmerge align`, with its defaults; None stands for the recipe's own.
+    The options of `symmerge align`, with its defaults; None keeps the recipe's value.
     """
 
     method: str | None = None
@@ -97,9 +97,9 @@ class AlignOptions(LearningOverrides):
     dtype: str = "float32"
 
     def to_recipe(self, models: Sequence[Model], *, partial: Path | None = None) -> Recipe:
-        """The recipe with these options and its inputs; wrong ones are refused before any work.
+        """The recipe with these options and its inputs; invalid ones fail before any work.
 
-        `partial` is the file that keeps unfinished statistics of activations.
+        `partial` is the file for unfinished activation statistics.
         """
         recipe = self._recipe()
         self._check(recipe)
@@ -112,7 +112,7 @@ class AlignOptions(LearningOverrides):
             observed = {"statistics": statistics, "score": self.score, "partial": partial}
             return with_options(recipe, **self._matching(), **observed, **common, data=data)
         recipe = with_options(recipe, data=data, **common, **self.for_solver(data))
-        # The options of its start come last, when it is known which start that is.
+        # Options of the start come last: only now is it known which start it is.
         start = self._matching()
         if self.dtype == "float32":
             del start["dtype"]
@@ -162,7 +162,7 @@ class AlignOptions(LearningOverrides):
             raise MismatchError(f"--{flag} {value}: only --method learned takes it")
 
     def _matching(self) -> dict[str, Any]:
-        """What a matching of weights or activations takes."""
+        """Keyword arguments of weight and activation matching."""
         return {
             "metric": self.metric,
             "inside": self.inside,
@@ -191,7 +191,7 @@ def choose_recipe(
 ) -> Recipe:
     """A recipe by method, by name, or by both if they agree.
 
-    One that is no symmetry is refused unless it is only to be measured (`non_symmetric`).
+    Recipes that are no symmetry are refused unless `non_symmetric` (for `barrier`).
     """
     check_choice("--method", method, METHODS)
     recipe = get_recipe(name or METHODS[method or "weights"])
@@ -209,7 +209,7 @@ def choose_recipe(
 
 
 def options_named(name: str) -> AlignOptions:
-    """The options that a method or a recipe by name stands for."""
+    """The options for a method or recipe name."""
     is_method = name in METHODS and name not in RECIPES
     return AlignOptions(method=name) if is_method else AlignOptions(recipe=name)
 
@@ -219,7 +219,7 @@ Method = str | AlignOptions | Recipe | Solver | None
 
 
 def recipe_for(method: Method, models: Sequence[Model]) -> Recipe:
-    """What a user asks for as a recipe; a solver takes the place of our recipe's own."""
+    """The recipe a user asks for; a solver replaces the one in our recipe."""
     if isinstance(method, Recipe):
         return method
     if isinstance(method, str | AlignOptions):

@@ -1,4 +1,4 @@
-"""Bring one model into another's basin: `align`."""
+"""Align one model to another: `align`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def align(
     progress: Progress | None = None,
     resume_file: ResumeFile | None = None,
 ) -> Aligned:
-    """Find the symmetry that brings `b` closest to `a`. Both stay the same functions.
+    """Find the symmetry that brings `b` closest to `a`. Neither function changes.
 
     `method` is a method or recipe by name ("learned", "permutations"), `AlignOptions`, a recipe or
     a solver. A narrow model is widened first (`units`: see `open_models`). `shared_tokens` matches

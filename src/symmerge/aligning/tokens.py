@@ -1,4 +1,4 @@
-"""Which tokens two vocabularies share, and whether a model in the other vocabulary is the same."""
+"""Match the tokens of two vocabularies, and verify a model converted to the other one."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 MARKERS = {"byte-level": "Ġ", "SentencePiece": "▁", "WordPiece": "##"}
 """How each kind of tokenizer marks where a word begins or continues: "Ġthe", "▁the" and "the" are
 one word, but the string "the" is not the same piece of text in all of them."""
-MIN_MARKED = 0.01  # of the tokens: a few with a marker turn up in every vocabulary
+MIN_MARKED = 0.01  # share of tokens; every vocabulary has a few tokens with a marker by chance
 FEW, TOO_FEW = 0.5, 0.01  # shared, of A's tokens
 
 
 @dataclass(frozen=True)
 class SharedTokens:
-    """Which tokens of A's vocabulary B knows, and in which row.
+    """Which tokens of A's vocabulary B has, and in which row.
 
-    `rows` has B's row for each row of A, -1 where B has none. `tokens` are shared, `filled` only
-    A's, `dropped` only B's, `unnamed` rows of A without a token. `by_role` are special tokens with
-    different strings and one role (a pad token). `same`: nothing has to be rearranged.
+    `rows` has B's row for each row of A, -1 where B has none. Counts: `tokens` are shared, `filled`
+    are only A's, `dropped` only B's, `unnamed` are rows of A without a token. `by_role` lists
+    special tokens with different strings and one role (a pad token). `same`: identical rows.
     """
 
     rows: Int[Tensor, " vocabulary"] = field(repr=False, compare=False)
@@ -46,12 +46,12 @@ class SharedTokens:
 
     @property
     def known(self) -> Bool[Tensor, " vocabulary"]:
-        """Which of A's rows B knows."""
+        """Mask of A's rows that B has."""
         return self.rows >= 0
 
     @property
     def counts(self) -> Float[Tensor, " vocabulary"]:
-        """For `token_counts` of a matching: rows that only A knows are no evidence."""
+        """For a solver's `token_counts`: rows that only A has carry no evidence."""
         return self.known.float()
 
 
@@ -93,7 +93,7 @@ def match_tokens(a: Model, b: Model) -> SharedTokens:
 
 
 def _match_roles(first: Any, second: Any, pairs: Mapping[str, str]) -> dict[str, str]:
-    """Special tokens of one role and different strings; a token is matched by its first role."""
+    """Special tokens with one role and different strings; the first role of a token counts."""
     by_role: dict[str, str] = {}
     for role in ROLES:
         token, other = (tokenizer.special_tokens_map.get(role) for tokenizer in (first, second))
@@ -104,7 +104,7 @@ def _match_roles(first: Any, second: Any, pairs: Mapping[str, str]) -> dict[str,
 
 
 def kind_of(vocabulary: Mapping[str, int]) -> str:
-    """The kind of a tokenizer, by the marker most tokens begin with.
+    """The kind of a tokenizer, by the most common token marker.
 
     >>> kind_of({"Ġthe": 0, "ing": 1}), kind_of({"the": 0, "##ing": 1}), kind_of({"a": 0, "b": 1})
     ('byte-level', 'WordPiece', 'unmarked')
@@ -152,14 +152,14 @@ def verify_shared(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Verdict:
-    """Whether B, and B in A's vocabulary, give shared tokens the same logits after shared tokens.
+    """Verify B in A's vocabulary: the logits of shared tokens, on inputs of shared tokens.
 
-    Other tokens cannot be compared: the softmax is taken over the shared ones alone. Other heads
-    (a classifier) are compared whole. Every shared row of the output counts; of the input, those
-    of the tokens that are drawn.
+    Other tokens cannot be compared, so the softmax runs over the shared ones alone. Other heads
+    (a classifier) are compared in full. Every shared output row is checked; of the input rows,
+    those of the sampled tokens.
     """
     tokens = shared.known.nonzero().flatten()
-    # Some models count positions by their pad token.
+    # Some models compute position ids from the pad token.
     pads = torch.isin(tokens, _pad(respelled)) | torch.isin(shared.rows[tokens], _pad(b))
     readable = tokens[~pads] if not pads.all() else tokens
     ids = readable[example_inputs(respelled, seed)["input_ids"] % len(readable)]

@@ -1,7 +1,7 @@
-"""Models with different vocabularies: rows are matched by their tokens.
+"""Align models with different vocabularies: rows are matched by their tokens.
 
-B is written in A's vocabulary, aligned by the rows that both know, and given A's rows for tokens
-that only A knows. A merge then has A's tokenizer. Rows that only B knows are dropped.
+B is converted to A's vocabulary, aligned by the shared rows, and filled with A's rows for tokens
+that only A has. A merge then has A's tokenizer. Rows that only B has are dropped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from symmerge.verification.verdict import gate
 
 
 def read_alike(models: Sequence[Model], shared_tokens: bool) -> list[Model]:
-    """The models as one task can read for them: B in A's vocabulary, where that is asked for."""
+    """The models with one tokenizer: with `shared_tokens`, B is converted to A's vocabulary."""
     if not shared_tokens:
         return list(models)
     if len(models) > 2:
@@ -44,10 +44,10 @@ def read_alike(models: Sequence[Model], shared_tokens: bool) -> list[Model]:
 
 
 def respell(b: Model, a: Model, shared: SharedTokens | None = None) -> Model:
-    """B in A's vocabulary, with A's tokenizer. Rows of tokens that only A knows are zero. Lazy.
+    """B in A's vocabulary, with A's tokenizer. Rows of tokens that only A has are zero. Lazy.
 
-    On shared tokens it computes what B does (`verify_shared`). The softmax also runs over the other
-    tokens, where it does not, until `fill`. Positions must not depend on the id of the pad token.
+    Logits of shared tokens are B's (`verify_shared`). Probabilities are not: until `fill`, the
+    softmax also runs over zero rows. Positions must not depend on the id of the pad token.
     """
     shared = shared or match_tokens(a, b)
     if shared.same:
@@ -58,7 +58,7 @@ def respell(b: Model, a: Model, shared: SharedTokens | None = None) -> Model:
         name: partial(_respelled, b.weights, name, axes.get(name), shared) for name in b.weights
     }
     added = {name: (spec.shapes[name], b.weights.dtype(name)) for name in b.weights}
-    # The folder and its files are where the tokenizer now comes from.
+    # A's folder and files: the tokenizer now comes from there.
     respelled = b.derive(
         DerivedWeights(MemoryWeights({}), rows, added=added),
         step=HistoryStep("respell", _describe(a, shared)),
@@ -87,18 +87,18 @@ def _describe(a: Model, shared: SharedTokens) -> str:
 
 
 def _with_tokens_of(a: Model, b: Model) -> dict[str, object]:
-    """B's config with A's numbers for tokens."""
+    """B's config with A's vocabulary size and token ids."""
     own = {key: value for key, value in b.config.items() if not _of_vocabulary(key)}
     return own | {key: value for key, value in a.config.items() if _of_vocabulary(key)}
 
 
 def _of_vocabulary(key: str) -> bool:
-    """Keys of a config that speak of tokens by their numbers."""
+    """Whether a config key is the vocabulary size or a token id."""
     return key == "vocab_size" or key.endswith("token_id")
 
 
 def _axes(spec: Spec) -> dict[str, int]:
-    """Tensors with a row per token and the axis of these: embeddings, heads, output biases."""
+    """Tensor -> its vocabulary axis: embeddings, heads, output biases."""
     return {
         met.piece.tensor: spec.axis_of(met.piece.tensor, VOCABULARY, met.role)
         for met in spec.occurrences(VOCABULARY)
@@ -118,7 +118,7 @@ def _along(mask: Bool[Tensor, " vocabulary"], axis: int, tensor: Tensor) -> Tens
 
 
 def fill(aligned: Model, reference: Model, shared: SharedTokens) -> Model:
-    """B, respelled and aligned, with A's rows for tokens that only A knows: a merge keeps them.
+    """B, respelled and aligned, with A's rows for tokens that only A has: a merge keeps them.
 
     `reference` is A in the same coordinates. Lazy.
     """
@@ -150,11 +150,11 @@ def align_vocabularies(
     progress: Progress | None = None,
     resume_file: ResumeFile | None = None,
 ) -> Aligned:
-    """Align B in A's vocabulary; filled, and verified on shared tokens.
+    """Align B in A's vocabulary; the result is filled, and verified on shared tokens.
 
-    The weights alone are matched first, by shared rows: until B is filled it has no logits for
-    tokens that only A knows, so no text can be sampled from it. A solver that looks at text, data
-    or gradients goes on from there. Data is read with A's tokenizer (`read_alike`).
+    Weight matching on shared rows comes first: until B is filled, it has no logits for tokens that
+    only A has, so no text can be sampled from it. Solvers that need text, data or gradients start
+    from there. Data is tokenized with A's tokenizer (`read_alike`).
     """
     shared, how = match_tokens(a, b), {"progress": progress, "resume_file": resume_file}
     if shared.same:
@@ -193,7 +193,7 @@ def _by_weights(solver: Solver, shared: SharedTokens) -> WeightMatching:
 
 
 def _without_unshared(solver: Solver, shared: SharedTokens) -> Solver:
-    """The solver without evidence from rows that only A knows; learning goes by predictions."""
+    """The solver, ignoring rows that only A has; learned matching uses predictions instead."""
     if not isinstance(solver, Matching):
         return solver
     counts = 1 if solver.token_counts is None else solver.token_counts
