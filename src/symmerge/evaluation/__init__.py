@@ -1,1 +1,1 @@
-"""How good is it? Tasks and their data, metrics, lines (barriers), planes and simplices."""
+"""Evaluate models: tasks and their data, metrics, lines (barriers), planes and simplices."""

@@ -24,7 +24,7 @@ class Estimate(Record):
 
     @staticmethod
     def of(values: Sequence[float]) -> Estimate:
-        """Of at least one value. One that overflowed makes the mean infinite and the error NaN."""
+        """From at least one value. An overflow makes the mean infinite and the error NaN."""
         has_error = len(values) > 1
         if not all(map(isfinite, values)):  # statistics.stdev fails for these
             return Estimate(sum(values) / len(values), nan if has_error else None)

@@ -1,4 +1,4 @@
-"""Loss along the straight line between two models: curve.json. Models are measured as they are."""
+"""Loss along the straight line between two models (curve.json). Nothing is aligned here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from symmerge.models.model import Model, Progress
 class Curve:
     """Metrics at every `t` from A (0) to B (1), and of the ensemble of both models.
 
-    `parents` are the losses of A and B where the ends of the line are other functions.
+    `parents` are the losses of A and B, where the ends of the line compute other functions.
     """
 
     ts: tuple[float, ...]
@@ -44,17 +44,17 @@ class Curve:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The two losses that barriers are taken over."""
+        """The two losses that barriers are measured against."""
         return self.parents or (self.points[0]["loss"], self.points[-1]["loss"])
 
     @property
     def barrier_mean(self) -> float:
-        """The largest loss, less the mean of the two ends."""
+        """The largest loss minus the mean loss of the two ends."""
         return max(point["loss"] for point in self.points) - sum(self.ends) / 2
 
     @property
     def barrier_linear(self) -> float:
-        """The largest distance of the loss above the straight line between the two ends."""
+        """The largest height of the loss above the straight line between the two ends."""
         a, b = self.ends
         return max(
             point["loss"] - ((1 - t) * a + t * b)
@@ -72,7 +72,7 @@ class Curve:
 
 
 def even_steps(points: int) -> tuple[float, ...]:
-    """Values of t, evenly from A to B."""
+    """Evenly spaced values of t from 0 to 1."""
     if points < 2:
         raise MismatchError(f"points {points}: a curve has at least two, its ends")
     return tuple(i / (points - 1) for i in range(points))
@@ -87,7 +87,7 @@ def barrier(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Curve:
-    """Every point of the line, in one pass over the data.
+    """Measure the line between two models, in one pass over the data.
 
     `barrier(a, aligned, make_task("clm", "python-docs", [a]))`
     Three copies of the weights are in memory: both models and the mixture.
@@ -100,9 +100,9 @@ def barrier(
 
 @dataclass(frozen=True)
 class LineMethod:
-    """One way to bring a pair together: the ends of its line, and how they were found.
+    """One way to align a pair: the two aligned models, and how they were found.
 
-    A method that is not `exact` has ends that compute something else than the pair.
+    Unless `exact`, the aligned models do not compute the functions of the pair.
     """
 
     name: str
@@ -124,7 +124,7 @@ def measure_lines(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> CurveFile:
-    """The line of every method between two models. The ensemble is of the first method's ends."""
+    """The line of every method between two models; the ensemble is that of the first method."""
     curves = [
         barrier(method.a, method.b, task, points, device=device, progress=progress)
         for method in methods
@@ -156,7 +156,7 @@ def _method_line(method: LineMethod, curve: Curve) -> MethodLine:
 
 
 def model_record(model: Model) -> ModelRecord:
-    """Which checkpoint a model is."""
+    """Identify a checkpoint for result files."""
     return ModelRecord(
         where=model.where,
         architecture=model.spec.architecture,
@@ -166,7 +166,7 @@ def model_record(model: Model) -> ModelRecord:
 
 
 def measurement_versions() -> dict[str, str]:
-    """Versions of what can change a measurement."""
+    """Versions of the libraries that can change a measurement."""
     return {
         **installed_versions(),
         "scikit-learn": version("scikit-learn"),
@@ -175,7 +175,7 @@ def measurement_versions() -> dict[str, str]:
 
 
 def combine_pairs(pairs: Sequence[CurveFile]) -> CurvesFile:
-    """Several pairs with the mean and standard error of every barrier and every point."""
+    """Combine pairs: mean and standard error of every barrier and every point."""
     kinds = {(pair.task.name, tuple(m.name for m in pair.methods), pair.ts) for pair in pairs}
     if len(kinds) != 1:
         raise MismatchError(
@@ -208,7 +208,7 @@ def mean_metrics(pairs: Sequence[Metrics], metrics: Iterable[str]) -> dict[str, 
 
 
 def write_curves(curves: CurveFile | CurvesFile, folder: Path) -> None:
-    """curve.json, and curve.csv with a row per pair, method and point; the ensemble has no t."""
+    """Write curve.json, and curve.csv: a row per pair, method and point; the ensemble has no t."""
     curves.write(folder / "curve.json")
     pairs = curves.pairs if isinstance(curves, CurvesFile) else (curves,)
     columns = ["pair", "method", "t", *pairs[0].task.metrics]

@@ -1,4 +1,4 @@
-"""Weighted means of a few models in one module, without reloading.
+"""Evaluate weighted means of a few models in one module, without reloading.
 
 The weights of every model and of one mean are in memory.
 """
@@ -22,14 +22,14 @@ from symmerge.models.model import Model, Progress, device_of
 from symmerge.models.tables import check_same_table
 from symmerge.verification.modules import full_module
 
-Shares = tuple[float, ...]  # one number per model; they sum to one
-# Batches a device takes at once: one of a CPU's size ends on a GPU before the next kernel starts.
+Shares = tuple[float, ...]  # a weight per model; they sum to one
+# Batches joined into one: a single CPU-sized batch is too small to keep a GPU busy.
 JOINED_BATCHES = {"cuda": 8}
 
 
 @final
 class Mixture:
-    """Models of one table in float32, and a module that holds a weighted mean of them."""
+    """Models with the same table in float32, and a module that holds a weighted mean of them."""
 
     def __init__(self, models: Sequence[Model], *, device: str = "cpu") -> None:
         check_same_table(models, "joined by a line")
@@ -50,7 +50,7 @@ class Mixture:
 
     @torch.no_grad()
     def at(self, shares: Shares) -> nn.Module:
-        """The module with the weights of this place. It is one module: the next call changes it."""
+        """The module with this weighted mean. There is only one: the next call overwrites it."""
         for name, mean in self._mean.items():
             first, *others = (weights[name] for weights in self._models)
             if len(others) == 1:  # one pass over the weights instead of two, and exact ends
@@ -75,9 +75,10 @@ class Mixture:
 def evaluate(
     mixture: Mixture, task: Task, places: Sequence[Shares], *, progress: Progress | None = None
 ) -> tuple[list[Metrics], Metrics]:
-    """Metrics at every place, and of the ensemble of the models, which must be among the places.
+    """Metrics of every weighted mean, and of the ensemble of the models.
 
-    One pass over the data: batches outside, places inside.
+    `places` are weights of the models, and must include each model alone. One pass over the data:
+    the outer loop is over batches.
     """
     task.check_labels()
     scores, ensemble_scores = [[] for _ in places], []
@@ -100,7 +101,7 @@ def evaluate(
 
 
 def _join(batches: Iterable[Batch], at_most: int) -> Iterator[tuple[int, Batch]]:
-    """Neighbouring batches of one shape, joined; with the number of batches so far."""
+    """Join consecutive batches of one shape; yields them with the number of batches so far."""
     group: list[Batch] = []
     number = 0
     for number, batch in enumerate(batches, 1):

@@ -1,4 +1,4 @@
-"""Loss on the plane through three models: inside their triangle and in a margin around it."""
+"""Loss on the plane through three models (plane.json): their triangle and a margin around it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Triple = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Plane:
-    """Metrics at every place; `corners` is where the models lie, in units of weight distance."""
+    """Metrics at every point; `corners` are the models' positions, in units of weight distance."""
 
     corners: Corners
     places: tuple[Triple, ...]
@@ -27,7 +27,7 @@ class Plane:
     ensemble: Metrics
 
     def to_file(self, task: Task) -> PlaneFile:
-        """Content of plane.json. A place lies at the weighted mean of the corners."""
+        """Content of plane.json. A point lies at the weighted mean of the corners."""
         return PlaneFile(
             task=task.to_record(),
             corners=self.corners,
@@ -62,7 +62,7 @@ def plane(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Plane:
-    """Every place of the grid in one pass over the data; four copies of the weights in memory."""
+    """Measure the grid in one pass over the data, with four copies of the weights in memory."""
     if len(models) != 3:
         raise MismatchError(f"{len(models)} models: a plane goes through three")
     places = triangle_grid(steps, margin)
@@ -72,9 +72,9 @@ def plane(
 
 
 def layout_corners(products: list[list[float]]) -> Corners:
-    """Where three models lie on their plane, from the inner products of their differences.
+    """Positions of three models on their plane, from the inner products of their differences.
 
-    The first lies in the origin, the second on the axis, the third above it.
+    The first is the origin, the second lies on the x axis, the third above it.
     """
     along = math.sqrt(products[1][1])
     x = products[1][2] / along if along else 0.0

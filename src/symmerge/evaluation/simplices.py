@@ -1,6 +1,6 @@
-"""Loss between several models: every line, the means of the first ones, a triangle: simplex.json.
+"""Loss between several models: all lines, means of the first k, a triangle (simplex.json).
 
-Models are measured as they are; align them first.
+Nothing is aligned here.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from symmerge.evaluation.tasks import Task
 from symmerge.models.alignment_results import UniverseFile
 from symmerge.models.model import Model, Progress
 
-# With these, edges and centre of the triangle are points of its lines too, and measured once.
+# Chosen so that the triangle's edges coincide with points of the lines and are measured once.
 POINTS, STEPS = 5, 12  # on a line; along a side of the triangle
 
 
 @dataclass(frozen=True)
 class Simplex:
-    """Metrics `at` every place, which has a share per model. The ensemble is of all models."""
+    """Metrics `at` every place (a weight per model), and of the ensemble of all models."""
 
     count: int
     ts: tuple[float, ...]
@@ -46,28 +46,28 @@ class Simplex:
 
     @property
     def ends(self) -> list[Metrics]:
-        """Of every model."""
+        """Metrics of every model."""
         return [self.at[shares(self.count, {number: 1.0})] for number in range(self.count)]
 
     def line(self, a: int, b: int) -> Curve:
-        """Between two of the models."""
+        """The line between two of the models."""
         places = [shares(self.count, {a: 1 - t, b: t}) for t in self.ts]
         return Curve(self.ts, tuple(self.at[place] for place in places), {})
 
     @property
     def barriers(self) -> list[list[float]]:
-        """Between every two models, over the mean of the two."""
+        """Matrix of the barriers of all pairs, over the mean of the two ends."""
         matrix = [[0.0] * self.count for _ in range(self.count)]
         for a, b in combinations(range(self.count), 2):
             matrix[a][b] = matrix[b][a] = self.line(a, b).barrier_mean
         return matrix
 
     def mean(self, count: int) -> Metrics:
-        """Of the mean of the first `count` models."""
+        """Metrics of the mean of the first `count` models."""
         return self.at[mean_of_first(self.count, count)]
 
     def barrier(self, count: int) -> float:
-        """Loss of that mean, less the mean loss of these models."""
+        """Loss of the mean of the first `count` models, minus their mean loss."""
         losses = [metrics["loss"] for metrics in self.ends[:count]]
         return self.mean(count)["loss"] - sum(losses) / count
 
@@ -96,7 +96,7 @@ class Simplex:
 
 
 def shares(count: int, weights: Mapping[int, float]) -> Shares:
-    """One share per model; those without a weight have none.
+    """A weight per model; models that are not named have weight zero.
 
     >>> shares(4, {0: 0.25, 2: 0.75})
     (0.25, 0.0, 0.75, 0.0)
@@ -105,7 +105,7 @@ def shares(count: int, weights: Mapping[int, float]) -> Shares:
 
 
 def mean_of_first(count: int, merged: int) -> Shares:
-    """The mean of the first `merged` of `count` models."""
+    """Weights of the mean of the first `merged` of `count` models."""
     return shares(count, dict.fromkeys(range(merged), 1 / merged))
 
 
@@ -114,7 +114,7 @@ def _pad(three: Shares, count: int) -> Shares:
 
 
 def simplex_places(count: int, points: int = POINTS, steps: int = STEPS) -> tuple[Shares, ...]:
-    """Every place that is measured, each once.
+    """Every place to measure, each once.
 
     >>> [len(places) for places in (simplex_places(3), simplex_places(4), simplex_places(3, 2, 1))]
     [91, 102, 5]
@@ -141,7 +141,7 @@ def measure_simplex(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Simplex:
-    """Every place, in one pass over the data.
+    """Measure every place, in one pass over the data.
 
     `measure_simplex(align_many([a, b, c]).models, task).barriers`
     The weights of all models and of one mixture are in memory.
@@ -161,7 +161,7 @@ def measure_simplex(
 
 @dataclass(frozen=True)
 class SimplexMethod:
-    """One way to bring all models together: the aligned models, in order, and the evidence."""
+    """One way to align all models: the aligned models, in order, and the evidence."""
 
     name: str
     label: str
@@ -179,7 +179,7 @@ def measure_methods(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> SimplexFile:
-    """Every method, measured at the same places. `models` are the original ones."""
+    """Measure every method at the same places. `models` are the original ones."""
     for method in methods:
         if len(method.models) != len(models):
             raise MismatchError(
@@ -201,9 +201,9 @@ def measure_methods(
 
 
 def write_simplex(simplex: SimplexFile, folder: Path) -> None:
-    """simplex.json, and simplex.csv with a row per method and place.
+    """Write simplex.json, and simplex.csv with a row per method and place.
 
-    A row has the share of every model and the metrics; the ensemble has no shares.
+    A row has the weight of every model and the metrics; the ensemble has no weights.
     """
     simplex.write(folder / "simplex.json")
     metrics, numbers = simplex.task.metrics, range(len(simplex.models))
@@ -220,7 +220,7 @@ def write_simplex(simplex: SimplexFile, folder: Path) -> None:
 def _csv_rows(
     method: SimplexRecord,
 ) -> Iterator[tuple[str, Sequence[float | None], Metrics]]:
-    """What was measured: end, line, mean, triangle or ensemble; its shares; its metrics."""
+    """Rows of (part, weights, metrics); the part is end, line, mean, triangle or ensemble."""
     count = len(method.ends)
     for number, metrics in enumerate(method.ends):
         yield "end", shares(count, {number: 1.0}), metrics

@@ -1,8 +1,8 @@
 """Synthetic images: dead leaves, discs of random size and colour that occlude one another.
 
 They share statistics with photographs. Occlusion gives edges, corners and areas of one colour;
-radii follow a power law, so no size is special, which gives the spectrum of natural images too.
-Noise with that spectrum teaches learned matching nothing on CIFAR-10: occlusion is what counts
+radii follow a power law, which is scale-invariant and gives the spectrum of natural images.
+Noise with that spectrum does not help learned matching on CIFAR-10: occlusion is what matters
 (docs/log.md, "Images without data").
 """
 
@@ -16,10 +16,10 @@ from jaxtyping import Float, UInt8
 LEAVES = 60  # enough to cover nearly all of an image
 SMALLEST, LARGEST = 0.06, 0.49  # radius of a disc, as a share of the image's shorter side
 POWER = 0.7  # r = SMALLEST / u ** POWER for uniform u: the density of radii is about r ** -2.4
-GREY, TINT = 1.0, 0.5  # spread of what channels share, and of each alone: as in photographs
+GREY, TINT = 1.0, 0.5  # std shared by all channels, and of each channel: as in photographs
 GRAIN = 0.1  # camera noise
 BRIGHTNESS, SPREAD = 0.45, 0.23  # mean and standard deviation of photographs, pixels from 0 to 1
-PIXELS_AT_ONCE = 1 << 16  # what fits a core's cache
+PIXELS_AT_ONCE = 1 << 16  # fits into a core's cache
 
 Shape = tuple[int, int, int]  # channels, height, width
 
@@ -29,7 +29,7 @@ def draw_dead_leaves(
 ) -> Float[np.ndarray, "n channel height width"]:
     """The images with these numbers, of mean 0 and standard deviation 1.1.
 
-    Each depends on its number and the seed alone, not on the others.
+    Each depends only on its number and the seed.
 
     >>> draw_dead_leaves([0, 1], (3, 32, 32), seed=0).shape
     (2, 3, 32, 32)
@@ -53,7 +53,7 @@ def _draw(numbers: Sequence[int], shape: Shape, seed: int) -> np.ndarray:
     places = np.stack([one.random((3, LEAVES), np.float32) for one in generators])
     sizes = (1 + channels, LEAVES + 1)
     colours = np.stack([one.standard_normal(sizes, np.float32) for one in generators])
-    # The first channel is what all share, the first leaf is the background.
+    # The first channel is shared by all others; the first leaf is the background.
     colours = GREY * colours[:, :1] + TINT * colours[:, 1:]
     colours[:, :, 0] = 0
     top = _topmost_leaf(places, height, width).reshape(len(numbers), 1, -1)
@@ -63,7 +63,7 @@ def _draw(numbers: Sequence[int], shape: Shape, seed: int) -> np.ndarray:
 
 
 def _topmost_leaf(places: np.ndarray, height: int, width: int) -> np.ndarray:
-    """For every pixel the number of the last leaf that covers it; 0 is the background."""
+    """For every pixel, the number of the topmost leaf; 0 is the background."""
     lowest = (SMALLEST / LARGEST) ** (1 / POWER)
     radius = min(height, width) * SMALLEST / (lowest + (1 - lowest) * places[:, 0]) ** POWER
     down = (np.arange(height, dtype=np.float32) - height * places[:, 1, :, None]) ** 2

@@ -12,7 +12,7 @@ MAX_CHARACTERS = 46  # of a piece of text: fits 48 positions, whatever the token
 
 
 def digits(split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images [n, 8, 8] from 0 to 1 in float32, and their digits; one fifth is the test split.
+    """Images [n, 8, 8] in [0, 1] as float32, and their labels; one fifth is the test split.
 
     >>> images, labels = digits("test")
     >>> images.shape, labels.shape
@@ -22,8 +22,8 @@ def digits(split: str) -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits  # slow to import, and only needed here
 
     data: Any = load_digits()
-    # The file is sorted by writer and counts from 0 to 9, so neither its end nor every fifth image
-    # is a fair test. RandomState is frozen: its order never changes between versions.
+    # The file is sorted by writer and cycles through 0 to 9, so neither its end nor every fifth
+    # image is a fair test. RandomState is frozen: its order never changes between versions.
     order = np.random.RandomState(0).permutation(len(data.target))
     tests = len(order) // 5 + 1
     rows = order[:tests] if split == "test" else order[tests:]
@@ -44,7 +44,7 @@ def python_docs(split: str) -> str:
 
 
 def python_topics(split: str) -> list[tuple[int, str]]:
-    """Pieces of the longest topics of Python's `help()`, with their topic; every fifth is a test.
+    """Pieces of the longest topics of Python's `help()`, with topic; every fifth is for testing.
 
     Depends on Python's version.
 
@@ -65,7 +65,7 @@ def python_topics(split: str) -> list[tuple[int, str]]:
 
 
 def _pieces(text: str) -> list[str]:
-    """Cut a text between words, in pieces as long as allowed; only ASCII, no longer words."""
+    """Split a text at spaces into pieces of at most MAX_CHARACTERS; ASCII only, no longer words."""
     pieces = [""]
     for word in text.encode("ascii", "ignore").decode().split():
         longer = f"{pieces[-1]} {word}".strip()

@@ -19,7 +19,7 @@ OFFLINE = (
 
 
 def is_hub(data: str) -> bool:
-    """Whether this names a Hugging Face data set or is a folder with one."""
+    """Whether this is the name or the folder of a Hugging Face data set."""
     files = ("dataset_info.json", "dataset_dict.json")
     return data.startswith("hf:") or any((Path(data) / name).is_file() for name in files)
 

@@ -15,7 +15,7 @@ from symmerge.errors import DataError
 from symmerge.evaluation.data.embedded import digits
 from symmerge.evaluation.data.hub import is_hub, read_hub
 
-DIGITS = {"digits": "test", "digits:train": "train"}  # to measure on, and to calibrate with
+DIGITS = {"digits": "test", "digits:train": "train"}  # for evaluation, and for calibration
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 ARRAYS = (("x", "y"), ("images", "labels"), ("pixel_values", "labels"), ("x_test", "y_test"))
 COLUMNS = (("image", "label"), ("img", "label"), ("image", "fine_label"))
@@ -25,7 +25,7 @@ COLUMNS = (("image", "label"), ("img", "label"), ("image", "fine_label"))
 class LabelledImages:
     """Images (paths, 8-bit arrays or PIL images), each with a class number or name.
 
-    `normalized` images are arrays of floats that a model takes as they are.
+    `normalized` images are float arrays, ready for the model.
     """
 
     items: np.ndarray | Sequence[Any]
@@ -131,7 +131,7 @@ def _load_arrays(data: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decode_image(item: Any, channels: int) -> np.ndarray:
-    """One image as 8-bit numbers, channels first."""
+    """One image as uint8, channels first."""
     from PIL import Image
 
     with _readable(item):

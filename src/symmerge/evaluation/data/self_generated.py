@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from symmerge.models.model import Model
 
-FILLING_PASSES = 32  # in which a masked model fills a row of mask tokens
-MASKING = 0.15  # share of tokens that are masked again
+FILLING_PASSES = 32  # of a masked model over a row of mask tokens
+MASKING = 0.15  # share of tokens that are masked again at the end
 MAX_ROWS = 128  # sampled at once: their caches take gigabytes for a model of GPT-2's size
 MAX_LOGITS = 1 << 28  # of a masked model at once: 1 GB
 
@@ -20,7 +20,7 @@ MAX_LOGITS = 1 << 28  # of a masked model at once: 1 GB
 def sample_text(
     model: Model, module: nn.Module, *, rows: int, length: int, seed: int
 ) -> Int[Tensor, "rows length"]:
-    """Text that a language model samples; a masked one fills masks, a few positions at a time."""
+    """Sample text from a language model; a masked one fills masks, a few positions at a time."""
     length = min(length, model.spec.sizes.get("position", length + 2) - 2)
     masked = model.spec.task == "masked-lm"
     size, sample = MAX_ROWS, _continue
@@ -35,7 +35,7 @@ def sample_text(
 
 
 def _continue(model: Model, module: nn.Module, rows: int, length: int) -> Tensor:
-    """Sample token by token from the first one, which is random where the config names none."""
+    """Sample token by token after the BOS token, or a random one where the config has none."""
     vocabulary, device = model.spec.sizes["vocabulary"], _device(module)
     first = model.config.get("bos_token_id")
     # A model with a smaller vocabulary may have kept GPT-2's id in its config.
@@ -82,5 +82,5 @@ def mask_token(model: Model) -> int:
 
 
 def first_logits(output: Any) -> Tensor:
-    """Logits of a stock model; of several heads, the first is the one that counts."""
+    """Logits of a stock model; of several heads, those of the first."""
     return next(value for key, value in output.items() if "logits" in key)

@@ -19,11 +19,11 @@ from symmerge.evaluation.data.embedded import python_docs, python_topics
 from symmerge.evaluation.data.hub import is_hub, read_hub
 
 TABLES = (".tsv", ".csv", ".jsonl")
-# The split to measure on, and the one models were trained on, to calibrate with
+# The test split for evaluation; the training split for calibration.
 PYTHON_DOCS = {"python-docs": "test", "python-docs:train": "train"}
 PYTHON_TOPICS = {"python-topics": "test", "python-topics:train": "train"}
 LABELS = ("label", "labels")
-# Columns with the text of a sample: the first that are all there
+# Columns with the text of a sample: the first group whose columns all exist.
 TEXTS = (
     ("text", "text2"),
     ("sentence1", "sentence2"),
@@ -38,7 +38,7 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class TextRows:
-    """One or two texts per row, and the labels of the rows, if there are any."""
+    """One or two texts per row, and the labels of the rows, if any."""
 
     texts: tuple[tuple[str, ...], ...]
     labels: tuple[Any, ...] | None
@@ -132,7 +132,7 @@ def _read_separated(data: str, separator: str, labelled: bool) -> TextRows:
 
 
 def _column_names(lines: list[list[str]]) -> tuple[list[str], list[list[str]]]:
-    """The names in the first line, and the other lines; a first line with a label is no header."""
+    """Column names and data lines; a first line that has a label is data, not a header."""
     if not lines:
         return [], []
     try:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from symmerge.errors import DataError
 from symmerge.evaluation.results import TaskRecord
 
-# What a stock model takes, `labels` included: module(**batch).loss is a training loss.
+# Keyword arguments of a stock model, with `labels`: module(**batch).loss is a training loss.
 Batch = Mapping[str, Tensor]
-Columns = Mapping[str, np.ndarray]  # one float64 number per sample and column
+Columns = Mapping[str, np.ndarray]  # column -> one float64 per sample
 
-IGNORED = -100  # the label transformers gives tokens that do not count
+IGNORED = -100  # transformers' label for tokens without a loss
 UNLABELLED = (
     "synthetic images (data self) have no labels, so there is no loss to measure or to learn:"
     " give data with labels, or --target parents to learn"
@@ -35,7 +35,7 @@ class Readout(ABC):
 
     @abstractmethod
     def predict(self, module: nn.Module, batch: Batch) -> Tensor:
-        """The part of the output that counts: log-probabilities, or values."""
+        """The model's prediction: log-probabilities, or values."""
 
     @abstractmethod
     def ensemble(self, predictions: Sequence[Tensor]) -> Tensor:
@@ -43,7 +43,7 @@ class Readout(ABC):
 
     @abstractmethod
     def score(self, prediction: Tensor, batch: Batch) -> Columns:
-        """Numbers for each sample."""
+        """The contributions of each sample to the metrics, by column."""
 
     @abstractmethod
     def summary(self, columns: Columns) -> dict[str, float]:
@@ -61,7 +61,7 @@ class Batches(Protocol):
 @final
 @dataclass(frozen=True)
 class LazyBatches:
-    """Chunks of samples that become batches one at a time: images are not held in memory."""
+    """Chunks of samples, collated one at a time: images are not all held in memory."""
 
     chunks: tuple[tuple[Any, ...], ...]
     collate: Callable[[Sequence[Any]], Batch]
@@ -78,7 +78,7 @@ class LazyBatches:
         return [sample for chunk in self.chunks for sample in chunk]
 
     def of(self, samples: Sequence[Any]) -> LazyBatches:
-        """Other samples in batches of the same size."""
+        """The same kind of batches of other samples."""
         size = max(len(chunk) for chunk in self.chunks)
         return replace(self, chunks=_chunks(samples, size))
 
@@ -94,16 +94,16 @@ def batched(
     key: Callable[[Any], Any],
     collate: Callable[[Sequence[Any]], Batch],
 ) -> LazyBatches:
-    """Batches of samples sorted by `key`: the same whatever order the samples came in."""
+    """Batches of samples sorted by `key`, so that the input order does not matter."""
     return LazyBatches(_chunks(sorted(samples, key=key), size), collate)
 
 
 @final
 @dataclass(frozen=True)
 class Task:
-    """Samples in batches, and how to read a model's outputs on them.
+    """Samples in batches, and how to turn a model's outputs on them into metrics.
 
-    `settings` is what else is needed to repeat it.
+    `settings` is what else is needed to reproduce it.
     """
 
     name: str
@@ -126,11 +126,11 @@ class Task:
 
     @torch.no_grad()
     def losses(self, module: nn.Module, batch: Batch) -> Columns:
-        """One batch's numbers, sample by sample; `summary` makes metrics of all of them."""
+        """Per-sample columns of one batch; `summary` turns those of all batches into metrics."""
         return self.readout.score(self.readout.predict(module, batch), batch)
 
     def summary(self, columns: Iterable[Columns]) -> dict[str, float]:
-        """Every metric, from the numbers of all batches."""
+        """Every metric, from the columns of all batches."""
         batches = list(columns)
         names = batches[0]
         return self.readout.summary(
@@ -153,7 +153,7 @@ class Task:
         )
 
     def with_samples(self, samples: Sequence[Any]) -> Task:
-        """The same task on some of its samples."""
+        """The same task on the given samples."""
         assert isinstance(self.batches, LazyBatches)
         return replace(self, samples=len(samples), batches=self.batches.of(samples))
 
@@ -170,7 +170,7 @@ def subsample(task: Task, max_samples: int) -> Task:
 
 
 def split(task: Task, share: float) -> tuple[Task, Task]:
-    """A task in two: the rest, and a held-out share of evenly spaced samples."""
+    """Split a task in two: the rest, and a held-out share of evenly spaced samples."""
     assert isinstance(task.batches, LazyBatches)
     samples, step = task.batches.samples, round(1 / share)
     if len(samples) < step or step < 2:

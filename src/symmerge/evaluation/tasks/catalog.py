@@ -1,4 +1,4 @@
-"""Tasks by name, checked against the models that are to do them."""
+"""Tasks by name, checked against the models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from symmerge.models.model import Model
 
 
 class TaskKind(NamedTuple):
-    """What models of this task are for, and how it is made."""
+    """One kind of task: which models have it, and how to make it."""
 
     purpose: str
     make: Callable[[Sequence[Model], str, Sampling], Task]
@@ -32,8 +32,8 @@ SELF_SOURCES = {
     "clm": "the models sample text",
     "image": "dead leaves are drawn",
 }
-"""Tasks that have inputs without data (`self`), and where those come from."""
-SELF_LABELLED = ("mlm", "clm")  # text is its own label
+"""Task -> where its data-free inputs (`self`) come from."""
+SELF_LABELLED = ("mlm", "clm")  # the labels are the text itself
 
 
 def make_task(
@@ -77,7 +77,7 @@ def make_task(
 
 
 def task_of(model: Model) -> str:
-    """The name of the task that a model is for."""
+    """The task of a model's head, by name."""
     for name, kind in TASKS.items():
         if kind.purpose == model.spec.task:
             return name

@@ -28,14 +28,14 @@ Sample = tuple[int, int]  # number of the image, label
 
 
 def image_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
-    """Which class an image belongs to. Synthetic images have no labels."""
+    """Classify images. Synthetic images have no labels."""
     model = models[0]
     if data == "self":
         return _synthetic_task(model, sampling.limit(SAMPLES), sampling.seed)
     images = read_images(data)
     labels = class_indices(images.labels, model, data)
     indices = sampling.choose(len(labels), SAMPLES, what=f"{data}, images")
-    if isinstance(images.items, list):  # of files
+    if isinstance(images.items, list):  # image files
         for number in indices:
             check_file(images.items[number])
     if images.normalized:
@@ -89,7 +89,7 @@ def _batch(images: torch.Tensor, samples: Sequence[Sample]) -> Batch:
 
 
 def _identity(images: LabelledImages, sample: Sample) -> Any:
-    """Arrays are sorted by content, files by name."""
+    """Sort key of an image: arrays by content, files by name."""
     number, _ = sample
     if isinstance(images.items, np.ndarray):
         return hashlib.sha256(images.items[number].tobytes()).digest()
@@ -97,7 +97,7 @@ def _identity(images: LabelledImages, sample: Sample) -> Any:
 
 
 def _normalize(processor: Any, model: Model, images: list[np.ndarray]) -> torch.Tensor:
-    """8-bit images, channels first, as the model takes them."""
+    """Pixel values for the model, from uint8 images with channels first."""
     batch = processor(images, input_data_format="channels_first", return_tensors="pt")
     values = batch["pixel_values"].float()
     _check_shape(model, tuple(values.shape[1:]), f"the image processor of {model.where}")

@@ -1,4 +1,4 @@
-"""Labels of data as a model counts them."""
+"""Convert the labels of data to class indices or regression targets of a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from symmerge.symmetry.spec import listing
 
 
 def class_indices(labels: Sequence[Any], model: Model, data: str) -> list[int]:
-    """Class of each label: numbers as they are; names by the model's config, else sorted."""
+    """Class index of each label; names are looked up in the model's config, else sorted."""
     classes = model.spec.sizes["label"]
     numbers = _numbers(labels)
     if numbers is None:
@@ -48,7 +48,7 @@ def _by_name(labels: Sequence[str], model: Model, data: str) -> list[float]:
     names, classes = sorted(set(labels)), model.spec.sizes["label"]
     label2id = model.config.get("label2id") or {}
     known = {str(name): float(number) for name, number in label2id.items()}
-    # LABEL_0, LABEL_1, ...: transformers' names for classes without names
+    # LABEL_0, LABEL_1, ...: transformers' placeholders for unnamed classes
     if not known or all(name.startswith("LABEL_") for name in known):
         known = {name: float(number) for number, name in enumerate(names)}
         known = known if len(names) == classes else {}

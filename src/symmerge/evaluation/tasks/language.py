@@ -33,7 +33,7 @@ Tokens = Int[Tensor, "rows length"]
 
 
 def masked_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
-    """Predict 15% of the tokens, replaced by the mask token: the same ones for every model."""
+    """Masked language modelling: 15% of the tokens are masked, the same for every model."""
     length = min(MASKED_BLOCK, max_length(models[0]))
     if data == "self":
         inputs, labels = _self_generated_masked(models, length, sampling)
@@ -46,7 +46,7 @@ def masked_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
 
 
 def causal_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
-    """Predict every next token."""
+    """Causal language modelling: predict every next token."""
     length = min(CAUSAL_BLOCK, max_length(models[0]))
     if data == "self":
         tokens, readout = _self_generated(models, length, sampling), TokenReadout(causal=True)
@@ -60,7 +60,7 @@ def causal_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Random blocks of a text; characters per token, without each block's first one, if known."""
+    """Random blocks of a text, and characters per token (first tokens excluded), if known."""
 
     tokens: Tokens
     characters_per_token: float | None
@@ -90,7 +90,7 @@ def _read_blocks(
 def _masked_blocks(
     model: Model, data: str, length: int, sampling: Sampling
 ) -> tuple[Tokens, Tokens]:
-    """Blocks with masked tokens, and the labels of those."""
+    """Blocks with masked tokens, and their labels."""
     tokenizer = tokenizer_of(model)
     tokens = _read_blocks(model, tokenizer, data, length, sampling, MASKED_SAMPLES).tokens
     masked = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(MASK_SEED)) < MASKING
@@ -114,7 +114,7 @@ def _tokenizer_mask(model: Model, tokenizer: Any) -> int:
 def _sampled_texts(
     models: Sequence[Model], rows: int, length: int, sampling: Sampling
 ) -> Iterator[tuple[Model, nn.Module, Tokens]]:
-    """Text from each model in equal shares; one model at a time is in memory."""
+    """Text sampled from each model in equal parts; one model at a time is in memory."""
     for model, share in zip(models, np.array_split(range(rows), len(models)), strict=True):
         if len(share):
             module = full_module(model, torch.float32).to(sampling.device)
@@ -132,7 +132,7 @@ def _self_generated(models: Sequence[Model], length: int, sampling: Sampling) ->
 def _self_generated_masked(
     models: Sequence[Model], length: int, sampling: Sampling
 ) -> tuple[Tokens, Tokens]:
-    """Text with masks from each model, and labels that the same model samples for them."""
+    """Masked text sampled from each model; the same model samples the labels."""
     inputs, labels = [], []
     rows = sampling.limit(MASKED_SAMPLES)
     for model, module, text in _sampled_texts(models, rows, length, sampling):
@@ -148,7 +148,7 @@ def _self_generated_masked(
 
 
 def rows_per_batch(model: Model, length: int) -> int:
-    """As many as keep the logits of a batch in bounds."""
+    """Rows per batch, so that the logits of a batch have at most MAX_LOGITS entries."""
     return max(1, min(BATCH_ROWS, MAX_LOGITS // (length * model.spec.sizes["vocabulary"])))
 
 

@@ -1,4 +1,4 @@
-"""The metrics of the GLUE benchmark. Undefined ones are 0, as for a constant prediction."""
+"""The metrics of the GLUE benchmark. Where undefined (constant predictions), they are 0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _f1(predicted: np.ndarray, labels: np.ndarray) -> float:
 
 
 def matthews(predicted: np.ndarray, labels: np.ndarray, classes: int) -> float:
-    """Matthews' correlation, for any number of classes (Gorodkin's)."""
+    """Matthews' correlation for any number of classes (Gorodkin's generalisation)."""
     x, y = (np.bincount(side.astype(int), minlength=classes) for side in (predicted, labels))
     right, n = int((predicted == labels).sum()), len(labels)
     return _ratio(right * n - int(x @ y), (n * n - int(x @ x)) * (n * n - int(y @ y)))
@@ -36,7 +36,7 @@ def spearman(predicted: np.ndarray, labels: np.ndarray) -> float:
 
     # Twice the ranks are integers, so sums are exact in any order.
     x, y = ((2 * rankdata(side)).astype(np.int64) for side in (predicted, labels))
-    n, total = len(x), int(x.sum())  # both sums of ranks are the same
+    n, total = len(x), int(x.sum())  # x and y have the same sum of ranks
     return _ratio(
         n * int(x @ y) - total * total,
         (n * int(x @ x) - total * total) * (n * int(y @ y) - total * total),

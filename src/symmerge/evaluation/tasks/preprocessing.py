@@ -69,7 +69,7 @@ def _difference(first: Any, second: Any) -> str | None:
 
 
 def check_tokens(model: Model, largest: int) -> None:
-    """Refuse tokens that the model does not have."""
+    """Refuse token ids outside the model's vocabulary."""
     vocabulary = model.spec.sizes["vocabulary"]
     if largest >= vocabulary:
         raise MismatchError(
@@ -79,7 +79,7 @@ def check_tokens(model: Model, largest: int) -> None:
 
 
 def has_image_processor(model: Model) -> bool:
-    """Whether its folder says how images are normalized."""
+    """Whether the checkpoint's folder has an image processor."""
     return model.path is not None and any(
         file.name == "preprocessor_config.json" for file in model.files
     )
@@ -109,9 +109,9 @@ def _one_line(error: Exception) -> str:
 
 
 def max_length(model: Model) -> int:
-    """How many tokens the model takes."""
+    """The largest number of tokens the model accepts."""
     module: Any = empty_module(model, torch.float32)
-    if "position" not in model.spec.sizes:  # rotary positions: as many as the config promises
+    if "position" not in model.spec.sizes:  # rotary positions: the config's limit
         return int(module.config.max_position_embeddings)
     table = model.spec.occurrences("position")[0].piece.tensor
     # Some models reserve the first rows of the table for padding; their module says so.

@@ -33,7 +33,7 @@ def _mean(column: np.ndarray) -> float:
 
 
 def _mean_probability(predictions: Sequence[Tensor]) -> Tensor:
-    """Log of the mean of probabilities that are given as logs."""
+    """Log of the mean probability, from log-probabilities."""
     return torch.logsumexp(torch.stack(list(predictions)), 0) - math.log(len(predictions))
 
 
@@ -42,7 +42,7 @@ def _mean_probability(predictions: Sequence[Tensor]) -> Tensor:
 class TokenReadout(Readout):
     """Loss per token of a language model; causal ones predict the next token.
 
-    `characters_per_token` is the mean over tokens that count, if known.
+    `characters_per_token` is the mean over predicted tokens, if known.
     """
 
     causal: bool
@@ -66,7 +66,7 @@ class TokenReadout(Readout):
         return -loss.view_as(labels)
 
     def _labels(self, batch: Batch) -> Tensor:
-        """Labels where they are predicted: for causal models, one place before their token."""
+        """Labels at the positions that predict them: for causal models, one earlier."""
         labels = batch["labels"]
         return F.pad(labels[:, 1:], (0, 1), value=IGNORED) if self.causal else labels
 
@@ -89,7 +89,7 @@ class TokenReadout(Readout):
 
 
 class _ClassProbabilities(Readout):
-    """Predicts the log-probabilities of classes."""
+    """Prediction and ensemble shared by classifiers: log-probabilities of classes."""
 
     @final
     def predict(self, module: nn.Module, batch: Batch) -> Tensor:
@@ -107,7 +107,7 @@ def _class_loss(prediction: Tensor, batch: Batch) -> np.ndarray:
 @final
 @dataclass(frozen=True)
 class ImageReadout(_ClassProbabilities):
-    """Images in classes: loss, accuracy and top-5 accuracy."""
+    """Image classification: loss, accuracy and top-5 accuracy."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class UnlabelledReadout(_ClassProbabilities):
 @final
 @dataclass(frozen=True)
 class ClassReadout(_ClassProbabilities):
-    """Text in classes: loss, accuracy, F1 and Matthews' correlation."""
+    """Text classification: loss, accuracy, F1 and Matthews' correlation."""
 
     classes: int
 
@@ -172,7 +172,7 @@ class ClassReadout(_ClassProbabilities):
 @final
 @dataclass(frozen=True)
 class ValueReadout(Readout):
-    """Text with a value: mean squared error and Spearman's correlation."""
+    """Text regression: mean squared error and Spearman's correlation."""
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How many samples a task takes of its data, and which."""
+"""How many samples a task draws from its data, and which."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Sampling:
     device: str = "cpu"
 
     def limit(self, default: int) -> int:
-        """At most how many samples to take."""
+        """The largest number of samples to take."""
         return self.samples or self.max_samples or default
 
     def choose(self, available: int, default: int, *, what: str) -> list[int]:

@@ -19,12 +19,12 @@ from symmerge.models.model import Model
 
 BATCH_ROWS, SAMPLES = 32, 1000
 
-Encoding = dict[str, list[int]]  # token ids, and what the tokenizer gives with them
+Encoding = dict[str, list[int]]  # a tokenizer's output: token ids, attention mask, ...
 Sample = tuple[Encoding, int | float]  # with its label
 
 
 def text_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
-    """Which class a text or a pair of texts belongs to, or which value it has."""
+    """Classify texts or pairs of texts, or predict a value for them."""
     model, rows = models[0], read_rows(data)
     assert rows.labels is not None
     readout, labels = _readout_and_labels(model, rows.labels, data)
@@ -54,7 +54,7 @@ def _readout_and_labels(
 def _encode(
     model: Model, tokenizer: Any, rows: TextRows, indices: Sequence[int], data: str
 ) -> list[Encoding]:
-    """Token ids of the chosen rows; those that are too long for the model are refused."""
+    """Tokenize the chosen rows; rows that are too long for the model are an error."""
     limit = max_length(model)
     encodings = [tokenizer(*rows.texts[number], verbose=False) for number in indices]
     for number, encoding in zip(indices, encodings, strict=True):
