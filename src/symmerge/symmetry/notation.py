@@ -1,4 +1,4 @@
-"""The notation of the architecture tables: ``(kv q qk) residual*`` -> axes -> pieces.
+"""Parse the notation of the architecture tables: ``(kv q qk) residual*`` -> axes -> pieces.
 
 An axis writes to a space (``s``), reads from it (``s*``) or rides along pointwise (``s~``).
 Spaces side by side in parentheses are a product, outer first. ``+`` joins the blocks of a fused

@@ -19,11 +19,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Space:
-    """A vector space inside the network that nobody outside can see.
+    """A vector space that axes of tensors live in, and its group: trivial if visible outside.
 
-    `per` names a permutation space: there is one element for each of its indices (a basis per
-    head). `translation` says what attention does to a constant added to the space: on every key it
-    drops out of the softmax, on every value it passes through (attention weights sum to one).
+    With `per`, there is one element for each index of that permutation space (a basis per head).
+    `translation` says what attention does to a constant added to the space: on every key it drops
+    out of the softmax, on every value it passes through (attention weights sum to one).
     """
 
     name: str
@@ -111,7 +111,7 @@ class Spec:
 
     @cached_property
     def stream(self) -> str:
-        """The residual stream: the space that occurs in most tensors; the first of equals."""
+        """The residual stream: the space that occurs in the most tensors; on a tie, the first."""
 
         def tensors(space: str) -> int:
             return len({occurrence.piece.tensor for occurrence in self.occurrences(space)})
@@ -120,7 +120,7 @@ class Spec:
 
     @cached_property
     def pieces(self) -> dict[str, tuple[Piece, ...]]:
-        """Every tensor, cut where it is fused."""
+        """The pieces of every tensor: fused tensors are cut into their blocks."""
         return {name: pieces(name, axes, self.sizes) for name, axes in self.tensors.items()}
 
     @cached_property
@@ -150,7 +150,7 @@ class Spec:
         return isinstance(self.spaces[space].group, Orthogonal | OrthogonalFixingOnes)
 
     def axis_of(self, tensor: str, space: str, role: Role) -> int:
-        """The axis of a tensor that is a space in a role, alone or as one block of a sum."""
+        """The axis where a space occurs in a role, alone or as one block of a sum."""
         wanted = Product((Atom(space, role),))
         for position, axis in enumerate(self.tensors[tensor]):
             factor = axis.factors[0]
@@ -186,14 +186,14 @@ class Spec:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for two models exactly when their tables are."""
+        """Hash of the table: equal for two models exactly when their tables are."""
         lines = [self.family, self.architecture]
         lines += [f"{space.name} {space.group} {space.per}" for space in self.spaces.values()]
         lines += [f"{name} {unparse(axes)}" for name, axes in self.tensors.items()]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def check_same(self, other: Spec, problem: str) -> None:
-        """Refuse another table: `problem`, then everything in which the two differ."""
+        """Raise if another table differs: `problem`, then all differences."""
         if other.fingerprint != self.fingerprint:
             raise MismatchError(f"{problem}; they differ in: {'; '.join(self.differences(other))}")
 

@@ -1,4 +1,7 @@
-"""The interface of a symmetry group. Elements are dictionaries of tensors: they batch and save."""
+"""`Group`, the interface of every symmetry group, and `Gram`, the evidence solvers pass to it.
+
+An element is a dictionary of tensors, so that elements can be batched and saved.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from symmerge.symmetry.notation import Role
 
 Shape = tuple[int, ...]
 Coordinates = Float[Tensor, "*batch n m"]
-"""m vectors of a space of n coordinates, in columns."""
+"""m column vectors in a space of n dimensions."""
 Element = Mapping[str, Tensor]
 """One element, or a batch along leading dimensions, by component: ``{"index": ...}``."""
 Tangent = Mapping[str, Tensor]
@@ -32,10 +35,10 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class Gram:
-    """Evidence for one role of a space: products of coordinates, A with B and B with itself.
+    """Evidence for one role of a space: Gram matrices of A with B, and of B with itself.
 
-    `cross` is A B', `right` is B B'. Groups whose elements are their own inverse transpose need
-    `cross` only.
+    `cross` is A B', `right` is B B' (' is the transpose). Groups of orthogonal matrices, such as
+    permutations, need only `cross`.
     """
 
     cross: Float[Tensor, "*batch n n"]
@@ -43,7 +46,7 @@ class Gram:
 
     @staticmethod
     def of(a: Coordinates, b: Coordinates) -> Gram:
-        """From the coordinates themselves, in float64."""
+        """Computed from the coordinates, in float64."""
         a, b = a.double(), b.double()
         return Gram(a @ b.mT, b @ b.mT)
 
@@ -52,13 +55,13 @@ class Gram:
         return Gram(self.cross + other.cross, right)
 
     def add_(self, other: Gram) -> None:
-        """Add in place: evidence for thousands of units is large."""
+        """Add in place, because Gram matrices of thousands of units are large."""
         self.cross.add_(other.cross)
         if self.right is not None and other.right is not None:
             self.right.add_(other.right)
 
     def needs_right(self) -> Tensor:
-        """`right`, for a group that cannot do without it."""
+        """`right`, or an error: for groups that cannot do without it."""
         if self.right is None:
             raise SymmetryError("this group also needs B B': pass Gram(cross, right)")
         return self.right
@@ -84,7 +87,7 @@ class Group(ABC):
 
     @property
     def name(self) -> str:
-        """What tables and files call this group."""
+        """The name of this group in tables and files."""
         return type(self).__name__
 
     @property
@@ -94,7 +97,7 @@ class Group(ABC):
 
     @property
     def log10_order(self) -> float:
-        """Number of elements of the discrete part, as a power of ten."""
+        """log10 of the number of elements of the discrete part."""
         return 0.0
 
     @abstractmethod
@@ -119,7 +122,7 @@ class Group(ABC):
 
     @abstractmethod
     def act(self, element: Element, x: Coordinates, role: Role) -> Coordinates:
-        """Transform the coordinates of `x` (second to last axis) as `role` says."""
+        """Transform `x` along its second-to-last axis, in the given role."""
 
     @abstractmethod
     def check(self, element: Element) -> Check:
@@ -127,7 +130,7 @@ class Group(ABC):
 
     @abstractmethod
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
-        """The element that brings B closest to A, by the evidence of axes of each role."""
+        """The element that brings B closest to A, given the Gram matrices of each role."""
 
     def tangent(self) -> dict[str, Shape]:
         """The components of a tangent vector and their shapes; none for a discrete group."""
@@ -142,17 +145,16 @@ class Group(ABC):
         return element
 
     def tangent_gradient(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
-        """The gradient of a loss by each component of the tangent, at zero.
+        """Gradient of a loss with respect to each tangent component, at zero.
 
-        `write` and `read` are sums over the tensors that meet the space in that role:
-        (gradient by the transformed tensor) times (the transformed tensor)'. That is the cross
-        Gram matrix with the gradient in the place of A. Axes that ride along follow permutations
-        only, and have no part in it.
+        `write` and `read` are sums over the tensors that meet the space in that role: the gradient
+        by the transformed tensor, times that tensor transposed. This is the cross Gram matrix with
+        the gradient in place of A. Riding axes follow permutations only and do not contribute.
         """
         return {}
 
     def project(self, element: Element) -> tuple[Element, int]:
-        """Remove rounding errors; also the number of elements too ill-conditioned to keep."""
+        """The element without rounding errors, and how many were too ill-conditioned to keep."""
         return element, 0
 
     def check_shapes(self, element: Element, batch: Shape = ()) -> Check:
@@ -202,12 +204,12 @@ class Trivial(Group):
 
 
 def total(write: Gram, *others: Gram | None) -> Tensor:
-    """Summed evidence of all roles, for groups whose elements act alike in all of them."""
+    """Sum of the cross Gram matrices, for groups that act the same in every role."""
     return sum((other.cross for other in others if other is not None), write.cross)
 
 
 def is_transposed(x: Tensor) -> bool:
-    """Whether x is a view of a transposed matrix: work along its rows then, without a copy."""
+    """Whether x is a transposed view: then work along its rows and avoid a copy."""
     return x.stride(-2) == 1 and x.stride(-1) != 1
 
 

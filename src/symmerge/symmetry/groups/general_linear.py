@@ -1,4 +1,4 @@
-"""Invertible matrices: inside a head, where only the products of writers and readers matter."""
+"""The general linear group: bases inside a head, where only writer-reader products matter."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from symmerge.symmetry.groups.matrices import (
 )
 from symmerge.symmetry.notation import Role
 
-MAX_CONDITION = 1e4  # of a learned basis inside a head: beyond, float32 weights lose too much
-SINGULAR = 1e8  # a condition number beyond which float64 products lose more than float32 stores
+MAX_CONDITION = 1e4  # of a learned basis in a head: above it, float32 weights lose too many digits
+SINGULAR = 1e8  # condition number above which float64 products lose more digits than float32 stores
 
 
 @final
@@ -86,12 +86,12 @@ class GeneralLinear(MatrixGroup):
         return {"change": write - read.mT}
 
     def project(self, element: Element) -> tuple[Element, int]:
-        """Raise singular values that are too small beside the largest."""
+        """Raise singular values that are too small relative to the largest."""
         if not self.size:
             return element, 0
         u, values, vh = linalg.svd(element["matrix"].double())
         least = values[..., :1] / MAX_CONDITION
-        # The margin leaves alone what an earlier projection raised, up to rounding.
+        # The margin spares values that an earlier projection raised: they differ only by rounding.
         bad = (values < (1 - 1e-6) * least).any(-1)
         raised = (u * values.maximum(least)[..., None, :]) @ vh
         matrix = torch.where(bad[..., None, None], raised, element["matrix"])

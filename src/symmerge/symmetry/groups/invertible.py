@@ -12,12 +12,12 @@ from symmerge.symmetry.groups import linalg
 from symmerge.symmetry.groups.base import Gram
 
 HALVINGS = 12
-ROUNDING = 1e-14  # relative; where rounding decides, neither halving nor another step helps
+ROUNDING = 1e-14  # relative; below it rounding decides: neither halving nor more steps help
 
 
 @dataclass(frozen=True)
 class _Misfit:
-    """|XA - g XB|^2 + |YA - g^-T YB|^2, less what no g changes, from Gram matrices alone."""
+    """|XA - g XB|^2 + |YA - g^-T YB|^2 up to a constant, from Gram matrices alone."""
 
     write: Gram
     read: Gram
@@ -44,7 +44,7 @@ def nearest_invertible(
 
     A step that does not lower the objective is halved, so the objective never increases. No step
     crosses det g = 0, and there may be several minima: four starts (rotation, the same reflected,
-    least squares on each side) race for a few steps, then the best goes on.
+    least squares on each side) race for a few steps, then the best continues.
     """
     misfit = _Misfit(write, read)
     g, value = _descend(_starts(write, read), misfit, race)
@@ -57,8 +57,8 @@ def descend_invertible(
 ) -> Float[Tensor, "*batch n n"]:
     """The same by gradient descent, as published: slower, and no better than Gauss-Newton.
 
-    Quasi-Newton steps on all heads at once; a head that ends no lower than it started keeps its
-    start. Runs on a CPU: matrices are so small that asking a GPU takes longer than computing.
+    L-BFGS on all heads at once; a head that ends no lower than it started keeps its start. Runs
+    on the CPU: for such small matrices, launching GPU kernels takes longer than computing.
     """
     first = start.cpu()
     misfit = _Misfit(*(Gram(gram.cross.cpu(), gram.needs_right().cpu()) for gram in (write, read)))
@@ -83,7 +83,7 @@ def descend_invertible(
 def _descend(
     g: Float[Tensor, "*starts n n"], misfit: _Misfit, max_steps: int
 ) -> tuple[Tensor, Tensor]:
-    """Where Gauss-Newton steps lead, and the objective there."""
+    """Run Gauss-Newton steps; return the final g and its objective."""
     value = misfit(g)
     for _ in range(max_steps):
         candidate, reached = _line_search(g, value, misfit)
@@ -112,18 +112,18 @@ def _line_search(g: Tensor, value: Tensor, misfit: _Misfit) -> tuple[Tensor, Ten
 
 
 def _quadratic(g: Tensor, right: Tensor, cross: Tensor) -> Tensor:
-    """|A - g B|^2 less |A|^2."""
+    """|A - g B|^2 - |A|^2."""
     return ((g @ right - 2 * cross) * g).sum((-2, -1))
 
 
 def _identity_if_singular(g: Tensor) -> Tensor:
-    """The identity in place of singular matrices, whose objective is discarded."""
+    """Replace singular matrices, whose objective is discarded, by the identity."""
     singular = linalg.det(g) == 0
     return torch.where(singular[..., None, None], torch.eye(g.shape[-1]).to(g), g)
 
 
 def _sylvester(p: Tensor, q: Tensor, right: Tensor) -> Tensor:
-    """Solve z p + q z = right for symmetric positive p and q."""
+    """Solve z p + q z = right for symmetric positive definite p and q."""
     (p_values, p_basis), (q_values, q_basis) = linalg.eigh(p), linalg.eigh(q)
     sums = q_values[..., :, None] + p_values[..., None, :]
     floor = 1e-12 * sums.amax((-2, -1), keepdim=True)

@@ -50,5 +50,5 @@ solve_ex = _one_thread_if_small(torch.linalg.solve_ex)
 
 @_one_thread_if_small
 def inv(matrix: Tensor) -> Tensor:
-    """The inverse. On a GPU a singular matrix gives infinities: checking would wait for the GPU."""
+    """The inverse. On a GPU a singular matrix gives infinities: a check would synchronise."""
     return torch.linalg.inv_ex(matrix).inverse if matrix.is_cuda else torch.linalg.inv(matrix)

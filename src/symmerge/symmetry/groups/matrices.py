@@ -1,4 +1,4 @@
-"""Groups of matrices: what they share, products that keep the layout, and the exponential."""
+"""What matrix groups share: layout-preserving products, random rotations, the exponential."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CUBES = 4
 
 
 class MatrixGroup(Group):
-    """A group whose elements are one matrix."""
+    """A group whose elements are single matrices."""
 
     def shapes(self) -> dict[str, Shape]:
         return {"matrix": (self.size, self.size)}
@@ -48,7 +48,7 @@ def multiply(matrix: Float[Tensor, "*#batch n n"], x: Coordinates) -> Coordinate
 
 
 def constant_gain(group: str, x: Coordinates) -> Coordinates:
-    """x itself, if it is constant over the space: no other gain commutes with every matrix."""
+    """x if it is constant over the space, else an error: no other gain commutes with matrices."""
     if (x == x[..., :1, :]).all():
         return x
     raise SymmetryError(
@@ -70,7 +70,7 @@ def random_rotation(
 
 
 def exponential(x: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
-    """exp(x) for x that is not large, in nine products.
+    """exp(x) for x of moderate norm, in nine matrix products.
 
     The series up to x^12, as a polynomial in x^3 whose coefficients are polynomials in x; then
     squared.
@@ -90,7 +90,7 @@ def exponential(x: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
 
 @lru_cache(maxsize=8)
 def _series(dtype: torch.dtype, device: torch.device) -> Float[Tensor, "cubes powers"]:
-    """Row i: the factors of 1, x, x^2 and x^3 in the coefficient of (x^3)^i.
+    """Row i: the coefficients of 1, x, x^2 and x^3 that multiply (x^3)^i.
 
     Cached, because a step recorded as a CUDA graph cannot copy to the GPU.
     """

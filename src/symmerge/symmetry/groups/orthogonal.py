@@ -1,4 +1,4 @@
-"""Rotations, and rotations that fix the ones vector: streams of pre-norm models."""
+"""Orthogonal groups of pre-norm streams: O(n), and its subgroup that fixes the ones vector."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from symmerge.symmetry.groups.matrices import (
 )
 from symmerge.symmetry.notation import Role
 
-TOLERANCE = 1e-6  # how far rounding may leave a float32 or float64 matrix from its group
-NEWTON_STEPS, CONVERGES = 5, 0.1  # errors square at every step: 0.1 is rounding after five
+TOLERANCE = 1e-6  # largest deviation from its group that rounding explains, in float32 or float64
+NEWTON_STEPS, CONVERGES = 5, 0.1  # the error squares at every step: five bring 0.1 down to rounding
 
 
 class RotationGroup(MatrixGroup):
-    """A group of orthogonal matrices: inverse and transpose agree, so readers move as writers."""
+    """A group of orthogonal matrices: the inverse is the transpose, so readers move as writers."""
 
     def inverse(self, element: Element) -> Element:
         return {"matrix": element["matrix"].mT.contiguous()}
@@ -135,12 +135,12 @@ def _turn(direction: Tensor) -> Tensor:
 
 
 def _skew(gradient: Tensor) -> Tensor:
-    """The gradient by T of what depends on T - T'."""
+    """Gradient with respect to T of a loss that depends only on T - T'."""
     return gradient - gradient.mT
 
 
 def _polar(cross: Tensor) -> Tensor:
-    """The nearest rotation: U V' of the singular value decomposition."""
+    """The nearest orthogonal matrix (polar factor): U V' of the SVD."""
     try:
         u, _, vh = linalg.svd(cross.double())
     except RuntimeError:
@@ -151,7 +151,7 @@ def _polar(cross: Tensor) -> Tensor:
 
 
 def _orthogonalized(matrix: Tensor) -> Tensor:
-    """The nearest rotation to a nearly orthogonal matrix: Newton steps, no decomposition."""
+    """The nearest orthogonal matrix to a nearly orthogonal one: Newton steps, no SVD."""
     matrix = matrix.double()
     unit = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     for _ in range(NEWTON_STEPS):

@@ -109,7 +109,7 @@ class SignedPermutation(Group):
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         score = total(write, read)
-        # A sign is free where the coordinate is written and read, not where it rides.
+        # Signs act on writers and readers only, so the evidence of riding axes keeps its sign.
         index = assign(score.abs() + ride.cross if ride else score.abs())
         matched = score.gather(-1, index.to(score.device)[..., None]).squeeze(-1)
         return {"index": index, "sign": torch.where(matched < 0, -1.0, 1.0).double().cpu()}

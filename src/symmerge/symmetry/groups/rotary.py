@@ -1,4 +1,4 @@
-"""Queries and keys under rotary positions: a complex number per pair, any basis for the rest."""
+"""Queries and keys under rotary positions: one complex number per pair, GL for the others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RotaryPairs(Group):
 
     @property
     def rest(self) -> GeneralLinear:
-        """The group of the coordinates that positions do not touch."""
+        """The group of the coordinates that are not rotated."""
         return GeneralLinear(self.size - self.rotary)
 
     @property
@@ -133,7 +133,7 @@ class RotaryPairs(Group):
         return Gram(gram.cross[..., others, others], gram.needs_right()[..., others, others])
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """First and second coordinates of the pairs, and the others: views of x."""
+        """First and second coordinates of the pairs, and the unrotated ones: views of x."""
         turned, others = x[..., : self.rotary, :], x[..., self.rotary :, :]
         if self.layout == "halves":
             return turned[..., : self.pairs, :], turned[..., self.pairs :, :], others
@@ -168,7 +168,7 @@ class RotaryPairs(Group):
 
 
 def _complex(element: Element) -> Tensor:
-    # No view: it would inherit the alignment of a mapped file, and crash.
+    # A copy: a view of a memory-mapped file may be misaligned, and complex arithmetic crashes.
     return torch.complex(*element["pair"].double().unbind(-1))
 
 

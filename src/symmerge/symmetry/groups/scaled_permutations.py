@@ -111,7 +111,7 @@ class ScaledPermutation(Group):
     def cost(
         self, element: Element, write: Gram, read: Gram | None = None, ride: Gram | None = None
     ) -> float:
-        """The squared error an element leaves, less what no element changes: to compare two."""
+        """The squared error an element leaves, up to a constant: to compare two elements."""
         index, scale = (element[name].to(write.cross.device) for name in ("index", "scale"))
         riding = products_at(index, ride).sum() if ride else 0.0
         return float(pairs_at(index, write, read).cost(scale).sum() - 2 * riding)

@@ -40,23 +40,23 @@ def pairs_at(index: Int[Tensor, "*batch n"], write: Gram, read: Gram | None) -> 
 
 
 def squares_at(index: Tensor, gram: Gram) -> Tensor:
-    """Squared lengths of B's units."""
+    """Squared norms of B's units."""
     if gram.right is None:
         return torch.zeros(())
     return gram.right.diagonal(dim1=-2, dim2=-1).gather(-1, index)
 
 
 def products_at(index: Tensor, gram: Gram) -> Tensor:
-    """Products of A's units with B's, for the pairs (i, index[i])."""
+    """Inner products of A's units with B's, for the pairs (i, index[i])."""
     return gram.cross.gather(-1, index[..., None]).squeeze(-1)
 
 
 def scale_costs(write: Gram, read: Gram, positive: bool) -> Float[Tensor, "*batch n n"]:
-    """For every pair of units: the cost of its best scale, to about one part in a thousand.
+    """Cost of the best scale for every pair of units, to about one part in a thousand.
 
-    With B's units balanced (what they write and read is equally long) the best scale of nearly
-    every pair is near 1 or -1, and one Newton step in its logarithm finds it. The few other pairs
-    get the full search.
+    With B's units balanced (writer and reader of equal norm) the best scale of nearly every pair
+    is close to 1 or -1, and one Newton step in its logarithm finds it. The few other pairs get the
+    full search.
     """
     bb, dd = (g.needs_right().diagonal(dim1=-2, dim2=-1)[..., None, :] for g in (write, read))
     balance = (dd.clamp_min(TINY) / bb.clamp_min(TINY)).pow(0.25).float()
@@ -81,7 +81,7 @@ def _row_blocks(pairs: Tensor) -> Iterator[tuple]:
 
 
 def _newton_costs(ab: Tensor, cd: Tensor, length: Tensor, positive: bool) -> tuple[Tensor, Tensor]:
-    """Costs of balanced pairs after one Newton step, and where that is not enough."""
+    """Costs of balanced pairs after one Newton step, and which pairs need the full search."""
     both, apart = ab + cd, ab - cd
     # The cost need not be convex there.
     uncertain = torch.maximum(both.abs(), apart.abs()) > 3 * length
@@ -116,7 +116,7 @@ def best_scale(pairs: Pairs, positive: bool) -> Tensor:
 
 
 def _best_start(pairs: Pairs, positive: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The best |s| of three (balance, the writer's optimum, the reader's), its sign and cost."""
+    """The best |s| of three (balanced, best for writers, best for readers), its sign and cost."""
     tiny = torch.finfo(pairs.ab.dtype).tiny
     bb, dd = pairs.bb.clamp_min(tiny), pairs.dd.clamp_min(tiny)
     balanced = (dd / bb).pow(0.25).expand_as(pairs.ab)
