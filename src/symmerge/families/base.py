@@ -29,12 +29,12 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What a config says: layers, spaces with their groups, and which lines of the table hold.
+    """What a config says: layers, spaces with their groups, and which lines of the table apply.
 
-    A space whose name contains ``{i}`` exists once per layer. `same` maps a space to the one it is
-    under this config, or to several side by side (``a + b``). `epsilon` is that of the norms.
+    A space whose name contains ``{i}`` exists once per layer. `same` maps a space to the one that
+    replaces it under this config, or to a sum (``a + b``). `epsilon` is that of the norms.
     `pooled` and `task` are for classes without a head: how many coordinates of the pooled output
-    count, and for what.
+    are logits, and of which task.
     """
 
     layers: int
@@ -75,17 +75,17 @@ class Family:
     buffers: tuple[str, ...] = ()
 
     def rename(self, name: str) -> str:
-        """Today's name of a tensor, whatever release wrote it."""
+        """The current name of a tensor, whichever transformers release wrote it."""
         for pattern, replacement in self.renames:
             name = re.sub(pattern, replacement, name)
         return name
 
     def is_buffer(self, name: str) -> bool:
-        """Whether a stored tensor is a constant that today's classes compute themselves."""
+        """Whether a stored tensor is a constant that current classes compute themselves."""
         return any(re.search(pattern, name) for pattern in self.buffers)
 
     def architecture(self, declared: Iterable[str] | None, names: Collection[str]) -> str:
-        """The transformers class: the one the config declares, else by the tensors there are."""
+        """The transformers class: declared by the config, else inferred from tensor names."""
         declared = list(declared or [])
         known = [name for name in declared if name in self.architectures]
         if known:
@@ -158,7 +158,7 @@ class Family:
 
 
 def expand(table: str, reading: Reading) -> Iterator[tuple[str, str]]:
-    """The lines of a table that hold, as (first word, rest).
+    """The lines of a table that apply, as (first word, rest).
 
     An indented line continues the one above. ``{i}`` stands for every layer, ``{i+1}`` for every
     layer but the first, and ``if flag`` drops a line whose flag is not set.
@@ -175,7 +175,7 @@ def expand(table: str, reading: Reading) -> Iterator[tuple[str, str]]:
 
 
 def _replace(axes: str, spaces: Mapping[str, str]) -> str:
-    """Axes with other spaces; several side by side (``a + b``) all get the role of the one."""
+    """Replace spaces in axes; each term of a replacing sum (``a + b``) gets the role of the old."""
 
     def renamed(match: re.Match[str]) -> str:
         space, role = match.groups()
@@ -190,7 +190,7 @@ def _spaces(tensors: Iterable[Axes]) -> set[str]:
 
 
 def _stream(axes: Axes) -> str:
-    """The space of a gain; visible coordinates of a stream come first."""
+    """The space of a gain: the last one, because visible coordinates of a stream come first."""
     *_, last = atoms(axes)
     return last.space
 
@@ -216,7 +216,7 @@ def visible(**sizes: int) -> tuple[Space, ...]:
 
 def attention(*, heads: int, queries: int = 1, qk: Group, vo: Group) -> tuple[Space, ...]:
     """The spaces of an attention layer: `heads` key-value heads with `queries` query heads each."""
-    # Under rotary positions a bias turns with the position: only unrotated coordinates translate.
+    # Rotary positions rotate a bias with the position: only unrotated coordinates can translate.
     return (
         Space("head.{i}", Permutation(heads)),
         Space("query.{i}", Permutation(queries), per="head.{i}"),

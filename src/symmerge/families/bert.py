@@ -9,7 +9,8 @@ from symmerge.families.base import Family, Head, Reading, attention, feed_forwar
 from symmerge.symmetry.groups import GeneralLinear, Group, Permutation, SignedPermutation, Trivial
 from symmerge.symmetry.spec import Space
 
-# Gains of a post-LayerNorm model sit on the stream itself: nothing can be folded or rotated.
+# Gains of a post-LayerNorm model sit on the stream itself: they cannot be folded, so the stream
+# cannot rotate.
 ENCODER = """
 {base}.embeddings.word_embeddings.weight                    vocabulary   residual
 {base}.embeddings.position_embeddings.weight                position     residual
@@ -102,7 +103,7 @@ def _heads(names: Collection[str]) -> dict[str, bool]:
 
 
 def _pooled(width: int, names: Collection[str]) -> Group:
-    """Without a head that reads it, the pooler's output is what users of the encoder see."""
+    """Group of the pooler's output: visible to users of the encoder unless a head reads it."""
     if {"cls.seq_relationship.weight", "classifier.weight"} & {*names}:
         return SignedPermutation(width)
     return Trivial(width)

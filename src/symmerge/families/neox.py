@@ -42,7 +42,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
     heads = config.num_attention_heads
     head_size = config.hidden_size // heads
     rotary = int(head_size * config.rope_parameters.get("partial_rotary_factor", 1.0))
-    rotary += rotary % 2  # transformers rounds up: one frequency per started pair
+    rotary += rotary % 2  # transformers rounds up to whole pairs
     qk, vo = RotaryPairs(head_size, rotary=rotary), GeneralLinear(head_size)
     return Reading(
         layers=config.num_hidden_layers,

@@ -1,6 +1,6 @@
 """RoFormer: a post-LayerNorm encoder with interleaved rotary pairs.
 
-The embedding may have another width than the stream; then it is projected.
+The embedding may be of a different width from the stream; then it is projected.
 """
 
 from __future__ import annotations
