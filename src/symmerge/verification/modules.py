@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from symmerge.models.model import Model, Progress
 from symmerge.models.pooled_logits import with_pooled_logits
 
-# What attention modules call the size of a head.
+# Attributes that hold the size of a head, in transformers' attention modules.
 HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", "head_size"}
 
 
@@ -25,9 +25,9 @@ def logits_of(
     dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
 ) -> list[Tensor]:
-    """Every logits tensor of the model's class, in float64.
+    """Run the model's stock class; return all its logits tensors, in float64.
 
-    Weights are streamed in: those of one module at a time, so the model need not fit in memory.
+    Weights are streamed in, one module at a time, so the model need not fit in memory.
     """
     module = empty_module(model, dtype)
     for name, owner in module.named_modules():
@@ -91,7 +91,7 @@ def _fill(
         if empty is None or name not in model.spec.tensors:
             continue
         owner._parameters[key] = nn.Parameter(model.weights[name].to(dtype), requires_grad=False)
-        if "nf" in vars(owner) and key == "weight":  # transformers' Conv1D remembers its width
+        if "nf" in vars(owner) and key == "weight":  # transformers' Conv1D stores its width
             vars(owner)["nf"] = model.spec.shapes[name][1]
         if progress:
             progress(name)
@@ -105,7 +105,7 @@ def _empty(owner: nn.Module, args: Any, output: Any) -> None:
 
 
 def _compute_in_float64(module: nn.Module) -> None:
-    """Replace what transformers computes in float32, whatever the precision of the weights."""
+    """Keep float64 where transformers computes in float32 whatever the weights' precision."""
     for owner in module.modules():
         if owner._parameters and hasattr(owner, "variance_epsilon"):
             owner.forward = partial(_rms_norm, owner)
@@ -123,7 +123,7 @@ class _KeepDouble(TorchFunctionMode):
 
 
 def _unrounded(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Some attention layers rotate their queries and keys in float32."""
+    """Call `forward` in float64: some attention layers rotate queries and keys in float32."""
     with _KeepDouble():
         return forward(*args, **kwargs)
 

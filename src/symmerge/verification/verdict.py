@@ -1,6 +1,6 @@
-"""Does a model compute what another does? The check, and the gate before anything is written.
+"""Do two models compute the same function? `verify`, and the gate that runs before writing.
 
-Logits are compared up to what a softmax ignores.
+Logits are compared up to an additive constant, which a softmax ignores.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from symmerge.symmetry.spec import listing
 from symmerge.verification.inputs import describe_inputs, example_inputs
 from symmerge.verification.modules import logits_of
 
-# Storing weights in these precisions changes at most 4.6e-15, 2.0e-6, 2.0e-3 and 1.2e-2 (all
-# families, five seeds). Independently trained models differ by 0.25 and more.
+# Storing weights in these precisions changes logits by at most 4.6e-15, 2.0e-6, 2.0e-3 and 1.2e-2
+# (all families, five seeds). Independently trained models differ by 0.25 and more.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
@@ -53,7 +53,7 @@ def judge(
     tolerance: float | None = None,
     inputs: str,
 ) -> Verdict:
-    """Whether the logits of two models are the same but for rounding and what a softmax ignores."""
+    """Whether two models' logits agree up to rounding and a constant that a softmax ignores."""
     pairs = [(_visible(a, x), _visible(b, y)) for x, y in zip(logits_a, logits_b, strict=True)]
     coarsest = max((a.dtype, b.dtype, dtype), key=lambda kind: torch.finfo(kind).eps)
     tolerance = TOLERANCE[coarsest] if tolerance is None else tolerance
@@ -71,9 +71,9 @@ def judge(
 def gate(
     source: Model, *, progress: Progress | None = None, compare: Callable[..., Verdict] = verify
 ) -> Callable[[Model], Verdict]:
-    """A gate for `save`: the written checkpoint must compute what `source` does.
+    """A gate for `save`: raise unless the written checkpoint computes what `source` does.
 
-    Otherwise it raises, and nothing is written. `compare` may replace `verify`.
+    If it raises, nothing is written. `compare` may replace `verify`.
     """
 
     def check(written: Model) -> Verdict:
@@ -91,7 +91,7 @@ def gate(
 
 
 def _check_comparable(a: Model, b: Model) -> None:
-    """Refuse models of another class, depth or vocabulary.
+    """Refuse models that differ in class, depth or vocabulary.
 
     Hidden spaces may differ: a narrow model and its widened form compute the same function.
     """
@@ -114,7 +114,7 @@ def _layers(model: Model) -> int:
 
 
 def _visible(model: Model, logits: Tensor) -> Tensor:
-    """Logits less what a softmax ignores; heads without a softmax as they are."""
+    """Logits without the constant that a softmax ignores; unchanged if there is no softmax."""
     unnormalised = (
         logits.shape[-1] == 1
         or model.spec.task == "image-features"
