@@ -1,4 +1,4 @@
-"""Several processes that share one job, started by `torchrun`."""
+"""Helpers for processes that share one job, started by `torchrun`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """This process's number, and how many there are."""
+    """This process's rank, and the number of processes."""
     import torch.distributed as distributed
 
     if distributed.is_available() and distributed.is_initialized():
@@ -23,9 +23,9 @@ def rank_and_world_size() -> tuple[int, int]:
 
 @contextmanager
 def process_group() -> Iterator[tuple[int, int]]:
-    """While inside, processes started by `torchrun` work together; they exit at the end.
+    """Join the processes that `torchrun` started into one group; they exit at the end.
 
-    A single process just goes on. Yields rank and world size.
+    A single process just continues. Yields rank and world size.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield rank_and_world_size()
@@ -47,7 +47,7 @@ def process_group() -> Iterator[tuple[int, int]]:
 
 
 def broadcast(value: Any) -> Any:
-    """The first process's value, in all of them."""
+    """The first process's value, sent to all."""
     import torch.distributed as distributed
 
     values = [value]
@@ -56,7 +56,7 @@ def broadcast(value: Any) -> Any:
 
 
 def decided_by_first(decide: Callable[[], Any]) -> Any:
-    """The first process's decision, in all of them: rounding could make each decide differently."""
+    """Let the first process decide for all: rounding could make each decide differently."""
     rank, processes = rank_and_world_size()
     if processes == 1:
         return decide()
@@ -79,7 +79,7 @@ def local_device(name: str) -> str:
 
 
 def sum_over_processes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums over all processes, by the first one's names; a process without a tensor adds zero."""
+    """Sums over all processes, under rank 0's names; a process without a tensor adds zero."""
     import torch.distributed as distributed
 
     layout = broadcast({name: (tuple(value.shape), value.dtype) for name, value in tensors.items()})

@@ -22,7 +22,7 @@ class MismatchError(SymmergeError):
 
 
 class SymmetryError(SymmergeError):
-    """An element was asked to act where its group is not a symmetry."""
+    """A group element was applied where it is not a symmetry."""
 
 
 class FunctionChanged(SymmergeError):
@@ -34,4 +34,4 @@ class DataError(SymmergeError):
 
 
 class SymmergeWarning(UserWarning):
-    """Done as asked, but perhaps not what was meant: the command line prints one line."""
+    """The call succeeded, but maybe not as intended: the command line prints one line."""
