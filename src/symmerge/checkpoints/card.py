@@ -58,7 +58,7 @@ def _steps(provenance: Provenance) -> str:
 
 
 def _parents(merge: HistoryStep) -> str:
-    """What was merged, with what was done to each parent before."""
+    """The merged models, and what was done to each before."""
     rows = [
         f"| `{parent.where}` | {parent.weight:g} | {_before(parent.steps)}"
         f" | `{parent.sha256[:16]}` |"

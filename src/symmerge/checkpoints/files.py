@@ -17,11 +17,11 @@ RESTORE = "restore it from where the model came"
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A path beside `target` to write a file or a folder to; it becomes `target` at the end.
+    """A temporary path beside `target`, for a file or a folder; renamed to `target` at the end.
 
-    After an error, `target` is what it was. The ending stays the same: NumPy goes by it.
+    After an error, `target` is unchanged. The suffix is kept: NumPy depends on it.
     """
-    # Unique also among machines that share a file system.
+    # Unique across machines that share a file system, too.
     beside = target.with_name(f".{target.stem}.{uuid4().hex}.partial{target.suffix}")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:

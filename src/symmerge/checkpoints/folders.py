@@ -49,7 +49,7 @@ def new_folder(
 
 
 def refuse(target: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
-    """Refuse a target that exists, holds an input or lies in one: ask before long work."""
+    """Refuse a target that exists, holds an input or lies in one; call it before long work."""
     out = target.resolve()
     for path in inputs:
         path = path.resolve()
@@ -76,7 +76,7 @@ def _check_space(folder: Path, needs_bytes: int) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed runs left for this target; put back what one was about to replace.
+    """Remove leftovers of killed runs for this target; restore a folder one was replacing.
 
     Folders of processes that are alive stay.
     """
@@ -92,7 +92,7 @@ def _sweep(target: Path) -> None:
 
 
 def _alive(process: int) -> bool:
-    if process == os.getpid():  # ours now, an earlier run's then: containers count from one
+    if process == os.getpid():  # left by an earlier run with our PID: containers reuse low numbers
         return False
     try:
         os.kill(process, 0)

@@ -12,9 +12,9 @@ from symmerge.errors import CheckpointError
 
 
 def checkpoint_digest(path: str | Path) -> str:
-    """The hash of a checkpoint, wherever it lies: config, weights and tokenizer, file by file.
+    """The hash of a checkpoint (config, weights, tokenizer files), wherever it is stored.
 
-    Nothing else in the folder counts.
+    Other files in the folder do not count.
     """
     path = Path(path)
     read_config(path)

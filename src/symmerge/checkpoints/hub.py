@@ -14,16 +14,16 @@ from symmerge.errors import CheckpointError
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 SAFETENSORS = ("model*.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
-OFFLINE = "HF_HUB_OFFLINE"  # what the hub goes by
+OFFLINE = "HF_HUB_OFFLINE"  # read by huggingface_hub
 USER_OFFLINE = "SYMMERGE_OFFLINE"  # what the user had set before the command line set OFFLINE
 TRUE = {"1", "ON", "YES", "TRUE"}  # as the hub reads it
 
 
 def local_folder(name: str) -> Path:
-    """The folder of a checkpoint: `name` itself, or fetched where it looks like `owner/name`.
+    """The folder of a checkpoint: `name` itself, or a download if it looks like `owner/name`.
 
-    Fetched once into the hub's cache: config, weights and tokenizer. With HF_HUB_OFFLINE=1 only
-    what was fetched before is there.
+    Config, weights and tokenizer are downloaded once, into the hub's cache. With HF_HUB_OFFLINE=1
+    only the cache is used.
     """
     path = Path(name)
     if path.is_dir():
@@ -32,7 +32,7 @@ def local_folder(name: str) -> Path:
         raise CheckpointError(f"{name} {NOT_A_FOLDER}")
     try:
         return _fetch(name)
-    except Exception as error:  # no network, name, permission or space: each raises its own kind
+    except Exception as error:  # network, name, permission, disk space: each raises its own type
         reason = " ".join(str(error).split())[:160]
         if _offline():
             reason = f"it was not fetched before, and {OFFLINE} is set; unset it"
@@ -43,9 +43,9 @@ def local_folder(name: str) -> Path:
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether this is written like a name on the hub.
+    """Whether this looks like a name on the hub.
 
-    If the parent folder exists, it is a path with a typing error in it.
+    If the parent folder exists, it is taken for a mistyped path.
     """
     return bool(NAME.fullmatch(text)) and not Path(text).parent.is_dir()
 
@@ -68,7 +68,7 @@ def _offline() -> bool:
 
 @contextmanager
 def _online_as_set_by_the_user() -> Iterator[None]:
-    """The hub read OFFLINE when it was imported; for this call, what the user set counts."""
+    """Apply the user's offline setting: huggingface_hub read OFFLINE when it was imported."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE

@@ -51,7 +51,7 @@ class Record:
     def from_json(
         cls: type[AnyRecord], content: object, source: str = "", remedy: str = ""
     ) -> AnyRecord:
-        """The inverse. Missing and unknown keys are errors that name `source` and `remedy`."""
+        """The inverse of `to_json`. Errors (missing or unknown keys) name source and remedy."""
         try:
             return _parse_record(cls, content, "")
         except _Malformed as error:
@@ -66,12 +66,12 @@ class ResultFile(Record):
     WRITER: ClassVar[str]
 
     def write(self, file: Path) -> None:
-        """Keys sorted, so that equal results give equal bytes."""
+        """Write with sorted keys, so that equal results give equal bytes."""
         write_json(file, self.to_json())
 
     @classmethod
     def read(cls: type[AnyFile], file: Path) -> AnyFile:
-        """From a file, or one line that says what is wrong with it and how to write it again."""
+        """Read a file; errors say in one line what is wrong and how to write it again."""
         return read_result(file, cls)
 
 
@@ -80,7 +80,7 @@ AnyFile = TypeVar("AnyFile", bound=ResultFile)
 
 
 def read_result(file: Path, *types: type[AnyFile]) -> AnyFile:
-    """A result file; its schema decides which of the types it has."""
+    """Read a result file as the one of `types` that its schema names."""
     again = f"write it again with {types[0].WRITER}"
     try:
         content = json.loads(file.read_text("utf-8"))
@@ -144,7 +144,7 @@ def _plain_items(value: Mapping[object, object]) -> Iterator[tuple[str, object]]
 
 
 def to_plain(value: object) -> object:
-    """What JSON can hold: records become dicts, tuples lists, infinity and NaN null."""
+    """Convert to JSON types: records to dicts, tuples to lists, infinity and NaN to null."""
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, Mapping):
@@ -155,7 +155,7 @@ def to_plain(value: object) -> object:
 
 
 class _Malformed(Exception):
-    """What is wrong with a content, and at which place of it."""
+    """What is wrong with the content, and where."""
 
 
 def _parse_record(record: type[AnyRecord], content: object, at: str) -> AnyRecord:
@@ -170,7 +170,7 @@ def _parse_record(record: type[AnyRecord], content: object, at: str) -> AnyRecor
         raise _Malformed(f"has {unknown}, which this version does not know")
     try:
         return record(**arguments)
-    except ValueError as error:  # what __post_init__ refuses
+    except ValueError as error:  # raised by __post_init__
         raise _Malformed(f"is not of the form it claims ({error})") from None
 
 
@@ -233,7 +233,7 @@ def _parse_key(hint: object, name: object, at: str) -> object:
 
 
 def _parse_float(value: object, at: str) -> float:
-    """JSON has no infinity: a measure that overflowed is null there."""
+    """Read null as NaN: JSON has no infinity, so a measure that overflowed is stored as null."""
     if value is None:
         return nan
     _checked(value, isinstance(value, int | float) and not isinstance(value, bool), "a number", at)

@@ -21,7 +21,7 @@ class Parent(Record):
 
 @dataclass(frozen=True)
 class HistoryStep(Record):
-    """One thing that was done to a model: a canonical step, an alignment, a merge."""
+    """One step of a model's history: a canonical step, an alignment, a merge."""
 
     step: Annotated[str, "Name of the step."]
     what: Annotated[str, "The step in a sentence."]
@@ -34,7 +34,7 @@ class HistoryStep(Record):
 
 @dataclass(frozen=True)
 class Verdict(Record):
-    """How far two models' logits are apart, and whether that is rounding."""
+    """How far two models' logits differ, and whether rounding explains it."""
 
     same: Annotated[bool, "Whether the difference is within the tolerance."]
     difference: Annotated[float, "|logits A - logits B| over |logits A|."]

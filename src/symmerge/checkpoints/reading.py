@@ -16,7 +16,7 @@ from symmerge.checkpoints.safetensors_files import FileWeights, TensorEntry, rea
 from symmerge.checkpoints.weights import MemoryWeights, StoredWeights
 from symmerge.errors import CheckpointError
 
-# In the order of transformers, so that a folder with several kinds of files means the same to both.
+# In transformers' order of preference, so that both read the same files of a folder.
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 OTHER_WEIGHTS = (".gguf", ".h5", ".msgpack", ".onnx", ".ckpt")
 # Weights and training state are not copied beside the new weights; code is never copied or run.
@@ -28,7 +28,7 @@ TOKENIZER_FILES = (
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
     *("spiece*", "sentencepiece*", "preprocessor_config.json"),
 )
-"""The files that say how inputs are read: tokenizers and image processors."""
+"""Files that define preprocessing: tokenizers and image processors."""
 NOT_A_FOLDER = (
     "is not a folder: give a checkpoint folder, or a name on the hub"
     " (owner/name, or `hf download NAME --local-dir DIR` and give DIR)"
@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Look at a checkpoint folder without reading its tensors.
+    """Open a checkpoint folder without reading its tensors.
 
     Preconditions: config.json and safetensors (or .bin) files. No code is run.
     """
@@ -136,7 +136,7 @@ def _open_pickles(shards: list[Path]) -> MemoryWeights:
             tensors |= {
                 name: value.detach() for name, value in content.items() if isinstance(value, Tensor)
             }
-        except Exception as error:  # torch raises many kinds; all mean it needs code, or is damaged
+        except Exception as error:  # many types; all mean that it needs code, or is damaged
             reason = str(error).splitlines()[0][:120]
             raise CheckpointError(
                 f"{shard} cannot be loaded without running code from it, or is damaged ({reason}):"

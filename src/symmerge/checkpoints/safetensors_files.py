@@ -17,7 +17,7 @@ from symmerge.checkpoints.weights import Shape, StoredWeights, buffer
 from symmerge.errors import CheckpointError
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Read so that they can be refused by name; float8 is taken as its bytes.
+# Parsed only so that errors can name them; float8 is read as bytes.
 OTHER_DTYPES = {
     "I64": torch.int64,
     "I32": torch.int32,
@@ -30,7 +30,7 @@ COPY_AGAIN = "download or copy it again"
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies: file, dtype, shape, and where its bytes start."""
+    """Where one tensor is stored: file, dtype, shape, and byte offset."""
 
     path: Path
     dtype: torch.dtype

@@ -15,7 +15,8 @@ from torch import Tensor
 from symmerge.checkpoints.files import replacing
 from symmerge.errors import CheckpointError
 
-# One metadata entry: several are written in any order, and equal content should be equal bytes.
+# A single metadata entry: safetensors writes several in arbitrary order, but equal content should
+# give equal bytes.
 KEY = "symmerge"
 
 

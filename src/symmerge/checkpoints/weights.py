@@ -33,11 +33,11 @@ class Weights(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Every tensor, in the order it is stored."""
+        """All tensor names, in stored order."""
 
     @abstractmethod
     def shape(self, name: str) -> Shape:
-        """Known without reading."""
+        """The shape, known without reading."""
 
     @abstractmethod
     def dtype(self, name: str) -> torch.dtype:
@@ -63,7 +63,7 @@ class Weights(ABC):
 
 
 def stored_bytes(weights: Weights, name: str) -> int:
-    """How many bytes a tensor takes when stored."""
+    """The size of a tensor in bytes, as stored."""
     return torch.Size(weights.shape(name)).numel() * weights.dtype(name).itemsize
 
 
@@ -76,7 +76,7 @@ class StoredWeights(Weights):
 
     @abstractmethod
     def select(self, stored_as: Mapping[str, str]) -> StoredWeights:
-        """Some of the tensors, renamed and in this order: new name -> name here."""
+        """A subset of the tensors, renamed and reordered: new name -> name here."""
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self.raw(name)
@@ -141,7 +141,7 @@ class DerivedWeights(Weights):
 
 @final
 class CachedWeights(Weights):
-    """Another collection whose tensors stay in memory once read: the last `limit` bytes of them."""
+    """Another collection with an LRU cache: tensors stay in memory, up to `limit` bytes."""
 
     def __init__(self, base: Weights, limit: int = CACHE_BYTES) -> None:
         self.base, self._limit, self._lock = base, limit, Lock()
@@ -218,7 +218,7 @@ class CheckedWeights(Weights):
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no entry is NaN or infinite; the two extremes tell without a mask in memory."""
+    """Whether all entries are finite; minimum and maximum tell without a mask in memory."""
     return not tensor.numel() or all(bound.isfinite() for bound in torch.aminmax(tensor))
 
 

@@ -1,4 +1,4 @@
-"""Write Hugging Face checkpoints tensor by tensor, in shards; a model is never in memory whole."""
+"""Write Hugging Face checkpoints in shards, tensor by tensor; never a whole model in memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write_weights(
     max_shard_bytes: int = DEFAULT_SHARD,
     progress: Callable[[str], None] | None = None,
 ) -> None:
-    """Write tensors as the hub names them, each while the next ones are computed."""
+    """Write shards with the hub's file names; each tensor while the next are computed."""
     stored_as = stored_as or {}
     shards = _plan_shards(weights, stored_as, max_shard_bytes)
     names = [name for shard in shards for name in shard.names]
@@ -107,7 +107,7 @@ def _header(weights: Weights, names: list[str], stored_as: Mapping[str, str]) ->
 
 
 def _compute(weights: Weights, names: list[str]) -> Generator[Tensor]:
-    """The tensors in this order. Two threads: one reads and hashes while the other multiplies.
+    """Yield the tensors in this order. Two threads: one reads and hashes, the other multiplies.
 
     Together they hold no more bytes than the largest tensor, which is therefore computed alone.
     """
@@ -126,7 +126,7 @@ def _compute(weights: Weights, names: list[str]) -> Generator[Tensor]:
             yield tensor.result()
             held -= sizes[name]
             del tensor
-    finally:  # after an error or an interrupt, what has not begun does not begin
+    finally:  # after an error or an interrupt, cancel what has not started
         pool.shutdown(cancel_futures=True)
 
 
