@@ -1,4 +1,4 @@
-"""One group element per space: apply it, invert it, compose it, save it."""
+"""`Alignment`: one group element per space, to apply, invert, compose and save."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Alignment:
         )
 
     def compose(self, inner: Alignment) -> Alignment:
-        """First `inner`, then this one. Elements of a head follow it to where this one puts it."""
+        """First `inner`, then this one. Elements inside a head move with the head."""
         self.spec.check_same(inner.spec, ANOTHER_TABLE)
         elements: dict[str, Element] = {}
         for name, space in self.spec.hidden.items():
@@ -90,7 +90,7 @@ class Alignment:
         return self[space]["index"]
 
     def check(self) -> None:
-        """Refuse elements that are not of their groups, or not there."""
+        """Refuse elements that are missing or not in their groups."""
         if self.elements.keys() != self.spec.hidden.keys():
             odd = sorted(self.elements.keys() ^ self.spec.hidden.keys())
             raise MismatchError(
@@ -98,7 +98,7 @@ class Alignment:
             )
         for name, space in self.spec.hidden.items():
             verdict = space.group.check_shapes(self[name], self.spec.batch(name))
-            if verdict.ok:  # only parts of the right shape can be looked into
+            if verdict.ok:  # values can be checked only if the shapes are right
                 verdict = space.group.check(self[name])
             if not verdict.ok:
                 raise SymmetryError(
@@ -121,7 +121,7 @@ class Alignment:
 
     def act_on(self, piece: Piece, view: Tensor) -> Tensor:
         """One piece in the new coordinates."""
-        # Outer spaces first: the elements of a head are indexed by the place the head moves to.
+        # Outer spaces first: elements inside heads are indexed by the head's new position.
         order = sorted(
             range(len(piece.atoms)),
             key=lambda at: self.spec.spaces[piece.atoms[at].space].per is not None,
@@ -196,7 +196,7 @@ class Alignment:
 
 
 def read_alignment(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the parts of an alignment file, whatever table it is for."""
+    """The header and the tensors of an alignment file, whatever table it is for."""
     remedy = "make one with align or random"
     header, tensors = read_tensors(path, FORMAT, "an alignment file", remedy)
     if not header.keys() >= {"family", "spec"}:
@@ -207,7 +207,7 @@ def read_alignment(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def lay(view: Tensor, position: int, outer: int | None):
-    """A piece as [batch, n, rest] with one space's coordinates second, and the way back."""
+    """Reshape a piece to [batch, n, rest], n being one space's dimension; also the inverse."""
     front = [] if outer is None else [outer]
     order = [*front, position, *(dim for dim in range(view.ndim) if dim not in (*front, position))]
     permuted = view.permute(order)
@@ -232,8 +232,8 @@ def _distance(value: Tensor, still: Tensor) -> float:
 def apply(alignment: Alignment, model: Model) -> Model:
     """The model in new coordinates: other weights, the same function. Lazy.
 
-    Preconditions: made for this table; if made for one checkpoint, this is it (each tensor is
-    compared as it is read); gains on rotated streams are folded (`canonicalize`).
+    Preconditions: the alignment is for this table and, if for one checkpoint, for this one (each
+    tensor is compared as it is read); gains on rotated streams are folded (`canonicalize`).
     """
     alignment.spec.check_same(model.spec, ANOTHER_TABLE)
     alignment.check()
@@ -254,7 +254,7 @@ def apply(alignment: Alignment, model: Model) -> Model:
 
 
 def made_for(model: Model) -> dict[str, Any]:
-    """The header of an alignment for one checkpoint only. Reads the whole checkpoint."""
+    """Header that ties an alignment to one checkpoint. Reads the whole checkpoint."""
     total = model.digest()
     return {
         "source_sha256": total,

@@ -34,7 +34,7 @@ class SolutionFile(ResultFile):
 
 @dataclass(frozen=True, kw_only=True)
 class UniverseFile(ResultFile):
-    """How many models were brought to common coordinates."""
+    """How a set of models was brought to common coordinates."""
 
     SCHEMA, WRITER = "symmerge.universe/1", "symmerge align A B C"
 

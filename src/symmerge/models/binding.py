@@ -1,4 +1,4 @@
-"""From a config and the names of tensors to a table, as transformers would read them."""
+"""Bind a config and tensor names to a family's table, as transformers would read them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def typed_config(config: Mapping[str, Any], where: str) -> Any:
 
 
 def bind(family: Family, config: Mapping[str, Any], names: Collection[str], where: str) -> Spec:
-    """The table for a config and the tensors that are there."""
+    """The table for a config and the tensors of a checkpoint."""
     typed, declared = typed_config(config, where), config.get("architectures")
     if declared is not None and not isinstance(declared, list):
         raise UnsupportedModel(
@@ -38,7 +38,7 @@ def bind(family: Family, config: Mapping[str, Any], names: Collection[str], wher
     if not declared:
         import transformers
 
-        # Two families may have the same tensors: only classes for this very config can be meant.
+        # Two families may have the same tensors: consider only classes that this config belongs to.
         known = {
             name: about
             for name, about in family.architectures.items()
@@ -58,7 +58,7 @@ def bind(family: Family, config: Mapping[str, Any], names: Collection[str], wher
 
 
 def current_names(family: Family, weights: Weights, where: str) -> dict[str, str]:
-    """Today's name -> the name in the file, buffers left out."""
+    """Current tensor name -> name in the file, without buffers."""
     names: dict[str, str] = {}
     for stored in weights.names():
         if family.is_buffer(stored):
@@ -80,9 +80,9 @@ def current_names(family: Family, weights: Weights, where: str) -> dict[str, str
 def untangle_ties(
     family: Family, weights: Weights, stored_as: dict[str, str], config: dict[str, Any], where: str
 ) -> dict[str, Any]:
-    """Do as transformers does with a stored copy of a tied tensor.
+    """Treat stored copies of tied tensors as transformers does.
 
-    It is dropped if all copies are equal; if one differs, the model is not tied.
+    Copies are dropped if all are equal; if one differs, the model is not tied.
     """
     if not family.ties or not typed_config(config, where).tie_word_embeddings:
         return config

@@ -27,7 +27,7 @@ def read_piece(occurrence: Occurrence, weights: Weights) -> Tensor:
 
 
 def computed_once(compute: NewPieces) -> NewPieces:
-    """Two threads that write tensors of one space: the second waits for the first's result."""
+    """Thread-safe cache: a second thread that asks for a space waits for the first's result."""
     lock, cached = Lock(), lru_cache(maxsize=6)(compute)  # a tensor may meet several spaces
 
     def pieces(space: str) -> Mapping[Piece, Tensor]:
@@ -51,7 +51,7 @@ def with_pieces(
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of one side of a circuit: their piece, their number, and the way back into it."""
+    """Columns of one side of a circuit: their piece, their number, and how to reshape them back."""
 
     piece: Piece
     width: int
@@ -60,7 +60,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Circuit:
-    """All that writes to a space (`x`) and all that reads from it (`y`); only x'y matters."""
+    """Everything that writes to a space (`x`) and that reads from it (`y`); only x'y matters."""
 
     x: Float[Tensor, "b n x"]
     y: Float[Tensor, "b n y"]
@@ -68,7 +68,7 @@ class Circuit:
     readers: tuple[Columns, ...]
 
     def pieces(self, x: Float[Tensor, "b n x"], y: Float[Tensor, "b n y"]) -> dict[Piece, Tensor]:
-        """Other factors, as pieces of the tensors they belong to."""
+        """New factors, as pieces of the tensors they belong to."""
         return _split(x, self.writers) | _split(y, self.readers)
 
 

@@ -1,4 +1,4 @@
-"""Means and straight lines between models with the same table. Nothing is aligned here."""
+"""Means of and straight lines between models with the same table. Nothing is aligned here."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from symmerge.symmetry.notation import Piece
 from symmerge.symmetry.spec import Spec
 
 PieceTime = Callable[[Piece], float]
-"""Where on the line each piece of a tensor is taken."""
+"""The interpolation parameter t of each piece of a tensor."""
 
 
 def piece_time(spec: Spec, t: float, at: Mapping[str, float]) -> PieceTime:
-    """Where each piece of a tensor is taken; names that nothing answers to are refused."""
+    """The t of each piece: that in `at` under one of its names, else `t`. Refuses unknown names."""
     names = {
         key for name in spec.tensors for piece in spec.pieces[name] for key in _names(spec, piece)
     }
@@ -34,7 +34,7 @@ def piece_time(spec: Spec, t: float, at: Mapping[str, float]) -> PieceTime:
 
 
 def _names(spec: Spec, piece: Piece) -> list[str]:
-    """What a piece answers to, the narrowest first."""
+    """The names that can select a piece, most specific first."""
     hidden = [atom.space for atom in piece.atoms if atom.space in spec.hidden]
     inner = [space for space in hidden if space != spec.stream]
     inner.sort(key=lambda name: spec.spaces[name].per is None)
@@ -44,7 +44,7 @@ def _names(spec: Spec, piece: Piece) -> list[str]:
 
 
 def between(a: Model, b: Model, time: PieceTime, name: str) -> Tensor:
-    """One tensor on the line from `a` to `b`, each piece at its own time."""
+    """One tensor on the line from `a` to `b`, each piece at its own t."""
     x, y = a.weights[name], b.weights[name]
     pieces = a.spec.pieces[name]
     if len(pieces) == 1:
@@ -101,7 +101,7 @@ def _mean(models: Sequence[Model], weights: Sequence[float], name: str) -> Tenso
 
 
 def weighted_sum(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-    """In the first tensor's precision; a generator of tensors keeps only two in memory."""
+    """Weighted sum in the first tensor's precision; pass a generator to hold only two tensors."""
     total: Tensor | None = None
     for tensor, weight in zip(tensors, weights, strict=True):
         total = tensor * weight if total is None else total.add_(tensor.to(total), alpha=weight)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Progress = Callable[[str], None]
-# A key of config.json: heads of twice the size, which the stock class refuses.
+# Config key that marks heads of twice the size, which stock classes refuse.
 INFLATED = "symmerge_inflated_attention"
 
 
@@ -76,22 +76,22 @@ class Model:
 
     @property
     def bytes(self) -> int:
-        """What the weights take when stored."""
+        """The size of the weights in bytes, as stored."""
         return sum(stored_bytes(self.weights, name) for name in self.weights)
 
     @property
     def parameters(self) -> int:
-        """How many numbers the weights hold."""
+        """The number of parameters."""
         return sum(torch.Size(self.weights.shape(name)).numel() for name in self.weights)
 
     @property
     def stock(self) -> bool:
-        """Whether transformers loads it: not if its heads have twice the size."""
+        """Whether transformers can load it: not with heads of twice the size."""
         return not self.config.get(INFLATED)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The coarsest precision any of its tensors is stored in: tolerances go by it."""
+        """The coarsest stored precision of its tensors; tolerances depend on it."""
         dtypes = {self.weights.dtype(name) for name in self.weights}
         return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
@@ -154,7 +154,7 @@ def inflated(spec: Spec) -> Spec:
 
 
 def device_of(name: str) -> torch.device:
-    """A device by name; one that is not there is refused."""
+    """A torch device by name; unavailable ones are refused."""
     try:
         device = torch.device(name)
     except RuntimeError:  # not a device
@@ -231,7 +231,7 @@ def save(
     gate: Callable[[Model], Verdict] | None = None,
     beside: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write a stock checkpoint: weights, config, tokenizer files, and a card of what was done.
+    """Write a stock checkpoint: weights, config, tokenizer files, and a model card.
 
     The folder appears complete or not at all. `gate` sees the written checkpoint before it
     appears; its verdict goes into the record, and if it raises, nothing appears. `beside` may

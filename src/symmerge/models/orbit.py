@@ -1,4 +1,4 @@
-"""Move a model along its symmetry orbit: to a random place, or where a saved alignment says."""
+"""Move a model along its symmetry orbit: to a random member, or by a saved alignment."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from symmerge.models.alignment import Alignment, apply, made_for, read_alignment
 from symmerge.models.canonical.form import canonicalize
 from symmerge.models.model import Model
 
-# Rotations need the gains folded; a random element would undo every other step.
+# Rotations need folded gains; a random element would undo every other canonical step.
 NEEDED = ("fold",)
 
 
 def random_member(model: Model, seed: int = 0) -> tuple[Alignment, Model]:
-    """A random element of the whole symmetry group, and the model there.
+    """A random element of the whole symmetry group, and the model transformed by it.
 
     >>> from symmerge import load, verify
     >>> from symmerge.lab.small_models import small_model

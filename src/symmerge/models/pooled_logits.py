@@ -11,7 +11,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def with_pooled_logits(module: Module, pooled: int | None) -> Module:
-    """The module itself; `pooled` coordinates are its logits, None where the class has a head."""
+    """Let a module return `pooled` coordinates as logits; None: the class has its own head."""
     if pooled is not None:
         module.register_forward_hook(partial(_pooled_output, pooled))
     return module

@@ -1,4 +1,4 @@
-"""structure.json: an alignment, small enough for a page."""
+"""structure.json: a summary of an alignment, small enough for a report page."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class StructureFile(ResultFile):
 
 
 def structure_of(alignment: Alignment) -> StructureFile:
-    """For each space its group, how far its element is from the identity, and a picture of it."""
+    """Per space: its group, the distance of its element from the identity, and an image of it."""
     rows = alignment.describe()
     return StructureFile(tuple(SpaceStructure(**row, **_picture(alignment, row)) for row in rows))
 
@@ -90,7 +90,7 @@ def _matrices(group: Group, element: Element) -> Float[Tensor, "batch n n"]:
 
 
 def _small(matrices: Float[Tensor, "batch n n"]) -> Float[Tensor, "rows rows"]:
-    """Blocks on the diagonal, pooled by root mean square: a rotation keeps its energy."""
+    """Block-diagonal matrix, pooled by root mean square so that a rotation keeps its energy."""
     blocks = torch.block_diag(*matrices).abs()
     if len(blocks) <= MAX_ROWS:
         return blocks

@@ -11,7 +11,7 @@ from symmerge.models.model import Model
 def check_same_table(models: Sequence[Model], verb: str = "merged") -> None:
     """Refuse models whose tables differ from the first one's; the error lists the differences."""
     first, *others = models
-    # A list: models in memory share the name of their class.
+    # A list, not a dict: models in memory share the name of their class.
     differences = [(other.where, first.spec.differences(other.spec)) for other in others]
     problems = [
         f"{first.where} and {where} cannot be {verb}; they differ in: {'; '.join(lines)}"

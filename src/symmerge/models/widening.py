@@ -1,13 +1,13 @@
-"""A narrow model written exactly as a model of a wider architecture, so that both can be aligned.
+"""Write a narrow model exactly as a model of a wider architecture, so that both can be aligned.
 
-Every space of the narrow model lies in one of the wide model's; the table says in which role.
+Every space of the narrow model embeds in one of the wide model's; the table says in which role.
 
 - The stream: x -> s R x, R with orthonormal columns. Writers become s R W, readers W R' / s.
-  With s = sqrt(wide / narrow) the norm sees the same mean square, so epsilon needs no correction;
-  a changed epsilon would not do, because one config has one epsilon for both models.
-- Units and heads: the extra ones are zero, or units used twice whose outputs are shared.
+  With s = sqrt(wide / narrow) the norm sees the same mean square, so epsilon needs no correction
+  (and could get none: both models share one config).
+- Units and heads: the extra ones are zero, or duplicates that share the output of others.
 - Inside heads: zeros. Attention divides scores by the root of the head size; queries and keys
-  make up for it, each by half.
+  each take the square root of the correction.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ WIDTHS = {
     "head_dim",
     "pooler_output_size",
 }
-"""What configs call the sizes that may differ."""
+"""Config keys of the sizes that may differ."""
 NO_MATTER = re.compile(
     "^_|^(output|summary|pooler|classifier|initializer|pretraining|task_specific)_|drop|dtype"
     "|label|token_id|architectures|return_dict|problem_type"
     "|chunk_size|encoder_stride|tie_word|use_cache|version"
 )
-"""What else may differ: settings of training and loading. Ties are undone, the table has labels."""
+"""Other keys that may differ: training and loading. Ties are undone, the table has the labels."""
 PRECISION = ("dtype", "torch_dtype")
 
 Include = Callable[[Tensor, int, Role], Tensor]
-"""How a space lies in a wider one: (piece, dimension, role) -> the piece with it wide."""
+"""How a space embeds in a wider one: (piece, dimension, role) -> the widened piece."""
 
 
 def widen(narrow: Model, wide: Model, *, units: Units = "zero", seed: int = 0) -> Model:
@@ -118,7 +118,7 @@ def _widened(model: Model, wide: Spec, into: Mapping[str, Include], name: str) -
 
 
 def _role(spec: Spec, piece: Piece, position: int) -> Role:
-    """Heads have no role of their own in the table: the map that reads their values reads them."""
+    """The role of a dimension. Heads have none in the table: they take that of their values."""
     atom = piece.atoms[position]
     reads_values = any(
         spec.spaces[other.space].translation == "passes" and other.role is Role.READS
@@ -128,20 +128,20 @@ def _role(spec: Spec, piece: Piece, position: int) -> Role:
 
 
 def _heads(spec: Spec) -> set[str]:
-    """Heads, and the query heads that share one's keys."""
+    """Spaces of heads, and of the query heads that share a key-value head."""
     inside = [space for space in spec.spaces.values() if space.per]
     return {space.per for space in inside if space.per} | {
         space.name for space in inside if space.translation is None
     }
 
 
-# one way to lie in a wider space for each kind of space
+# one embedding for each kind of space
 
 
 def _inclusions(
     narrow: Model, wide: Spec, units: Units, generator: torch.Generator
 ) -> dict[str, Include]:
-    """For every space that is wider there."""
+    """An embedding for every space that is wider in `wide`."""
     spec, found = narrow.spec, {}
     for name, space in spec.spaces.items():
         size, room = spec.sizes[name], wide.sizes[name]
@@ -167,7 +167,7 @@ def _inclusions(
 @final
 @dataclass(frozen=True)
 class Stream:
-    """x -> s R x."""
+    """The embedding x -> s R x: `rotation` is R, `stretch` is s."""
 
     rotation: Float[Tensor, "wide narrow"]
     stretch: float
@@ -181,12 +181,12 @@ class Stream:
 
 
 def stretch(size: int, room: int) -> float:
-    """So that the mean square over all coordinates stays what it was."""
+    """The factor that preserves the mean square over all coordinates."""
     return (room / size) ** 0.5
 
 
 def orthonormal(size: int, room: int, *, fixing_ones: bool) -> Float[Tensor, "room size"]:
-    """Orthonormal columns; `fixing_ones` keeps the ones direction, which LayerNorm takes out."""
+    """Orthonormal columns; `fixing_ones` keeps the ones direction, which LayerNorm removes."""
     if not fixing_ones:
         return torch.eye(room, size, dtype=torch.float64)
     return ones_complement(room)[:, : size - 1] @ ones_complement(size).mT + (room * size) ** -0.5
@@ -195,7 +195,7 @@ def orthonormal(size: int, room: int, *, fixing_ones: bool) -> Float[Tensor, "ro
 @final
 @dataclass(frozen=True)
 class Places:
-    """Which of the narrow coordinates each wide one holds (-1: none), and times what, by role."""
+    """For each wide coordinate, the narrow one it holds (-1: none) and its factor by role."""
 
     index: Int[Tensor, " wide"]
     scale: Mapping[Role, float | Float[Tensor, " wide"]]
@@ -209,7 +209,7 @@ class Places:
 
 
 def places(size: int, room: int, units: Units, generator: torch.Generator) -> Int[Tensor, " room"]:
-    """The coordinates in order, then none (-1), or each once more in a random order."""
+    """Indices of the narrow coordinates, then -1 (zero), or each once more in random order."""
     if units == "zero":
         return torch.cat([torch.arange(size), torch.full((room - size,), -1)])
     twins = [torch.randperm(size, generator=generator) for _ in range(room // size)]
@@ -217,7 +217,7 @@ def places(size: int, room: int, units: Units, generator: torch.Generator) -> In
 
 
 def score_scale(model: Model, size: int, room: int) -> float:
-    """What attention scores lose in heads of another size, if the config scales them at all."""
+    """Corrects attention scores for a different head size, if the config scales them at all."""
     return (room / size) ** 0.5 if model.config.get("scale_attn_weights", True) else 1.0
 
 
@@ -225,7 +225,7 @@ def score_scale(model: Model, size: int, room: int) -> float:
 
 
 def _refuse_unlike(narrow: Model, wide: Model) -> None:
-    """Everything but the widths must be alike."""
+    """Refuse models that differ in anything but widths."""
     pair = f"{narrow.where} cannot be widened to {wide.where}"
     if narrow.spec.architecture != wide.spec.architecture:
         raise MismatchError(
@@ -265,7 +265,7 @@ def _refuse_unlike(narrow: Model, wide: Model) -> None:
 
 
 def _settings(model: Model) -> dict[str, Any]:
-    """All else that the function depends on, with the defaults that config.json leaves out."""
+    """All other settings that the function depends on, with defaults that config.json omits."""
     from transformers import CONFIG_MAPPING  # slow to import, and only needed here
 
     kind = CONFIG_MAPPING[model.config["model_type"]]

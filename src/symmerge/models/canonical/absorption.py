@@ -1,11 +1,11 @@
-"""A norm right after the embedding goes into the embedding, so that its stream can rotate. Exact.
+"""Absorb a norm right after the embedding into the embedding, so that its stream can rotate.
 
-No reader can take such a norm's gain: its output lies on an ellipsoid, and a constant gain only
-makes spheres. But epsilon lets small rows through with less than full length, so a row of the
-right size gives any vector that is short enough:
+No reader can take such a norm's gain: its output lies on an ellipsoid, and a constant gain c only
+makes spheres. But epsilon shortens the output of small rows, so a row e of the right size gives
+any vector u that is short enough (d is the width):
 ``c e / sqrt(|e|^2 / d + epsilon)`` is u for ``e = u / c * sqrt(epsilon / (1 - |u|^2 / d c^2))``.
-Only means are lost. Norms take them out anyway, and a map that reads the stream before any norm
-can compute them: everything the gain g makes is orthogonal to 1 / g.
+Only means are lost. Later norms remove them anyway, and a map that reads the stream before any
+norm can recover them: without its shift, a norm of gain g gives outputs orthogonal to 1 / g.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from symmerge.errors import SymmetryError
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Norm, Spec
 
-STEP = 4.0  # two models should get the same constant gain, so it is a power of this
-CANCELLED = 1e3  # by how much reading the mean from the rest may magnify rounding
+STEP = 4.0  # the constant gain is a power of this, so that two models get the same one
+CANCELLED = 1e3  # how much recovering the mean may magnify rounding
 
 
 def absorb(spec: Spec, weights: Weights, norm: Norm) -> dict[str, Callable[[], Tensor]]:
@@ -45,7 +45,7 @@ def absorb(spec: Spec, weights: Weights, norm: Norm) -> dict[str, Callable[[], T
 
 
 def _outputs(weights: Weights, norm: Norm, axis: int) -> tuple[Float[Tensor, "rows d"], float]:
-    """The norm's output for every row, less means and shift; and a constant gain that makes it."""
+    """The norm's output for each row, without means and shift; a constant gain that can make it."""
     rows = weights[f"{norm.writer}.weight"].movedim(axis, -1).double()
     gain = weights[norm.gain].double()
     outputs = gain * torch.nn.functional.layer_norm(rows, gain.shape, eps=norm.epsilon)
@@ -67,7 +67,7 @@ def _gain(weights: Weights, norm: Norm, axis: int) -> Tensor:
 
 
 def _mean_reader(gain: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-    """Gives the mean of gain * z from gain * z less its mean, for every z without mean."""
+    """Recovers the mean of gain * z from its centred value, for every z with mean zero."""
     zero = gain == 0
     normal = zero.to(gain) if zero.any() else 1 / gain
     return -normal / normal.sum()

@@ -1,4 +1,4 @@
-"""Balance: share the size of a circuit evenly between the two sides of its space."""
+"""Balance: give the writers and readers of a space the same norm."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Pair = tuple[Float[Tensor, "b n x"], Float[Tensor, "b n y"]]
 
 
 def balance_circuit(group: Group, x: Float[Tensor, "b n x"], y: Float[Tensor, "b n y"]) -> Pair:
-    """x'y = U S V' without forming it: QR both thin factors, SVD the small core."""
+    """Balance x'y = U S V' without forming it: QR of both thin factors, SVD of the core."""
     (x_basis, x_core), (y_basis, y_core) = linalg.qr(x.mT), linalg.qr(y.mT)
     u, s, vh = linalg.svd(x_core @ y_core.mT, full_matrices=False)
     root = s.sqrt()[..., None]
@@ -66,7 +66,7 @@ def _balance_scales(group: Group, x: Tensor, y: Tensor) -> Pair:
 
 
 def _balance_rotary(group: Group, x: Tensor, y: Tensor) -> Pair:
-    """Rotary pairs are scaled as one; the other coordinates are a circuit like any other."""
+    """Rotary pairs are scaled as a unit; other coordinates are a circuit like any other."""
     assert isinstance(group, RotaryPairs)
     (x_first, x_second, x_rest), (y_first, y_second, y_rest) = group.split(x), group.split(y)
     pairs = torch.cat([x_first, x_second], -1), torch.cat([y_first, y_second], -1)

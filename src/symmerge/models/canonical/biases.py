@@ -18,7 +18,7 @@ from symmerge.symmetry.spec import Occurrence
 
 
 def move_value_biases(model: Model) -> Model:
-    """Attention weights sum to one: a constant on the values is one after the output map."""
+    """Move value biases past the output map: attention weights sum to one, so constants pass."""
     computed: Computed = {}
     for name, space in model.spec.hidden.items():
         # Values that rotate with their position are not constant.
@@ -37,7 +37,7 @@ def move_value_biases(model: Model) -> Model:
 
 
 def drop_key_biases(model: Model) -> Model:
-    """A constant on every key shifts all scores of a query alike, and the softmax ignores it.
+    """Drop key biases: they shift all scores of a query alike, which the softmax ignores.
 
     Coordinates that rotate with the position keep their biases.
     """

@@ -1,4 +1,4 @@
-"""The steps of the canonical form, in their order.
+"""The steps of the canonical form, in order.
 
 Folding the gains makes rotations of the stream possible; the other steps make models comparable.
 """

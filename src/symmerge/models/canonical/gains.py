@@ -16,7 +16,8 @@ from symmerge.models.model import Model
 from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import Norm, Scale
 
-# Of the largest gain: dividing a shift by less costs float32 more digits than the gate allows.
+# Relative to the largest gain: dividing a shift by less costs more float32 digits than the gate
+# allows.
 SMALLEST_GAIN = 1e-4
 
 
@@ -68,7 +69,7 @@ def _scales(model: Model) -> list[Scale]:
 
 
 def _folded_scale(model: Model, scale: Scale) -> Computed:
-    """A gain that follows a map goes into it."""
+    """Fold a gain into the map that it follows."""
     computed: Computed = {scale.gain: partial(_ones, model.weights, scale.gain)}
     for name in (f"{scale.writer}.weight", f"{scale.writer}.bias"):
         if name in model.spec.tensors:
@@ -91,7 +92,7 @@ def _folded_norm(model: Model, norm: Norm) -> Computed:
 
 
 def _reset(model: Model, norm: Norm) -> Computed:
-    """Nothing reads this norm on the stream: gain one, shift zero."""
+    """Gain one and shift zero: nothing reads this norm on the stream."""
     values = {norm.gain: 1.0} | ({norm.shift: 0.0} if norm.shift else {})
     return {
         name: partial(_filled, model.weights, model.spec.piece_in(name, norm.stream), value)
@@ -100,7 +101,7 @@ def _reset(model: Model, norm: Norm) -> Computed:
 
 
 def _folded_shift(model: Model, norm: Norm, shift: str) -> Computed:
-    """Into the biases of the readers; where one has none, the shift stays, divided by the gain."""
+    """Fold into the readers' biases; if one has none, the shift stays, divided by the gain."""
     if not all(f"{reader}.bias" in model.spec.tensors for reader in norm.readers):
         _refuse_lost_shift(norm, shift, model)
         return {shift: partial(_divided, model.weights, norm.gain, shift)}
@@ -117,7 +118,7 @@ def _scaled(weights: Weights, name: str, gain: str, axis: int) -> Tensor:
 
 
 def _shifted(weights: Weights, reader: str, shift: str, axis: int) -> Tensor:
-    # With the old weight: the shift is added after the gain.
+    # The old weight, because the shift is added after the gain.
     weight = weights[f"{reader}.weight"].movedim(axis, -1)
     return weights[f"{reader}.bias"] + weight @ weights[shift]
 
@@ -144,7 +145,7 @@ def _filled(weights: Weights, piece: Piece, value: float) -> Tensor:
 
 
 def _refuse_lost_shift(norm: Norm, shift: str, model: Model) -> None:
-    """A shift cannot be divided by a gain of zero; by one of nearly zero, it would lose digits."""
+    """Refuse to divide a shift by a gain of zero, or so near zero that digits are lost."""
     gain = model.weights[norm.gain].abs()
     lost = (gain < SMALLEST_GAIN * gain.amax()) & (model.weights[shift] != 0)
     if not lost.any():

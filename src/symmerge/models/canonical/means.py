@@ -30,7 +30,7 @@ def centre(model: Model) -> Model:
 
 
 def _untouched(model: Model) -> set[str]:
-    """Shifts; and heads whose norm has one: they also read the mean of the shift."""
+    """Tensors to skip: shifts, and heads whose norm has one, since they read its mean."""
     shifts = {norm.shift for norm in model.spec.norms if norm.shift}
     return shifts | {
         f"{reader}.weight"

@@ -14,7 +14,7 @@ Computed = dict[str, Callable[[], Tensor]]
 
 
 def derived(model: Model, computed: Computed, step: str, what: str) -> Model:
-    """The model with these tensors computed, or as it is where there are none."""
+    """The model with these tensors computed; the same model if there are none."""
     if not computed:
         return model
     return model.derive(DerivedWeights(model.weights, computed), step=HistoryStep(step, what))

@@ -12,7 +12,7 @@ from symmerge.models.model import Model, rebind
 
 
 def untie(model: Model) -> Model:
-    """Give every tied tensor its own copy, so that it can move by itself. The checkpoint grows."""
+    """Give every tied tensor its own copy, to be transformed separately. The checkpoint grows."""
     if not model.spec.ties:
         return model
     return own_copies(model, list(model.spec.ties), "so that what it reads can move by itself")
