@@ -2,7 +2,7 @@
 
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from symmerge.aligning.aligned import Aligned
@@ -88,7 +88,7 @@ def _homes() -> dict[str, tuple[str, str]]:
     }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a public name when it is first used: `symmerge --help` waits for no torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

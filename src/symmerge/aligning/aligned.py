@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from math import isnan
 from pathlib import Path
-from typing import Any
 
 from symmerge.aligning.tokens import SharedTokens, verify_shared
 from symmerge.checkpoints.folders import new_folder
@@ -61,7 +60,7 @@ class Aligned:
         """Whether the pair was in one basin before alignment."""
         return self.before < ALREADY_ALIGNED
 
-    def evidence(self) -> dict[str, Any]:
+    def evidence(self) -> dict[str, object]:
         """A summary for the model card of a merge."""
         solution = self.solution
         return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from symmerge.aligning.aligned import Aligned
 from symmerge.aligning.inputs import make_inputs, no_inputs
@@ -56,7 +55,7 @@ class Comparison:
         name, _, spaces = name.partition(":")
         is_method = name in METHODS and name not in RECIPES
         recipe = choose_recipe(*((name, None) if is_method else (None, name)), non_symmetric=True)
-        learning: dict[str, Any] = {}
+        learning: dict[str, object] = {}
         if _learns(recipe):
             chosen = tuple(spaces.split("+")) if spaces else None
             learning = {"steps": self.steps, "spaces": chosen}

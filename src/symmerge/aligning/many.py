@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from symmerge.aligning.inputs import ModelLike, open_models
 from symmerge.aligning.options import Method, recipe_for
@@ -48,7 +47,7 @@ class AlignedMany:
     def reference(self) -> Model:
         return self.models[self.universe.members.index(self.universe.reference)]
 
-    def evidence(self) -> dict[str, Any]:
+    def evidence(self) -> dict[str, object]:
         """A summary for the model card of a merge."""
         spreads, left_out = self.universe.spreads, self.universe.left_out
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import torch
 
@@ -59,7 +59,7 @@ class LearningOverrides:
     start_from: str | None = None
     patience: int | None = None
 
-    def for_solver(self, data: Task | None) -> dict[str, Any]:
+    def for_solver(self, data: Task | None) -> dict[str, object]:
         """These options as keyword arguments of a solver."""
         check_choice("--target", self.target, TARGETS)
         check_choice("--start-from", self.start_from, STARTS)
@@ -161,7 +161,7 @@ class AlignOptions(LearningOverrides):
         if SOLVER_FIELDS.get(name, name) not in {field.name for field in fields(recipe.matching)}:
             raise MismatchError(f"--{flag} {value}: only --method learned takes it")
 
-    def _matching(self) -> dict[str, Any]:
+    def _matching(self) -> dict[str, object]:
         """Keyword arguments of weight and activation matching."""
         return {
             "metric": self.metric,

@@ -40,7 +40,7 @@ def write_text(file: Path, text: str) -> None:
         beside.write_text(text, "utf-8")
 
 
-def write_json(file: Path, content: Mapping[str, Any]) -> None:
+def write_json(file: Path, content: Mapping[str, object]) -> None:
     """Write JSON as the hub does: sorted keys, two spaces."""
     write_text(file, json.dumps(content, indent=2, sort_keys=True) + "\n")
 

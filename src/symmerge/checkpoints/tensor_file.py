@@ -20,7 +20,7 @@ from symmerge.errors import CheckpointError
 KEY = "symmerge"
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, object]) -> None:
     """Write tensors and a header, atomically."""
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     try:

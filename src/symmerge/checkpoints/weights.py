@@ -231,4 +231,5 @@ def buffer(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor, shared with it."""
     if not tensor.numel():
         return memoryview(b"")
-    return memoryview(tensor.reshape(-1).view(torch.uint8).cpu().numpy())  # pyright: ignore[reportArgumentType]
+    array = tensor.reshape(-1).view(torch.uint8).cpu().numpy()
+    return memoryview(array)  # pyright: ignore[reportArgumentType]

@@ -16,7 +16,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: far cheaper to
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+SETTINGS: dict[str, object] = {"help_option_names": ["-h", "--help"]}
 # In the order in which help shows them; a test checks that these are the verbs' own first lines.
 VERBS = {
     "inspect": "Show a model's symmetries: spaces, groups, degrees of freedom, axes of tensors.",
@@ -48,7 +48,7 @@ class LazyVerbs(TyperGroup):
         return name, command_for(name) if name and command else command, rest
 
 
-def command_for(name: str) -> Any:
+def command_for(name: str) -> object:
     """The command of a verb; imports its module."""
     verb = getattr(import_module(f"symmerge.cli.{name}"), name)
     single = typer.Typer(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -222,7 +222,7 @@ def _measure_together(
     return record
 
 
-def _line_rows(record: CurveFile | CurvesFile) -> Iterator[dict[str, Any]]:
+def _line_rows(record: CurveFile | CurvesFile) -> Iterator[dict[str, object]]:
     """Both barriers of every method; of several pairs their means and standard errors."""
     if isinstance(record, CurveFile):
         for method in record.methods:
@@ -243,7 +243,7 @@ def _line_rows(record: CurveFile | CurvesFile) -> Iterator[dict[str, Any]]:
         }
 
 
-def _simplex_rows(record: SimplexFile) -> Iterator[dict[str, Any]]:
+def _simplex_rows(record: SimplexFile) -> Iterator[dict[str, object]]:
     """Barriers of pairs on average, and of all models merged."""
     count = len(record.models)
     for method in record.methods:

@@ -32,12 +32,12 @@ def say(line: str) -> None:
     out.print(line, soft_wrap=True)
 
 
-def show_json(content: Any) -> None:
+def show_json(content: object) -> None:
     """The answer for programs."""
     sys.stdout.write(json.dumps(content, indent=2) + "\n")
 
 
-def show_table(title: str, rows: Iterable[Mapping[str, Any]]) -> None:
+def show_table(title: str, rows: Iterable[Mapping[str, object]]) -> None:
     """A table on a terminal; tab-separated lines with a header elsewhere."""
     rows = list(rows)
     columns = list(rows[0]) if rows else []
@@ -55,7 +55,7 @@ def show_table(title: str, rows: Iterable[Mapping[str, Any]]) -> None:
     out.print(table)
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     """A value of a table: short numbers, an empty cell for None."""
     if value is None:
         return ""

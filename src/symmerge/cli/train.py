@@ -132,8 +132,8 @@ def train(
 def _with_changes(name: str, steps: int | None, changes: list[str]) -> Any:
     """The recipe with what the command line changes."""
     known = {field.name for field in fields(Schedule)}
-    schedule: dict[str, Any] = {"steps": steps} if steps else {}
-    sizes: dict[str, Any] = {}
+    schedule: dict[str, object] = {"steps": steps} if steps else {}
+    sizes: dict[str, object] = {}
     for change in changes:
         setting, equals, value = change.partition("=")
         if not equals:

@@ -56,7 +56,7 @@ def _silent(what: str, steps: int) -> AbstractContextManager[Progress]:
 class DemoOutcome:
     """The table of barriers, the page, and the merged models."""
 
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[dict[str, object], ...]
     page: Path
     merged: tuple[Path, ...]
 
@@ -97,7 +97,7 @@ class _Demo:
     points: int
     bar: Bar
 
-    def pair(self, name: str, recipe: TrainingRecipe) -> list[dict[str, Any]]:
+    def pair(self, name: str, recipe: TrainingRecipe) -> list[dict[str, object]]:
         """Rows of the table for two models of a recipe; writes their folder."""
         a, b = (load(self._parent(name, recipe, 2 * self.seed + which)) for which in (0, 1))
         task = make_task(recipe.task, recipe.data, [a, b])
@@ -158,7 +158,7 @@ def _write(
     return best
 
 
-def _rows(name: str, task: Task, curves: CurveFile, best: str) -> list[dict[str, Any]]:
+def _rows(name: str, task: Task, curves: CurveFile, best: str) -> list[dict[str, object]]:
     plain, metric = curves.methods[0], task.metrics[1]
     return [
         {

@@ -5,21 +5,21 @@ Fresh ones are ones and zeros, which hide mistakes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_BODY: dict[str, Any] = {
+_BODY: dict[str, object] = {
     "hidden_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 96,
 }
-_TEXT: dict[str, Any] = {**_BODY, "vocab_size": 101, "max_position_embeddings": 64}
-_GPT2: dict[str, Any] = {
+_TEXT: dict[str, object] = {**_BODY, "vocab_size": 101, "max_position_embeddings": 64}
+_GPT2: dict[str, object] = {
     "n_embd": 48,
     "n_layer": 2,
     "n_head": 4,
@@ -30,12 +30,17 @@ _GPT2: dict[str, Any] = {
     "eos_token_id": 0,
 }
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
-_MODERN: dict[str, Any] = {**_TEXT, "local_attention": 16, **dict.fromkeys(_TOKENS, 0)}
-_ROTARY_VIT: dict[str, Any] = {**_BODY, "image_size": 16, "patch_size": 4, "layerscale_value": 0.5}
+_MODERN: dict[str, object] = {**_TEXT, "local_attention": 16, **dict.fromkeys(_TOKENS, 0)}
+_ROTARY_VIT: dict[str, object] = {
+    **_BODY,
+    "image_size": 16,
+    "patch_size": 4,
+    "layerscale_value": 0.5,
+}
 _MODERN_BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 
 # Class and config of every family, and of every variant that changes its table or its groups.
-SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+SMALL: dict[str, tuple[str, dict[str, object]]] = {
     "bert": ("BertForMaskedLM", _TEXT),
     "bert-untied": ("BertForMaskedLM", {**_TEXT, "tie_word_embeddings": False}),
     "bert-pretraining": ("BertForPreTraining", _TEXT),
@@ -121,7 +126,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def small_model(
-    name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any
+    name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: object
 ) -> PreTrainedModel:
     """A model of `SMALL`, the same for the same seed; `changes` go into its config."""
     import transformers

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks.base import Task
@@ -100,13 +100,13 @@ class ActivationMatching(Matching):
             return GRID
         return {name: values for name, values in GRID.items() if name != "score"}
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, object]:
         plain = replace(self, data=None, statistics=None, partial=None, token_counts=None)
         data = self._data_record()
         options = super(ActivationMatching, plain)._options()
         return {**options, "data": data, "statistics": None, "partial": None}
 
-    def _data_record(self) -> dict[str, Any]:
+    def _data_record(self) -> dict[str, object]:
         if self.data:
             return self.data.to_record().to_json()
         if self.statistics:

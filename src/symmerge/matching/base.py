@@ -46,17 +46,17 @@ class Solution:
     interrupted: bool = False  # Ctrl-C: this is the best so far
     seconds: float = 0.0
     distance: float = nan  # between A and the aligned B; nan where not measured
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the solver, as JSON
+    options: Mapping[str, object] = field(default_factory=dict)  # of the solver, as JSON
     weighting: Weighting | None = None  # the best one
     scored_on: str = ""  # what the best was chosen by
     trials: tuple[Trial, ...] = ()
-    learned: Mapping[str, Any] | None = None  # counts of a learned method
+    learned: Mapping[str, object] | None = None  # counts of a learned method
     soft: Mapping[str, Any] | None = None  # losses of a soft method
     correlations: Correlations | None = None  # of features, where statistics were gathered
     relaxed: Alignment | None = None  # what a soft method found before hardening: no symmetry
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The options and what was chosen, for solution.json."""
         chosen = self.weighting.to_json() if self.weighting else {}
         counts = {"learned": self.learned, "soft": self.soft}
@@ -85,7 +85,7 @@ class Universe:
     moved: tuple[int, ...] = ()  # how many members each round moved
     left_out: Mapping[int, str] = field(default_factory=dict)  # which models failed, and why
     interrupted: bool = False  # Ctrl-C: this is the best so far
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def members(self) -> list[int]:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 from symmerge.distributed import decided_by_first, rank_and_world_size
 from symmerge.matching.base import Solution, Trial, Universe
@@ -157,7 +157,7 @@ def _saver(file: ResumeFile | None, start: Solution) -> Saver[ResumeEntry] | Non
     """Saves states together with how the start was found."""
     if file is None:
         return None
-    known: dict[str, Any] = {
+    known: dict[str, object] = {
         "weighting": asdict(start.weighting) if start.weighting else None,
         "trials": [trial.to_json() for trial in start.trials],
     }

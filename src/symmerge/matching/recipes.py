@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Literal
 
 from symmerge.errors import MismatchError
 from symmerge.matching.activations import ActivationMatching
@@ -285,7 +285,7 @@ def get_recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def with_options(recipe: Recipe, **options: Any) -> Recipe:
+def with_options(recipe: Recipe, **options: object) -> Recipe:
     """The recipe with options of its solver changed: `with_options(recipe, lr=1e-3, tries=4)`.
 
     None leaves an option as it is. Those of `HeadOptions` and the `score` of activations count as
@@ -310,7 +310,7 @@ def with_options(recipe: Recipe, **options: Any) -> Recipe:
 
 
 def _change(
-    matching: Matching, changes: Mapping[str, Any], also: Set[str] = frozenset()
+    matching: Matching, changes: Mapping[str, object], also: Set[str] = frozenset()
 ) -> Matching:
     """A solver with other options. Unknown ones are refused with the list of those there are."""
     names, of_heads = _names(matching), _names(matching.heads)

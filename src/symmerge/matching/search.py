@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -109,7 +109,7 @@ class Matching(ABC):
             raise KeyboardInterrupt  # before anything was found
         return search.solution(time.perf_counter() - began)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The options as JSON, for solution.json."""
         counts = None if self.token_counts is None else int((self.token_counts > 0).sum())
         options = {name: value for name, value in self._options().items() if name != "token_counts"}
@@ -118,7 +118,7 @@ class Matching(ABC):
             "tokens_that_occur": counts,
         }
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, object]:
         return asdict(replace(self, token_counts=None))
 
     def _check(self, a: Model, b: Model) -> None:
@@ -301,7 +301,7 @@ class _Search:
         """All trials, and the elements of the best and of the running one."""
         if self.resume_file is None:
             return
-        record: dict[str, Any] = {"trials": [trial.to_json() for trial in self.trials]}
+        record: dict[str, object] = {"trials": [trial.to_json() for trial in self.trials]}
         elements = {"best": self.best.alignment.elements} if self.best else {}
         if sweeps:
             elements["running"] = sweeps.elements

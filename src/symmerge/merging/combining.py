@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -98,7 +98,7 @@ def combine(
     base: Model | None = None,
     density: float = 0.5,
     seed: int = 0,
-    evidence: Mapping[str, Any] | None = None,
+    evidence: Mapping[str, object] | None = None,
 ) -> Model:
     """One model of several in one basin: `combine(result.models, "ties", density=0.3)`. Lazy.
 
@@ -119,7 +119,7 @@ def combine(
     check_same_table([*models, origin])
     terms = (f"{share:g} x {model.where}" for model, share in zip(models, shares, strict=True))
     what = f"{method} of {', '.join(terms)}"
-    settings: dict[str, Any] = {"method": method, "weights": shares}
+    settings: dict[str, object] = {"method": method, "weights": shares}
     if how.thin:
         what += f"; differences from {origin.where}, density {density:g}, seed {seed}"
         about_base = {"where": origin.where, "sha256": origin.digest()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ def average(
     *,
     at: Mapping[str, float] | None = None,
     attention: Attention = "factors",
-    evidence: Mapping[str, Any] | None = None,
+    evidence: Mapping[str, object] | None = None,
 ) -> Model:
     """The model at `t` on the line from `a` (t = 0) to `b` (t = 1). Lazy.
 

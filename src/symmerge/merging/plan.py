@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import cast, get_args
 
 from symmerge.aligning.choices import check_choice
 from symmerge.aligning.inputs import make_inputs
@@ -107,7 +107,7 @@ class MergePlan:
         self,
         models: Sequence[Model],
         shares: Sequence[float],
-        evidence: Mapping[str, Any] | None = None,
+        evidence: Mapping[str, object] | None = None,
         progress: Progress | None = None,
     ) -> Model:
         """One model of several in one basin."""
@@ -127,5 +127,5 @@ class MergePlan:
         """The merge after REPAIR, if that is asked for."""
         if task is None:
             return merged
-        part: Any = self.repair
+        part = cast(Part, self.repair)
         return repair(merged, parents, task, shares=shares, part=part, device=self.device).model

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -52,7 +52,7 @@ class Repaired:
     median_scale: float
     largest_scale: float
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """For the results: everything but the model."""
         return {
             name: dict(value) if isinstance(value, Mapping) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from symmerge.errors import MismatchError
 from symmerge.evaluation.mixture import Mixture, Shares
@@ -20,8 +19,8 @@ def soup(
     *,
     device: str = "cpu",
     progress: Progress | None = None,
-    evidence: Mapping[str, Any] | None = None,
-) -> tuple[Model, list[dict[str, Any]]]:
+    evidence: Mapping[str, object] | None = None,
+) -> tuple[Model, list[dict[str, object]]]:
     """The mean of some of the models, and a row for each: `soup(result.models, task)`.
 
     From the best model on its own to the worst, each is added to the mean unless the loss gets
@@ -71,7 +70,7 @@ def _loss(mixture: Mixture, task: Task, shares: Shares) -> float:
 
 def _row(
     models: Sequence[Model], number: int, alone: Sequence[float], loss: float, kept: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     # JSON has no infinity.
     own, together = (value if value < math.inf else None for value in (alone[number], loss))
     where = models[number].where
@@ -79,7 +78,10 @@ def _row(
 
 
 def _merged(
-    models: Sequence[Model], task: Task, rows: list[dict[str, Any]], evidence: Mapping[str, Any]
+    models: Sequence[Model],
+    task: Task,
+    rows: list[dict[str, object]],
+    evidence: Mapping[str, object],
 ) -> Model:
     shares = [1 / len(models)] * len(models)
     names = ", ".join(model.where for model in models)
@@ -96,7 +98,7 @@ def _merged(
     return models[0].derive(mean(models).weights, step=step)
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: dict[str, object]) -> str:
     own, together = (
         "not finite" if loss is None else f"{loss:.4f}" for loss in (row["own_loss"], row["loss"])
     )

@@ -253,7 +253,7 @@ def apply(alignment: Alignment, model: Model) -> Model:
     return model.derive(moved, step=HistoryStep("apply", f"one element per space ({spaces})"))
 
 
-def made_for(model: Model) -> dict[str, Any]:
+def made_for(model: Model) -> dict[str, object]:
     """Header that ties an alignment to one checkpoint. Reads the whole checkpoint."""
     total = model.digest()
     return {

@@ -28,7 +28,7 @@ def typed_config(config: Mapping[str, Any], where: str) -> Any:
         ) from error
 
 
-def bind(family: Family, config: Mapping[str, Any], names: Collection[str], where: str) -> Spec:
+def bind(family: Family, config: Mapping[str, object], names: Collection[str], where: str) -> Spec:
     """The table for a config and the tensors of a checkpoint."""
     typed, declared = typed_config(config, where), config.get("architectures")
     if declared is not None and not isinstance(declared, list):

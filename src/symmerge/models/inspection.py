@@ -29,7 +29,7 @@ def spaces(spec: Spec) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _space_row(name: str, group: Group, per: str | None) -> dict[str, Any]:
+def _space_row(name: str, group: Group, per: str | None) -> dict[str, object]:
     per = _template(per) if per else ""
     return {
         "space": name,

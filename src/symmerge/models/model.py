@@ -99,7 +99,7 @@ class Model:
         """The hash of the checkpoint it came from; reads whatever has not been read yet."""
         return self.source.digest()
 
-    def derive(self, weights: Weights, *, step: HistoryStep, **changes: Any) -> Model:
+    def derive(self, weights: Weights, *, step: HistoryStep, **changes: object) -> Model:
         """The same model with other weights, and a record of why."""
         return replace(self, weights=weights, history=(*self.history, step), **changes)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -22,6 +22,7 @@ from symmerge.symmetry.groups import Trivial
 from symmerge.symmetry.notation import Atom, Product, Role, Sum, atoms, pieces, size
 from symmerge.symmetry.spec import Space, Spec
 
+Entry = TypeVar("Entry")
 SAMPLE = "sample"
 DUAL = {Role.WRITES: Role.READS, Role.READS: Role.WRITES, Role.RIDES: Role.RIDES}
 Score = Literal["correlation", "absolute", "cosine", "covariance", "product"]
@@ -47,7 +48,7 @@ class Activations:
     def without(self, names: Collection[str]) -> Activations:
         """Leave activations out."""
 
-        def keep(entries: Mapping[str, Any]) -> dict[str, Any]:
+        def keep(entries: Mapping[str, Entry]) -> dict[str, Entry]:
             return {name: entry for name, entry in entries.items() if name not in names}
 
         return Activations(keep(self.axes), keep(self.values), keep(self.counts))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -72,7 +71,9 @@ class Probe:
         return total / max(1, start)
 
 
-def predictions(module: Callable[..., Any], batch: ProbeBatch) -> Float[Tensor, "places classes"]:
+def predictions(
+    module: Callable[..., object], batch: ProbeBatch
+) -> Float[Tensor, "places classes"]:
     """A model's logits at the positions that count."""
     logits = first_logits(module(**batch.inputs))
     if batch.positions is not None:

@@ -1,6 +1,6 @@
 """Figures and one self-contained page, from the JSON results alone."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from symmerge.report.page import curve_svg, report, simplex_svgs
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 __all__ = ["curve_svg", "report", "simplex_svgs"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """matplotlib and jinja2 are slow to import: only who draws waits for them."""
     if name not in ("curve_svg", "report", "simplex_svgs"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

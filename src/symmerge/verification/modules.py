@@ -83,7 +83,7 @@ def _fill(
     dtype: torch.dtype,
     progress: Progress | None,
     owner: nn.Module,
-    args: Any,
+    args: object,
 ) -> None:
     for key, empty in owner._parameters.items():
         name = f"{prefix}.{key}" if prefix else key
@@ -97,7 +97,7 @@ def _fill(
             progress(name)
 
 
-def _empty(owner: nn.Module, args: Any, output: Any) -> None:
+def _empty(owner: nn.Module, args: object, output: object) -> None:
     for key, full in owner._parameters.items():
         if full is not None and not full.is_meta:
             empty = torch.empty_like(full, device="meta")

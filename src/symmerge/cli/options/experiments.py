@@ -108,7 +108,7 @@ class External:
         ),
     ] = None
 
-    def check(self, name: str, experiment: Experiment, trained: Mapping[str, Any]) -> None:
+    def check(self, name: str, experiment: Experiment, trained: Mapping[str, object]) -> None:
         """Refuse models that an experiment does not take, and options for the other kind."""
         if self.models and experiment.accepts is None:
             takers = [known for known, other in EXPERIMENTS.items() if other.accepts]

@@ -32,7 +32,7 @@ def verb(
         groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
 
         @wraps(function)
-        def call(config: Path | None = None, **values: Any) -> None:
+        def call(config: Path | None = None, **values: object) -> None:
             built = {
                 name: group(**{field.name: values[field.name] for field in fields(group)})
                 for name, group in groups.items()
@@ -56,7 +56,7 @@ def _reflowed(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
-def _expanded(function: Callable[..., None], hints: dict[str, Any]) -> Iterator[Parameter]:
+def _expanded(function: Callable[..., None], hints: dict[str, object]) -> Iterator[Parameter]:
     """The parameters of a function with each group replaced by its options, and --config."""
     for parameter in inspect.signature(function).parameters.values():
         hint = hints[parameter.name]
@@ -78,7 +78,7 @@ def _options(group: Any) -> Iterator[Parameter]:
         yield _keyword(field.name, Annotated[kind, option], default)
 
 
-def _keyword(name: str, annotation: Any, default: Any) -> Parameter:
+def _keyword(name: str, annotation: object, default: object) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -99,7 +99,7 @@ def _configure(context: Any, file: Path | None) -> Path | None:
     return file
 
 
-def _read_options(file: Path) -> dict[str, Any]:
+def _read_options(file: Path) -> dict[str, object]:
     try:
         content = yaml.safe_load(file.read_text("utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

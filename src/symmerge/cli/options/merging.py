@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -80,7 +80,7 @@ class Merging:
         ),
     ] = None
 
-    def keywords(self) -> dict[str, Any]:
+    def keywords(self) -> dict[str, object]:
         """The options as `merge` takes them: words become numbers."""
         return {**vars(self), "weights": _weights(self.weights), "at": _times(self.at or [])}
 

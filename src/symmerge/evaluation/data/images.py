@@ -29,7 +29,7 @@ class LabelledImages:
     """
 
     items: np.ndarray | Sequence[Any]
-    labels: Sequence[Any]
+    labels: Sequence[object]
     normalized: bool = False
 
 
@@ -63,7 +63,7 @@ def _from_hub(data: str) -> LabelledImages:
 
 
 @dataclass(frozen=True)
-class _Column(Sequence[Any]):
+class _Column(Sequence[object]):
     """One column of a data set, row by row: reading it at once would decode every image."""
 
     rows: Any
@@ -151,7 +151,7 @@ def check_file(path: Path) -> None:
 
 
 @contextmanager
-def _readable(item: Any) -> Iterator[None]:
+def _readable(item: object) -> Iterator[None]:
     try:
         yield
     except (OSError, SyntaxError, ValueError, TypeError) as error:  # PIL's for damaged files

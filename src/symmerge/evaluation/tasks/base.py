@@ -63,7 +63,7 @@ class Batches(Protocol):
 class LazyBatches:
     """Chunks of samples, collated one at a time: images are not all held in memory."""
 
-    chunks: tuple[tuple[Any, ...], ...]
+    chunks: tuple[tuple[object, ...], ...]
     collate: Callable[[Sequence[Any]], Batch]
 
     def __len__(self) -> int:
@@ -73,22 +73,22 @@ class LazyBatches:
         return map(self.collate, self.chunks)
 
     @property
-    def samples(self) -> list[Any]:
+    def samples(self) -> list[object]:
         """All samples, in the order of the batches."""
         return [sample for chunk in self.chunks for sample in chunk]
 
-    def of(self, samples: Sequence[Any]) -> LazyBatches:
+    def of(self, samples: Sequence[object]) -> LazyBatches:
         """The same kind of batches of other samples."""
         size = max(len(chunk) for chunk in self.chunks)
         return replace(self, chunks=_chunks(samples, size))
 
 
-def _chunks(samples: Sequence[Any], size: int) -> tuple[tuple[Any, ...], ...]:
+def _chunks(samples: Sequence[object], size: int) -> tuple[tuple[object, ...], ...]:
     return tuple(tuple(samples[start : start + size]) for start in range(0, len(samples), size))
 
 
 def batched(
-    samples: Iterable[Any],
+    samples: Iterable[object],
     size: int,
     *,
     key: Callable[[Any], Any],
@@ -152,7 +152,7 @@ class Task:
             settings=self.settings,
         )
 
-    def with_samples(self, samples: Sequence[Any]) -> Task:
+    def with_samples(self, samples: Sequence[object]) -> Task:
         """The same task on the given samples."""
         assert isinstance(self.batches, LazyBatches)
         return replace(self, samples=len(samples), batches=self.batches.of(samples))

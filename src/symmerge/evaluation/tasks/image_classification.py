@@ -88,7 +88,7 @@ def _batch(images: torch.Tensor, samples: Sequence[Sample]) -> Batch:
     return {"pixel_values": images, "labels": torch.tensor([label for _, label in samples])}
 
 
-def _identity(images: LabelledImages, sample: Sample) -> Any:
+def _identity(images: LabelledImages, sample: Sample) -> object:
     """Sort key of an image: arrays by content, files by name."""
     number, _ = sample
     if isinstance(images.items, np.ndarray):

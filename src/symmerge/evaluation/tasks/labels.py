@@ -11,7 +11,7 @@ from symmerge.models.model import Model
 from symmerge.symmetry.spec import listing
 
 
-def class_indices(labels: Sequence[Any], model: Model, data: str) -> list[int]:
+def class_indices(labels: Sequence[object], model: Model, data: str) -> list[int]:
     """Class index of each label; names are looked up in the model's config, else sorted."""
     classes = model.spec.sizes["label"]
     numbers = _numbers(labels)
@@ -27,7 +27,7 @@ def class_indices(labels: Sequence[Any], model: Model, data: str) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def regression_targets(labels: Sequence[Any], data: str) -> list[float]:
+def regression_targets(labels: Sequence[object], data: str) -> list[float]:
     """Labels as finite numbers."""
     numbers = _numbers(labels)
     if numbers is None or not all(map(math.isfinite, numbers)):

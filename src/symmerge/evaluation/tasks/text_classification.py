@@ -38,7 +38,7 @@ def text_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
 
 
 def _readout_and_labels(
-    model: Model, labels: Sequence[Any], data: str
+    model: Model, labels: Sequence[object], data: str
 ) -> tuple[Readout, list[int] | list[float]]:
     kind, classes = model.config.get("problem_type"), model.spec.sizes["label"]
     if kind == "multi_label_classification" or (kind == "regression" and classes > 1):
@@ -70,7 +70,7 @@ def _encode(
     return [{name: list(one[name]) for name in known if name in one} for one in encodings]
 
 
-def _length_first(sample: Sample) -> Any:
+def _length_first(sample: Sample) -> object:
     tokens, label = sample[0]["input_ids"], sample[1]
     return len(tokens), tokens, label
 

@@ -14,6 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+Settings = Mapping[str, Any]
+"""What a step reads, as JSON."""
+
 Result = dict[str, Any]
 """What a step returns, as JSON: no times and no paths, so it is the same on every machine."""
 
@@ -23,7 +26,7 @@ class Step(Protocol):
 
     def __call__(
         self,
-        settings: Mapping[str, Any],
+        settings: Settings,
         needs: list[Path],
         folder: Path,
         say: Callable[[str], None],
@@ -49,9 +52,9 @@ class Cell:
     """
 
     step: str
-    settings: Mapping[str, Any]
+    settings: Settings
     needs: tuple[Cell, ...] = ()
-    beside: Mapping[str, Any] = field(default_factory=dict)
+    beside: Settings = field(default_factory=dict)
     label: str = ""
     cost: Cost = Cost()
 

@@ -24,7 +24,7 @@ class RayEngine:
     def __init__(self, address: str | None = None, workers: int = 2, *, gpus: float = 0.0) -> None:
         self.workers = self.heavy = workers
         self._address, self._gpus = address, gpus
-        self._running: dict[Any, Cell] = {}
+        self._running: dict[object, Cell] = {}
 
     def open(self, store: Store, say: Callable[[Cell, str], None]) -> None:
         self._ray, self._store = _ray(), store
@@ -74,7 +74,7 @@ class RayEngine:
         if self._ours:
             self._ray.shutdown()
 
-    def _result(self, reference: Any, cell: Cell) -> AttemptResult:
+    def _result(self, reference: object, cell: Cell) -> AttemptResult:
         try:
             result = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:  # its process, its node or the network

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from itertools import combinations
 from typing import Any, TypeVar
 
-from symmerge.lab.experiments.cells import Cell, Cost
+from symmerge.lab.experiments.cells import Cell, Cost, Settings
 from symmerge.lab.experiments.tables import Size, TableEntry
 from symmerge.lab.training.recipes import training_recipe
 from symmerge.matching.recipes import get_recipe
@@ -40,9 +40,9 @@ COPIES = 10  # of a model's float32 weights in memory
 LEARNING = {"smoke": {"steps": 2, "inputs": 48}, "small": {"steps": 60, "inputs": 600}}
 """How much is learned, unless an experiment says so itself."""
 STARTS = {"smoke": {"start": "identity"}, "small": {"start": "weights-only"}}
-LONG_LEARNING: Mapping[str, Any] = {"steps": 1500, "inputs": 8000, "start": "weights"}
+LONG_LEARNING: Mapping[str, object] = {"steps": 1500, "inputs": 8000, "start": "weights"}
 """Enough for models of the published size, whatever their data."""
-EXTERNAL_LEARNING: Mapping[str, Mapping[str, Any]] = {"published": LONG_LEARNING}
+EXTERNAL_LEARNING: Mapping[str, Mapping[str, object]] = {"published": LONG_LEARNING}
 """For external models, at sizes where experiments have one setting per data set."""
 EXTERNAL_DIFFERS = (
     "Models and data are external: published numbers belong to other models,"
@@ -58,8 +58,8 @@ def by_scale(size: Size, table: Mapping[str, T]) -> T:
 
 
 def columns_of(
-    size: Size, table: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]]
-) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+    size: Size, table: Mapping[str, Mapping[str, tuple[str, Mapping[str, object]]]]
+) -> Mapping[str, tuple[str, Mapping[str, object]]]:
     """Column -> training recipe and learning options. External models are one column."""
     if size.external:
         return {size.external.column: ("", EXTERNAL_LEARNING.get(size.name, {}))}
@@ -76,7 +76,7 @@ def model(
     recipe: str,
     seed: int,
     *,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
     base: Cell | None = None,
 ) -> Cell:
     """A model trained from a seed, or a classifier fine-tuned from `base`.
@@ -112,7 +112,7 @@ def models(size: Size, recipe: str, **changes: Any) -> list[Cell]:
 
 
 def retrained_from(
-    size: Size, base: Cell, fresh: str, seed: int, schedule: Mapping[str, Any] | None = None
+    size: Size, base: Cell, fresh: str, seed: int, schedule: Mapping[str, object] | None = None
 ) -> Cell:
     """A model with a component initialised afresh, trained again."""
     smoke = SMOKE if size.name == "smoke" else {}
@@ -127,7 +127,7 @@ def pairs(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
     return list(combinations(cells, 2))
 
 
-def unequal(size: Size, recipe: str, wider: Mapping[str, Any]) -> list[tuple[Cell, Cell]]:
+def unequal(size: Size, recipe: str, wider: Mapping[str, object]) -> list[tuple[Cell, Cell]]:
     """A wide and a narrow model per seed; or external pairs that differ in width."""
     if size.external:
         parameters = {one.content: one.parameters for one in size.external.models}
@@ -142,7 +142,7 @@ def unequal(size: Size, recipe: str, wider: Mapping[str, Any]) -> list[tuple[Cel
     ]
 
 
-def line(size: Size, pair: tuple[Cell, Cell], method: str, **options: Any) -> Cell:
+def line(size: Size, pair: tuple[Cell, Cell], method: str, **options: object) -> Cell:
     """The line between two models by a method; missing options depend on the size."""
     settings = _measured(size, pair[0], method, {**default_options(size, method), **options})
     changes = "".join(f", {name} {value}" for name, value in options.items())
@@ -151,12 +151,12 @@ def line(size: Size, pair: tuple[Cell, Cell], method: str, **options: Any) -> Ce
     return _cell(size, "line", settings, pair, label, kind, **_places(size))
 
 
-def lines(size: Size, cells: Sequence[Cell], method: str, **options: Any) -> list[Cell]:
+def lines(size: Size, cells: Sequence[Cell], method: str, **options: object) -> list[Cell]:
     """The lines between every two models."""
     return [line(size, pair, method, **options) for pair in pairs(cells)]
 
 
-def together(size: Size, cells: Sequence[Cell], method: str, **options: Any) -> Cell:
+def together(size: Size, cells: Sequence[Cell], method: str, **options: object) -> Cell:
     """Many models merged into one."""
     options = {**default_options(size, method), **options}
     if method == "learned":
@@ -167,7 +167,7 @@ def together(size: Size, cells: Sequence[Cell], method: str, **options: Any) -> 
     return _cell(size, "together", settings, tuple(cells), label, **_places(size))
 
 
-def default_options(size: Size, method: str) -> dict[str, Any]:
+def default_options(size: Size, method: str) -> dict[str, object]:
     """Options of a method by size. Those that learning does not know go to its start."""
     quick, learning = QUICK.get(size.name, {}), LEARNING.get(size.name, {})
     if method == "learned":
@@ -183,13 +183,15 @@ def orders(size: Size, pair: tuple[Cell, Cell]) -> Cell:
     return _cell(size, "orders", _measured(size, pair[0], "two-stage", {}), pair, label)
 
 
-def freedom(size: Size, architecture: str, config: Mapping[str, Any]) -> Cell:
+def freedom(size: Size, architecture: str, config: Mapping[str, object]) -> Cell:
     """The symmetries of an architecture."""
     settings = {"architecture": architecture, "config": dict(config)}
     return _cell(size, "freedom", settings, (), f"symmetries of {architecture}")
 
 
-def _measured(size: Size, of: Cell, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _measured(
+    size: Size, of: Cell, method: str, options: Mapping[str, object]
+) -> dict[str, object]:
     """Settings of a measurement on held-out data, of the recipe or external."""
     return {
         "method": method,
@@ -201,11 +203,11 @@ def _measured(size: Size, of: Cell, method: str, options: Mapping[str, Any]) -> 
     }
 
 
-def _data(size: Size, of: Cell, method: str) -> dict[str, Any]:
+def _data(size: Size, of: Cell, method: str) -> dict[str, object]:
     if "recipe" in of.settings:
         return {"recipe": of.settings["recipe"]}
     assert size.external and size.external.test
-    settings: dict[str, Any] = {"task": size.external.task, "test": size.external.test.content}
+    settings: dict[str, object] = {"task": size.external.task, "test": size.external.test.content}
     if method != PLAIN and get_recipe(method).needs_data:
         settings["train"] = size.external.train and size.external.train.content
     return settings
@@ -218,11 +220,11 @@ def _places(size: Size) -> dict[str, Any]:
 def _cell(
     size: Size,
     step: str,
-    settings: Mapping[str, Any],
+    settings: Settings,
     needs: tuple[Cell, ...],
     label: str,
     kind: str = "",
-    **beside: Any,
+    **beside: object,
 ) -> Cell:
     """`kind`: of cost, by default the name of the step."""
     cost = _cost(size, kind or step, settings.get("recipe", ""))

@@ -16,7 +16,7 @@ from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.resource_tracker import ensure_running
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Protocol, final, runtime_checkable
 
 import torch
 
@@ -85,7 +85,7 @@ class _Worker:
     process: SpawnProcess
     pipe: Connection
     cell: Cell | None = None
-    kinds: list[Any] = field(default_factory=list)  # of cells it has computed
+    kinds: list[object] = field(default_factory=list)  # of cells it has computed
 
 
 @final
@@ -155,7 +155,7 @@ class LocalEngine:
             yield AttemptResult(cell, f"the worker died ({_cause(worker.process.exitcode)})")
 
 
-def _kind(cell: Cell) -> tuple[Any, ...]:
+def _kind(cell: Cell) -> tuple[object, ...]:
     """Cells of a kind share loaded data and, on a GPU, compiled code: one worker computes them."""
     return cell.step, cell.settings.get("recipe"), cell.settings.get("config")
 

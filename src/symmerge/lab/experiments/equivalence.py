@@ -6,7 +6,6 @@ Components initialised afresh and retrained, orders of heads, metrics, symmetry 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from symmerge.lab.experiments.cells import Cell
 from symmerge.lab.experiments.components import (
@@ -50,14 +49,14 @@ IMAGES = {
     "published": {"absolute: ViT": "cifar10-vit-short", "rotary: DINOv3": "cifar10-dinov3"},
 }
 RETRAINED = 120  # steps of a small model: most of it is still trained
-_BODY: Mapping[str, Any] = {
+_BODY: Mapping[str, object] = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
     "num_attention_heads": 12,
     "intermediate_size": 3072,
     "vocab_size": 1000,
 }
-_PICTURES: Mapping[str, Any] = {
+_PICTURES: Mapping[str, object] = {
     name: value for name, value in _BODY.items() if name != "vocab_size"
 }
 GROUPS = {

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from symmerge.checkpoints.files import replacing
 from symmerge.checkpoints.hashes import checkpoint_digest, path_digest
@@ -107,7 +106,7 @@ class ExternalModels:
         return {split: data.place for split, data in self.data.items() if data}
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         return {
             "architecture": self.architecture,
             "models": [model.content for model in self.models],

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from symmerge.evaluation.tasks import SELF_SOURCES
 from symmerge.evaluation.tasks.catalog import SELF_LABELLED
@@ -28,7 +27,7 @@ from symmerge.lab.experiments.tables import Experiment, ResultTable, Size, Table
 from symmerge.lab.training.files import describe_files, has_data
 from symmerge.lab.training.recipes import training_recipe
 
-Rows = dict[str, tuple[str, Mapping[str, Any]]]
+Rows = dict[str, tuple[str, Mapping[str, object]]]
 """Row -> method and its options."""
 METHODS = {
     "vanilla": "none",
@@ -52,7 +51,7 @@ TABLE_1: Mapping[str, Mapping[str, float]] = {
 IMAGES = {"steps": 1500, "inputs": 20_000, "start": "weights"}
 OPTIONAL = ("cifar100", "tiny-imagenet")  # columns that are left out without their data
 # size -> column -> training recipe, options of learned methods
-MODELS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+MODELS: Mapping[str, Mapping[str, tuple[str, Mapping[str, object]]]] = {
     "small": {"digits": ("vit-digits", {}), "documentation": ("gpt2-docs", {})},
     "published": {
         "cifar10": ("cifar10-vit", IMAGES),
@@ -63,7 +62,7 @@ MODELS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     },
 }
 # Ablations: one image and one text data set; at the published size, models that do not overfit.
-VARIED: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+VARIED: Mapping[str, Mapping[str, tuple[str, Mapping[str, object]]]] = {
     "small": MODELS["small"],
     "published": {
         "cifar10": ("cifar10-vit-short", IMAGES),
@@ -99,7 +98,7 @@ LABELS = "labels instead of the parents' answers"
 NO_DATA = "no data at all"
 
 
-def chosen(size: Size) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+def chosen(size: Size) -> Mapping[str, tuple[str, Mapping[str, object]]]:
     """Every data set; of the optional ones, those that exist."""
     without = absent(size)
     columns = columns_of(size, MODELS)
@@ -115,12 +114,12 @@ def absent(size: Size) -> list[str]:
     ]
 
 
-def first(size: Size) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+def first(size: Size) -> Mapping[str, tuple[str, Mapping[str, object]]]:
     """One image and one text data set."""
     return columns_of(size, VARIED)
 
 
-def options_of(method: str, learning: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(method: str, learning: Mapping[str, object]) -> dict[str, object]:
     """Options of a method: learned ones learn so much, and only one of them has a start."""
     if not method.startswith("learned"):
         return {}
@@ -151,7 +150,7 @@ def methods(size: Size) -> tuple[ResultTable, ...]:
 
 
 def _ablation(
-    size: Size, title: str, about: str, rows: Callable[[Mapping[str, Any]], Rows]
+    size: Size, title: str, about: str, rows: Callable[[Mapping[str, object]], Rows]
 ) -> tuple[ResultTable, ...]:
     """Lines of an image and a text data set, by rows that depend on their learning options."""
     entries = [
@@ -163,7 +162,7 @@ def _ablation(
 
 
 def samplers(size: Size) -> tuple[ResultTable, ...]:
-    def rows(learning: Mapping[str, Any]) -> Rows:
+    def rows(learning: Mapping[str, object]) -> Rows:
         return {n: ("learned", {**learning, "sampler": by}) for n, by in SAMPLERS.items()}
 
     about = "Sampler of the interpolation weight; barrier of learned matching."
@@ -192,7 +191,7 @@ def soft(size: Size) -> tuple[ResultTable, ...]:
 
 
 def spaces(size: Size) -> tuple[ResultTable, ...]:
-    def rows(learning: Mapping[str, Any]) -> Rows:
+    def rows(learning: Mapping[str, object]) -> Rows:
         return {
             " + ".join(names): ("learned", {**learning, "spaces": list(names)}) for names in SPACES
         }
@@ -208,7 +207,7 @@ def needs(size: Size) -> tuple[ResultTable, ...]:
     for name in _impossible(size.external):
         del changes[name]
 
-    def rows(learning: Mapping[str, Any]) -> Rows:
+    def rows(learning: Mapping[str, object]) -> Rows:
         learned: Rows = {
             name: ("learned", {**learning, "start": start, **change})
             for name, change in changes.items()
@@ -225,7 +224,7 @@ def needs(size: Size) -> tuple[ResultTable, ...]:
     return _ablation(size, "What learned matching needs", about, rows)
 
 
-def _changes(fewer_steps: int) -> dict[str, Mapping[str, Any]]:
+def _changes(fewer_steps: int) -> dict[str, Mapping[str, object]]:
     return {
         "from weights": {},
         "from activations": {"start": "activations"},

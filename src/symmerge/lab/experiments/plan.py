@@ -182,14 +182,14 @@ def _is_new(folder: Path) -> bool:
     return not folder.exists() or all(file.name.startswith(".") for file in folder.iterdir())
 
 
-def _identity(name: str, size: Size) -> dict[str, Any]:
+def _identity(name: str, size: Size) -> dict[str, object]:
     external = {"external": size.external.record} if size.external else {}
     return {"name": name, "size": size.name, **external}
 
 
 def plan_rows(
     tables: tuple[ResultTable, ...], size: Size, store: Store
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Every cell in order, its state and expected cost; the last row totals what is left."""
     cells = with_needs(cells_of(tables))
     left = missing(cells_of(tables), store)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -22,7 +22,7 @@ from symmerge.evaluation.lines import LineMethod, measure_lines
 from symmerge.evaluation.simplices import mean_of_first, measure_simplex
 from symmerge.evaluation.tasks import Task, make_task, task_of
 from symmerge.evaluation.tasks.base import subsample
-from symmerge.lab.experiments.cells import Result
+from symmerge.lab.experiments.cells import Result, Settings
 from symmerge.lab.experiments.components import PLAIN
 from symmerge.lab.experiments.external import DataSource
 from symmerge.lab.training.loop import train as fit
@@ -45,7 +45,6 @@ CHANGED = (
     "{} is missing, or not what it was when the experiment began:"
     " restore it, or start again with what is there now"
 )
-Settings = Mapping[str, Any]
 Say = Callable[[str], None]
 # How learning starts, by name: from its data and device.
 STARTS: Mapping[str, Callable[[Task, str], Matching | Literal["identity"]]] = {

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from symmerge.checkpoints.files import read_json, replacing, write_json
 from symmerge.errors import CheckpointError, MismatchError
@@ -143,7 +142,7 @@ def _check_visible(cell: Cell, store: Store) -> None:
         )
 
 
-def _described(cell: Cell) -> dict[str, Any]:
+def _described(cell: Cell) -> dict[str, object]:
     return {
         "step": cell.step,
         "settings": cell.settings,

@@ -102,7 +102,7 @@ def cells_of(tables: tuple[ResultTable, ...]) -> tuple[Cell, ...]:
     return tuple(dict.fromkeys(cell for entry in entries for cell in entry.cells))
 
 
-def values_of(entry: TableEntry, results: Mapping[str, Mapping[str, Any]]) -> list[float]:
+def values_of(entry: TableEntry, results: Mapping[str, Mapping[str, object]]) -> list[float]:
     """The quantity of every cell that has a result."""
     return [
         float(_lookup(results[cell.key], entry.quantity))

@@ -40,7 +40,7 @@ def train_accelerated(
     progress: Progress | None,
     *,
     accelerations: Sequence[str] | None = None,
-    **options: Any,
+    **options: object,
 ) -> None:
     """Train in another process; where one acceleration fails, the next goes on from its state."""
     for acceleration in accelerations or accelerations_of(origin.recipe.task):
@@ -179,7 +179,7 @@ def _next_job() -> dict[str, Any] | None:
         return None
 
 
-def _send(**message: Any) -> None:
+def _send(**message: object) -> None:
     try:
         print(json.dumps(message), flush=True)
     except BrokenPipeError:  # the caller was killed; nobody is left to tell

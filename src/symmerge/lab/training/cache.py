@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from symmerge.checkpoints.files import replacing
 from symmerge.errors import DataError
@@ -15,7 +15,7 @@ T = TypeVar("T")
 PROGRESS_SECONDS = 5.0  # between two lines
 
 
-def cached(target: Path, make: Callable[[Path], Any]) -> Path:
+def cached(target: Path, make: Callable[[Path], object]) -> Path:
     """A file or folder that `make` writes if it is absent.
 
     Two processes may both write it: the content is the same, and one of them wins.

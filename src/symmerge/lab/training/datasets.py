@@ -15,7 +15,7 @@ from symmerge.evaluation.tasks.base import IGNORED
 from symmerge.evaluation.tasks.language import MASKING
 from symmerge.lab.training.augmentation import RANDOM_NUMBERS, augment
 
-Batch = tuple[dict[str, Any], Tensor]
+Batch = tuple[Mapping[str, Tensor | bool], Tensor]
 # As BERT: of the predicted tokens 80 % become [MASK], 10 % a random token, 10 % stay.
 MASKED, REPLACED = 0.8, 0.9
 

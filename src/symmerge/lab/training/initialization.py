@@ -6,7 +6,7 @@ import json
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -45,7 +45,7 @@ class Origin:
         if self.only_fresh and not self.fresh:
             raise MismatchError("only fresh parts are trained, but none is fresh: give --fresh")
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """As JSON. Python's version belongs to it: its documentation is training data."""
         known = {
             "schema": SCHEMA,
@@ -103,7 +103,7 @@ def _check(model: PreTrainedModel, recipe: TrainingRecipe, folder: Path) -> None
         )
 
 
-def _agrees(there: Any, wanted: Any) -> bool:
+def _agrees(there: object, wanted: object) -> bool:
     return (
         all(there.get(name) == value for name, value in wanted.items())
         if isinstance(wanted, dict) and isinstance(there, dict)

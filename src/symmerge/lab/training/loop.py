@@ -147,7 +147,7 @@ class _Training:
     def keep_best(self) -> None:
         self.best = self.stepper.weights()
 
-    def state(self, history: History) -> dict[str, Any]:
+    def state(self, history: History) -> dict[str, object]:
         known = {"history": history.to_json(), "curve": self.curve, "best": self.best}
         return {**self.stepper.state(), **known, "seconds": self.seconds}
 

@@ -72,7 +72,7 @@ class TrainingRecipe:
 def with_changes(
     recipe: TrainingRecipe,
     *,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
     schedule: Mapping[str, Any] | None = None,
 ) -> TrainingRecipe:
     """The recipe with other sizes or another schedule, for example `config={"n_embd": 96}`.

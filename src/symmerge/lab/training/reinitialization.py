@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -74,7 +74,7 @@ def reinitialize(folder: Path, component: str, seed: int) -> PreTrainedModel:
     return model
 
 
-def open_model(folder: Path, architecture: str | None = None, **changes: Any) -> PreTrainedModel:
+def open_model(folder: Path, architecture: str | None = None, **changes: object) -> PreTrainedModel:
     """A stock model in float32 from a folder, by default of the class that was saved."""
     import transformers
     from transformers.utils import logging

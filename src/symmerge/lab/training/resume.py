@@ -17,7 +17,7 @@ def partial_file(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial")
 
 
-def save_state(file: Path, origin: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+def save_state(file: Path, origin: Mapping[str, object], state: Mapping[str, object]) -> None:
     """Replace the saved state; a run that is killed here leaves the old one."""
     try:
         with replacing(file) as beside:
@@ -28,7 +28,7 @@ def save_state(file: Path, origin: Mapping[str, Any], state: Mapping[str, Any]) 
         ) from error
 
 
-def load_state(file: Path, origin: Mapping[str, Any]) -> dict[str, Any] | None:
+def load_state(file: Path, origin: Mapping[str, object]) -> dict[str, Any] | None:
     """The saved state, if there is one; that of another training run is refused."""
     if not file.exists():
         return None

@@ -46,7 +46,7 @@ class Splits:
     train: Dataset
     valid: Dataset | None
     test: Dataset
-    save: Callable[[Path], Any]
+    save: Callable[[Path], object]
 
 
 def load_splits(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ COMPILE_LIMIT = 240  # seconds until the first steps must be done
 WARM_UP_STEPS = 3
 MAX_STEPS_PER_GRAPH = 16
 STEPS_PER_ADVANCE = 128  # on a GPU, where nothing is evaluated in between
+WeightPair = tuple[nn.Parameter, nn.Parameter]  # float32 master, bfloat16 copy
 
 
 def batch_loss(
@@ -107,10 +108,10 @@ class TrainingStep:
         self.parameters = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer = self._optimizer()
         self.losses = StepLosses(schedule.steps, device)
-        self.loss: Any = batch_loss
+        self.loss: Callable[..., Tensor] = batch_loss
         self.steps_per_graph, self.steps_per_advance, self._steps = 1, 1, self.step
 
-    def _pairs(self) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+    def _pairs(self) -> tuple[list[WeightPair], list[WeightPair]]:
         """Masters with their bfloat16 copies: all, and those that are trained."""
         weights = zip(self.model.parameters(), self.net.parameters(), strict=True)
         copied = [(master, half) for master, half in weights if master is not half]
@@ -204,7 +205,7 @@ class TrainingStep:
     def weights(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Everything the next steps depend on."""
         random = {"cpu": torch.get_rng_state()}
         if self.cuda:

@@ -6,7 +6,7 @@ Only group elements are learned, so both ends stay exactly the parents.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -170,7 +170,7 @@ class Learner:
             "projected": sum(member.projections for member in self.objective.members),
         }
 
-    def record(self, history: History) -> dict[str, Any]:
+    def record(self, history: History) -> dict[str, object]:
         """What the run did, for solution.json."""
         return {**self.counts(), "steps": history.step, "stopped": history.stopped}
 

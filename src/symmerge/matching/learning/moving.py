@@ -120,7 +120,8 @@ class MovingModel:
             return
         self._set_gradients(gradient)
         if share is not None:
-            torch._foreach_mul_([value.grad for value in self.parameters], share)  # type: ignore[reportPrivateImportUsage]
+            gradients = [value.grad for value in self.parameters]
+            torch._foreach_mul_(gradients, share)  # type: ignore[reportPrivateImportUsage]
         self._average_over_processes()
         self._step(self.optimizer)
 

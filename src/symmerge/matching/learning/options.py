@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks.base import Task
@@ -47,7 +47,7 @@ class LearningOptions:
             if value is not None and not value > 0:
                 raise MismatchError(f"{name} {value}: give a number above 0")
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The options, for solution.json."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         start = self.start_solver()

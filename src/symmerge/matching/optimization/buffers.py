@@ -13,7 +13,8 @@ from torch import Tensor
 def copy_all(targets: Sequence[Any], sources: Sequence[Any]) -> None:
     """Copy many tensors in a kernel or two, also from one type to another."""
     if targets:
-        torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateImportUsage]
+        copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+        copy(list(targets), list(sources))
 
 
 @final

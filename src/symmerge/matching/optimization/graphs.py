@@ -84,7 +84,9 @@ class StepGraphs:
             f"{one.filename}:{one.lineno}" for one in caught if "synchronizing" in str(one.message)
         ]
 
-    def _watched(self, batches: tuple[GraphInput, ...], caught: list[Any]) -> None:
+    def _watched(
+        self, batches: tuple[GraphInput, ...], caught: list[warnings.WarningMessage]
+    ) -> None:
         torch.cuda.set_sync_debug_mode("warn")
         warnings.simplefilter("always")
         caught.clear()  # the mode itself warns that it is new

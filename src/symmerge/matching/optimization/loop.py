@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, final, runtime_checkable
+from typing import Generic, Protocol, TypeVar, final, runtime_checkable
 
 from symmerge.errors import SymmergeError
 
@@ -64,7 +64,7 @@ class History:
         self.evaluated_at = self.step
         return better
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 
