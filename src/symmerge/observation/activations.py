@@ -1,4 +1,4 @@
-"""Activations as more tensors of a model's table: the inputs and outputs of its matrices.
+"""Activations as extra tensors of a model's table: the inputs and outputs of its matrices.
 
 The input of a matrix lives in the space its reading axis meets, its output in the space it writes
 to. So the table's own axes say how these coordinates move, and a solver that matches weights
@@ -26,12 +26,12 @@ Entry = TypeVar("Entry")
 SAMPLE = "sample"
 DUAL = {Role.WRITES: Role.READS, Role.READS: Role.WRITES, Role.RIDES: Role.RIDES}
 Score = Literal["correlation", "absolute", "cosine", "covariance", "product"]
-"""How coordinates are compared. `absolute` is the absolute correlation: no permutation without
-signs explains it, it is there for comparison. For permutations `product` is the distance as well:
-lengths do not depend on the order."""
+"""How coordinates are compared. `absolute` (absolute correlation) is for comparison only: no
+permutation without signs explains it. For permutations `product` is equivalent to the distance:
+norms do not depend on the order."""
 CENTRED, SCALED = ("correlation", "absolute", "covariance"), ("correlation", "absolute", "cosine")
 OnActivation = Callable[[str, Product, Tensor], None]
-"""Called with (name, axis, values [..., coordinates]) when an activation passes."""
+"""Called with (name, axis, values [..., coordinates]) for each activation."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Activations:
     counts: Mapping[str, int]
 
     def without(self, names: Collection[str]) -> Activations:
-        """Leave activations out."""
+        """The same without these activations."""
 
         def keep(entries: Mapping[str, Entry]) -> dict[str, Entry]:
             return {name: entry for name, entry in entries.items() if name not in names}
@@ -56,7 +56,7 @@ class Activations:
 
 @runtime_checkable
 class Observation(Protocol):
-    """What flowed through two models: recorded samples, or statistics of more than fits memory."""
+    """Activations of two models: recorded samples, or statistics of more than fits in memory."""
 
     @property
     def axes(self) -> Mapping[str, Product]:
@@ -64,11 +64,11 @@ class Observation(Protocol):
         ...
 
     def activations(self, score: Score) -> tuple[Activations, Activations]:
-        """Both models' activations, centred and scaled as the score wants them."""
+        """Both models' activations, centred and scaled as the score requires."""
         ...
 
     def without(self, names: Collection[str]) -> Observation:
-        """Leave activations out."""
+        """The same without these activations."""
         ...
 
 
@@ -110,7 +110,7 @@ def _scored(activations: Activations, score: Score) -> Activations:
 def restrict_stream(
     observation: Observation, stream: str, which: Literal["all", "first", "last"]
 ) -> Observation:
-    """Keep the stream at its first or last place alone; everything else stays."""
+    """Keep the stream only where it is first or last observed; keep everything else."""
     places = [
         name
         for name, axis in observation.axes.items()
@@ -149,7 +149,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Watched:
-    """A matrix, and which parts of its inputs and outputs are shown."""
+    """A matrix, and which parts of its inputs and outputs are reported."""
 
     module: nn.Module
     inputs: list[_Place]
@@ -158,7 +158,7 @@ class _Watched:
 
 @contextmanager
 def watch(spec: Spec, module: nn.Module, callback: OnActivation) -> Iterator[None]:
-    """While inside, show every activation of a module with this table once per pass."""
+    """Context in which every activation of a module is reported once per forward pass."""
     known: dict[int, Tensor] = {}  # inputs of this pass; held, so that their ids are not reused
 
     def show(
@@ -185,7 +185,7 @@ def watch(spec: Spec, module: nn.Module, callback: OnActivation) -> Iterator[Non
 
 
 def _watched(spec: Spec, module: nn.Module) -> list[_Watched]:
-    """The matrices of a module; outputs that another matrix reads are shown there."""
+    """The matrices of a module; outputs that another matrix reads are reported as its input."""
     matrices = []
     for name, owner in module.named_modules():
         axes = spec.tensors.get(f"{name}.weight", ())
@@ -208,7 +208,7 @@ def _watched(spec: Spec, module: nn.Module) -> list[_Watched]:
 
 
 def _cut(spec: Spec, name: str, axis: Product) -> list[_Place]:
-    """Cut an axis where it is fused, and leave out the parts that nothing moves."""
+    """Split an axis where it is fused, and leave out parts without symmetries."""
     cut = pieces(name, (axis,), spec.sizes)
     numbers = torch.arange(size(axis, spec.sizes))
     places = [_Place(name, axis, None)]
@@ -231,7 +231,7 @@ def _is_matrix(owner: nn.Module) -> bool:
 
 
 def _dual(axis: Product) -> Product:
-    """The axis of the vectors that a reading axis meets."""
+    """The axis of a matrix's input: the reading axis with its roles inverted."""
     return Product(
         tuple(
             Sum(tuple(_dual(term) for term in factor.terms))
@@ -270,14 +270,14 @@ class Recorder:
 def record_activations(
     spec: Spec, module: nn.Module, *, share: float = 1.0, seed: int = 0
 ) -> Iterator[Recorder]:
-    """While inside, record the activations of a share of the tokens that pass a module."""
+    """Context that records the activations of a share of the tokens that pass a module."""
     recorder = Recorder(spec, share, seed)
     with watch(spec, module, recorder.record):
         yield recorder
 
 
 def extend_spec(spec: Spec, activations: Activations) -> Spec:
-    """The table with activations as more tensors. Nothing moves their samples."""
+    """The table extended by activations. No symmetry acts on their samples."""
     counts = activations.counts
     spaces = {
         f"{SAMPLE}.{count}": Space(f"{SAMPLE}.{count}", Trivial(count)) for count in counts.values()

@@ -21,7 +21,7 @@ Modules = tuple[nn.Module, nn.Module]
 
 
 def pair_header(a: Model, b: Model) -> StatisticsHeader:
-    """Which pair, in which form: statistics fit no other."""
+    """Identifies the pair and its form: statistics fit no other."""
     steps = tuple(step.step for step in a.history)
     return StatisticsHeader(a.digest(), b.digest(), a.spec.fingerprint, steps)
 
@@ -45,7 +45,7 @@ def gather_pair(
 
 
 def _load_modules(models: tuple[Model, Model], device: str) -> Modules:
-    """In the precision that activations are observed in."""
+    """Load both models, in the precision that activations are observed in."""
     a, b = (full_module(model, torch.float32).to(device) for model in models)
     return a, b
 
@@ -72,14 +72,14 @@ def calibrate(
         return Probe("held-out data", statistics, frequencies=frequencies)
     batches, targets = _targets(modules, scored, device)
     if frequencies is not None and spec.task in ("causal-lm", "masked-lm"):
-        # The parents' predictions say more about rare tokens than the few that occurred.
+        # The parents' predictions estimate rare tokens better than the few that occurred.
         frequencies = frequencies + targets.sum(0).cpu()
     return Probe("held-out data", statistics, batches, targets, frequencies)
 
 
 @torch.no_grad()
 def _targets(modules: Modules, task: Task, device: str) -> tuple[list[ProbeBatch], Tensor]:
-    """Batches to score on, and the parents' mean predictions there."""
+    """Batches to score on, and the parents' mean predictions for them."""
     batches, targets, total = [], [], 0
     for batch in task.batches:
         batches.append(_probe_batch(batch, device))
@@ -95,14 +95,14 @@ def _mean_prediction(modules: Sequence[nn.Module], batch: ProbeBatch) -> Tensor:
 
 
 def _probe_batch(batch: Batch, device: str) -> ProbeBatch:
-    """Positions with a label count."""
+    """A batch whose labelled positions are scored."""
     labels = batch["labels"]
     inputs = {name: tensor.to(device) for name, tensor in batch.items() if name != "labels"}
     return ProbeBatch(inputs, (labels != IGNORED).to(device) if labels.ndim == 2 else None)
 
 
 def _count_tokens(task: Task, vocabulary: int) -> Tensor | None:
-    """How often each token occurs; None for inputs that are no text."""
+    """How often each token occurs; None for inputs that are not text."""
     if not vocabulary:
         return None
     counts = torch.zeros(vocabulary)

@@ -1,4 +1,4 @@
-"""How alike the features of two models are before and after an alignment: correlations.json.
+"""How similar the features of two models are before and after an alignment: correlations.json.
 
 Statistics hold the products between the models, so an alignment of B can be applied to them.
 Variances follow too where coordinates are permuted, flipped or scaled, and inside heads, whose own
@@ -38,7 +38,7 @@ class LayerCorrelation(Record):
 
 @dataclass(frozen=True)
 class CorrelationMatrix(Record):
-    """What the heads of the first attention layer pass on."""
+    """Correlations between the outputs of the heads in the first attention layer."""
 
     space: Annotated[str, "The space the features are in."]
     values: Annotated[tuple[tuple[float, ...], ...], "Features of A by features of aligned B."]
@@ -48,7 +48,7 @@ class CorrelationMatrix(Record):
 
 @dataclass(frozen=True)
 class Correlations(ResultFile):
-    """How alike the features of two models are, where a solver gathered statistics."""
+    """How similar the features of two models are, where a solver gathered statistics."""
 
     SCHEMA, WRITER = "symmerge.correlations/1", "symmerge align with data"
 
@@ -74,7 +74,7 @@ def measure_correlations(statistics: Statistics, alignment: Alignment) -> Correl
 
 
 class _Moving:
-    """Samples with the moments of the statistics; B's before and after its alignment."""
+    """Samples that reproduce the statistics' moments; B's before and after its alignment."""
 
     def __init__(self, statistics: Statistics, alignment: Alignment) -> None:
         self.moments = statistics.moments
@@ -100,7 +100,7 @@ class _Moving:
         return next((n for n in reversed(names) if self.layer(n) == self.layer(names[0])), None)
 
     def matrix(self, name: str) -> CorrelationMatrix:
-        """Equally many evenly spaced features of every head, as far as there is room."""
+        """The same number of evenly spaced features from every head, up to MAX_FEATURES in all."""
         a, _, b = self._samples(name)
         count, size = self.moments[name].inside.shape[:2]
         count, each = min(count, MAX_FEATURES), min(size, max(1, MAX_FEATURES // count))

@@ -83,7 +83,7 @@ def _products_inside_heads(b: Tensor, heads: int) -> Tensor:
 
 
 def _add_sums(values: Tensor, total: Tensor, square: Tensor) -> None:
-    """In float64 throughout: float32 rounding would make a constant coordinate seem to vary."""
+    """Add in float64: float32 rounding would make a constant coordinate seem to vary."""
     for rows in values.split(TOKENS):
         wide = rows.double()
         total += wide.sum(0)
@@ -98,7 +98,7 @@ def _token_rows(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _heads(spec: Spec, axis: Product) -> int:
-    """How many bases an axis holds, one per head; 0 where it has no basis inside heads."""
+    """How many heads with a basis of their own an axis holds; 0 if none."""
     inner = axis.factors[-1]
     if not isinstance(inner, Atom) or spec.spaces[inner.space].per is None or len(axis.factors) < 2:
         return 0
@@ -142,7 +142,7 @@ def gather(
 
 
 def _pass(gatherer: Gatherer, batches: Batches, progress: Callable[[str], None] | None) -> None:
-    """This process's share of the batches, without those that an interrupted pass has added."""
+    """Add this process's share of the batches, except those an interrupted pass has added."""
     rank, world = rank_and_world_size()
     for number, batch in islice(enumerate(batches), rank, None, world):
         if number // world < gatherer.batches:
@@ -154,7 +154,7 @@ def _pass(gatherer: Gatherer, batches: Batches, progress: Callable[[str], None] 
 
 
 def _resume(gatherer: Gatherer, partial: Path, header: StatisticsHeader) -> None:
-    """Continue from an interrupted pass, which must have been over the very same inputs."""
+    """Continue an interrupted pass, which must have used the very same inputs."""
     earlier = Statistics.load(partial)
     if replace(earlier.header, batches=None).to_json() != header.to_json():
         raise MismatchError(

@@ -1,4 +1,4 @@
-"""Sums over samples for one activation of two models, and samples that have these very moments."""
+"""Sums over samples for one activation of two models, and samples that reproduce them."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class Moments:
 
     @property
     def variances(self) -> tuple[Float[Tensor, " a"], Float[Tensor, " b"]]:
-        """Of each model's coordinates; zero for constant ones."""
+        """The variances of each model's coordinates; zero for constant ones."""
         a = _variance(self.sum_a, self.square_a, self.count)
         return a, _variance(self.sum_b, self.square_b, self.count)
 
     @property
     def constant(self) -> int:
-        """How many coordinates of either model never change: they tell nothing."""
+        """How many coordinates of either model never change, and so carry no information."""
         return sum(int((variance <= 0).sum()) for variance in self.variances)
 
 
@@ -76,7 +76,7 @@ SUMS = tuple(item.name for item in fields(Moments) if item.name != "axis")
 
 
 def _variance(total: Tensor, square: Tensor, count: Tensor) -> Tensor:
-    """Rounding leaves a constant coordinate a tiny variance of either sign: make it zero."""
+    """The variance; zero for constant coordinates, where rounding leaves a tiny value."""
     mean = total / count
     variance = square / count - mean.square()
     return torch.where(variance <= 1e-10 * (square / count), 0.0, variance)

@@ -1,4 +1,4 @@
-"""A probe: inputs that both parents saw, and their predictions, to score merges against.
+"""A probe: inputs for both parents, and their predictions on them, to score merges against.
 
 `make_probe` needs no data: language models sample their own text.
 """
@@ -26,16 +26,16 @@ from symmerge.verification.modules import full_module
 ROWS, LENGTH = 64, 256
 MIN_ROWS, MIN_LENGTH = 8, 32
 BATCH_SIZE = 8
-MAX_TARGETS = 50_000_000  # numbers of the parents' predictions: 200 MB
-WORK = 70_000_000_000  # parameters times tokens that both parents together may sample
-ACTIVATION_BYTES = 150_000_000  # recorded of one model
+MAX_TARGETS = 50_000_000  # entries of the parents' predictions: 200 MB
+WORK = 70_000_000_000  # parameters times tokens: the budget for sampling from both parents
+ACTIVATION_BYTES = 150_000_000  # of recorded activations, per model
 
 Inputs = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class ProbeBatch:
-    """Inputs, and the positions whose predictions count; None where there is one prediction."""
+    """Inputs, and the positions that are scored; None where there is one prediction."""
 
     inputs: Inputs
     positions: Bool[Tensor, ...] | None
@@ -43,10 +43,10 @@ class ProbeBatch:
 
 @dataclass(frozen=True)
 class Probe:
-    """Inputs that both parents saw, what flowed through them, and their predictions.
+    """Inputs, both parents' activations on them, and their predictions.
 
-    `targets` are the parents' mean predictions at the positions that count (none where nothing
-    is scored), `frequencies` the expected frequencies of tokens.
+    `targets` are the parents' mean predictions at the scored positions (none where nothing is
+    scored), `frequencies` the expected frequencies of tokens.
     """
 
     about: str
@@ -74,7 +74,7 @@ class Probe:
 def predictions(
     module: Callable[..., object], batch: ProbeBatch
 ) -> Float[Tensor, "places classes"]:
-    """A model's logits at the positions that count."""
+    """A model's logits at the scored positions."""
     logits = first_logits(module(**batch.inputs))
     if batch.positions is not None:
         logits = logits[batch.positions]
@@ -89,11 +89,11 @@ def make_probe(
     seed: int = 0,
     device: str = "cpu",
 ) -> Probe | None:
-    """A probe of self-generated text; None if the models are no language models, or too large.
+    """A probe of self-generated text; None if the models are not language models, or too large.
 
     The last model is B. Of more than two, the mean activations of the others stand for A. `text`
-    is reused where it was sampled before. Without `scored` no targets are kept.
-    One model at a time is in memory.
+    reuses an earlier sample. Without `scored` no targets are kept. Only one model at a time is in
+    memory.
     """
     tokens = _sample_together(models, seed, device) if text is None else text
     if tokens is None:
@@ -136,7 +136,7 @@ class _Targets:
         with record_activations(self.spec, module, share=self.share, seed=self.seed) as recorder:
             for batch in self.batches:
                 predicted = predictions(module, batch).softmax(-1) / self.models
-                # Predictions say more about rare tokens than the few that were sampled.
+                # Predictions estimate rare tokens better than the few that were sampled.
                 self.frequencies += predicted.sum(0)
                 if self.scored:
                     self.values[start : start + len(predicted)] += predicted
@@ -147,7 +147,7 @@ class _Targets:
 def _sample_together(
     models: Sequence[Model], seed: int, device: str
 ) -> Int[Tensor, "rows length"] | None:
-    """Equally many rows of text from each model; None if they cannot, or take too long."""
+    """The same number of rows from each model; None if they cannot generate, or are too slow."""
     if models[0].spec.task not in ("causal-lm", "masked-lm"):
         return None
     rows, length = _affordable(models[0])
@@ -163,10 +163,10 @@ def _sample_together(
 
 
 def _affordable(model: Model) -> tuple[int, int]:
-    """Rows and length of text sampled in about the time of a match; none if that is too short."""
+    """Rows and length of text to sample in about the time of a match; zero if too short."""
     work = WORK // 2 if model.spec.task == "masked-lm" else WORK  # filling masks takes many passes
     targets = MAX_TARGETS // model.spec.sizes["vocabulary"]
     tokens = min(work // model.parameters, targets, ROWS * LENGTH)
-    # Many short rows say more than a few long ones, and are sampled faster.
+    # Many short rows tell more than a few long ones, and are sampled faster.
     length = max(MIN_LENGTH, min(LENGTH, tokens // ROWS))
     return (tokens // length, length) if tokens >= MIN_ROWS * length else (0, 0)

@@ -1,8 +1,8 @@
-"""Second moments of what flows through two models on the same inputs, and their file.
+"""Second moments of the activations of two models on the same inputs, and their file.
 
-Only the products between the two models are kept, with means, variances, and B's own products
-inside heads: memory does not depend on the amount of data. `Statistics.activations` makes samples
-with these very moments, so a solver that matches samples matches statistics too.
+Only the products between the two models are stored, with means, variances, and B's own products
+inside heads, so memory does not depend on the amount of data. `Statistics.activations` makes
+samples with exactly these moments, so that a solver for samples also works on statistics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REMEDY = "make it again with symmerge statistics"
 
 @dataclass(frozen=True)
 class StatisticsHeader(Record):
-    """Of which models, in which form, on which inputs."""
+    """Which models, in which form, on which inputs."""
 
     a: Annotated[str | None, OMIT, "Digest of model A."] = None
     b: Annotated[str | None, OMIT, "Digest of model B."] = None
@@ -64,7 +64,7 @@ class Statistics:
 
     @property
     def samples(self) -> int:
-        """Tokens (or patches) seen."""
+        """Number of tokens (or patches)."""
         return max((int(moments.count) for moments in self.moments.values()), default=0)
 
     @property
@@ -73,7 +73,7 @@ class Statistics:
         return {name: moments.axis for name, moments in self.moments.items()}
 
     def __add__(self, other: Statistics) -> Statistics:
-        """Of the inputs of both. They must be of the same pair in the same form."""
+        """Statistics of both sets of inputs, for the same pair in the same form."""
         self.header.check(other.header)
         total = {name: moments.clone() for name, moments in self.moments.items()}
         for name, moments in other.moments.items():
@@ -82,7 +82,7 @@ class Statistics:
         return Statistics(total, replace(self.header, inputs=inputs))
 
     def without(self, names: Collection[str]) -> Statistics:
-        """Leave activations out."""
+        """The same without these activations."""
         remaining = {name: one for name, one in self.moments.items() if name not in names}
         return replace(self, moments=remaining)
 
@@ -105,10 +105,10 @@ class Statistics:
             raise CheckpointError(f"{path} is incomplete ({error!r}): {REMEDY}") from error
 
     def activations(self, score: Score = "product") -> tuple[Activations, Activations]:
-        """Samples with these moments, made one activation at a time as they are asked for."""
+        """Samples with these moments, computed per activation on access."""
         axes = self.axes
         counts = {name: moments.cross.shape[1] for name, moments in self.moments.items()}
-        # Both sides of an activation are asked for in a row, and are made together.
+        # Both models' samples of an activation are read in a row, and computed together.
         make = lru_cache(maxsize=1)(lambda name: samples_with_moments(self.moments[name], score))
         a, b = (Activations(axes, _LazySamples(list(axes), make, side), counts) for side in (0, 1))
         return a, b

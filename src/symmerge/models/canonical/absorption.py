@@ -1,4 +1,4 @@
-"""Absorb a norm right after the embedding into the embedding, so that its stream can rotate.
+"""Absorb a norm right after the embedding into the embedding, so that its stream can rotate. Exact.
 
 No reader can take such a norm's gain: its output lies on an ellipsoid, and a constant gain c only
 makes spheres. But epsilon shortens the output of small rows, so a row e of the right size gives
