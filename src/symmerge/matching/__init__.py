@@ -15,6 +15,6 @@
 
 To add a solver, write a frozen dataclass of keyword-only options with a class variable `method`,
 `solve(a, b, *, progress, resume_file) -> Solution`, and `record()` (the options as JSON). If it
-differs only in what it looks at, derive it from `search.Matching` and write `probe` and `grid`.
+differs only in the evidence it uses, derive it from `search.Matching` and write `probe` and `grid`.
 Then add it to `recipes.Solver`, a row to `recipes.RECIPES` and its method to `recipes.BY_METHOD`.
 """

@@ -42,8 +42,8 @@ class ActivationMatching(Matching):
     | `data` | a task whose inputs both models see, labels unused; None: self-generated text |
     | `statistics` | gathered before for the same pair: saves the pass over the data |
     | `places` | where the stream is observed |
-    | `held_out` | the share of the data that merges are scored on; 0: `weighting` as it is |
-    | `partial` | where an interrupted pass stores its statistics |
+    | `held_out` | the share of the data that merges are scored on; 0: no search |
+    | `partial` | the file where an interrupted pass stores its statistics |
 
     A given `weighting` keeps its `score`; only its other fields are searched over.
     """

@@ -77,7 +77,7 @@ class Solution:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Universe:
-    """One alignment per model, to the coordinates of the reference. Its own is the identity."""
+    """One alignment per model, to the coordinates of the reference (whose own is the identity)."""
 
     alignments: tuple[Alignment, ...]  # the identity for models that were left out
     reference: int
@@ -89,7 +89,7 @@ class Universe:
 
     @property
     def members(self) -> list[int]:
-        """The models in it, by their place among those given."""
+        """Indices of the models in it."""
         return [number for number in range(len(self.alignments)) if number not in self.left_out]
 
     def between(self, a: int, b: int) -> Alignment:
@@ -104,7 +104,7 @@ class Universe:
 
 
 def cycle_error(universe: Universe) -> float:
-    """Distance from the identity after going round any three members: rounding only."""
+    """Largest distance from the identity around a cycle of three members: rounding only."""
     members = universe.members
     cycles = list(combinations(members, 3)) or [(a, b, a) for a, b in combinations(members, 2)]
     errors = (

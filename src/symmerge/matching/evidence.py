@@ -1,4 +1,4 @@
-"""What there is to match: both models' tensors, and how much each counts."""
+"""The tensors of both models that a solver matches, and how much each counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from symmerge.matching.heads import attention_layers
 from symmerge.observation.activations import Activations, Score, extend_spec
 from symmerge.symmetry.spec import Spec
 
-FAINT = 1e-6  # of the largest mean square of a matrix: entries a thousand times smaller
+FAINT = 1e-6  # relative to the largest mean square of a matrix: entries a thousand times smaller
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Weighting(Record):
     | `stream`, `heads`, `units` | activations of a space count this much times its weights |
     | `weights` | how much the weights count; 0: activations alone |
     | `score` | how activations are compared |
-    | `all_layers` | all layers count for the stream, not only tensors that meet nothing else |
-    | | None: only where these tensors do not determine it |
+    | `all_layers` | match the stream on all layers, not only on tensors that meet nothing else |
+    | | None: only where those tensors do not determine it |
     """
 
     norm: float = 1.0
@@ -85,7 +85,7 @@ class Evidence:
 
     @cached_property
     def certain(self) -> set[str]:
-        """Tensors that meet no hidden space but the stream: nothing must be matched before them."""
+        """Tensors that meet no hidden space but the stream, so need no other match first."""
         return {name for name in self.spec.tensors if self._hidden(name) == {self.spec.stream}}
 
     @cached_property
@@ -95,7 +95,7 @@ class Evidence:
         return sum(map(self._row_count, matrices)) >= self.spec.sizes[self.spec.stream]
 
     def plain(self, name: str) -> tuple[Tensor, Tensor]:
-        """A tensor of A and of B as they are."""
+        """A tensor of A and of B, unweighted."""
         sides = self.weights
         if name not in self.table.tensors:
             sides = tuple(activations.values for activations in self.activations)
@@ -109,13 +109,13 @@ class Evidence:
         return self._token_rows if by_token else None
 
     def sides(self, name: str) -> tuple[Tensor, Tensor]:
-        """A tensor of A and of B, rows weighted."""
+        """A tensor of A and of B, with weighted rows."""
         a, b = self.plain(name)
         rows = self.rows(name)
         return (a, b) if rows is None else (a * rows.to(a)[:, None], b * rows.to(b)[:, None])
 
     def scale(self, name: str) -> float:
-        """The factor of a tensor's squared error."""
+        """The factor of a tensor's squared error in the objective."""
         if name not in self._scales:
             is_weight = name in self.table.tensors
             self._scales[name] = (
@@ -132,7 +132,7 @@ class Evidence:
         return math.prod(self.table.shapes[name]) // self.spec.sizes[self.spec.stream]
 
     def _weight_scale(self, name: str) -> float:
-        """A bias counts as its matrix does, a gain by its length."""
+        """A bias is weighted as its matrix, a gain by its length."""
         matrix = name.removesuffix("bias") + "weight"
         if name.endswith("bias") and self._matrix(matrix):
             name = matrix
@@ -149,7 +149,7 @@ class Evidence:
         return share * self._weight_total(space) / (len(peers) * self._size(name))
 
     def _weight_total(self, space: str) -> float:
-        """What the weights of a space count together."""
+        """The total weight of a space's matrices."""
         matrices = [
             name
             for name in self.table.tensors
@@ -161,9 +161,9 @@ class Evidence:
 
     @cached_property
     def _faint(self) -> float:
-        """The mean square below which a matrix is dead.
+        """The mean square below which a matrix counts as dead.
 
-        Weight decay may leave layers that are zero but for noise; these must not count fully.
+        Weight decay may leave layers of nothing but noise, which must not count fully.
         """
         if not self.weighting.norm:
             return 0.0
@@ -190,11 +190,11 @@ class Evidence:
         return self._spaces(name) & self.spec.hidden.keys()
 
     def _spaces(self, name: str) -> set[str]:
-        """Also those that may not move: heads that stay in place hold bases that move."""
+        """The spaces of a tensor, fixed ones too: heads that stay in place hold bases that move."""
         return {atom.space for piece in self.spec.pieces[name] for atom in piece.atoms}
 
     def _owner(self, name: str) -> str:
-        """The space whose weight an activation takes: heads rather than the bases inside them."""
+        """The space that sets an activation's weight: heads rather than the bases inside them."""
         spaces = {self.spec.spaces[space].per or space for space in self._hidden(name)}
         return min(spaces - {self.spec.stream}, default=self.spec.stream)
 

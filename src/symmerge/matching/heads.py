@@ -1,7 +1,7 @@
-"""Match attention heads: which head meets which, and inside each pair the best basis.
+"""Match attention heads: pair them, and find the best bases inside each pair.
 
-All pairs of heads are matched inside first: a basis for queries and keys, a basis for values, and
-(grouped heads) an order of the query heads. Then heads are assigned by what these gain.
+Every pair of heads is matched inside first: a basis for queries and keys, a basis for values, and
+(grouped heads) an order of the query heads. Then heads are assigned by the resulting gains.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from symmerge.symmetry.groups.invertible import descend_invertible
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Occurrence, Spec
 
-ROUNDS = 4  # of bases and query heads, each given the other
+ROUNDS = 4  # alternating between bases and query heads
 ROLES = Role.WRITES, Role.READS
 
 
@@ -138,7 +138,7 @@ def _basis(group: Group, write: Gram, read: Gram, options: HeadOptions) -> Eleme
 
 
 def _scoring_group(group: Group) -> Group:
-    """Rotations stand for every basis: in the balanced gauge they lose little and cost one SVD."""
+    """Rotations stand in for all bases: in the balanced gauge they lose little and cost one SVD."""
     return Orthogonal(group.size) if isinstance(group, GeneralLinear) else group
 
 
@@ -191,7 +191,7 @@ class _HeadPairs:
         }
 
     def match_inside(self) -> tuple[Int[Tensor, "a b q"], Float[Tensor, "a b"]]:
-        """For every pair of heads: the best order of its query heads, and what is gained."""
+        """For every pair of heads: the best order of its query heads, and the gain."""
         crosses = [item.cross for items in self.evidence.values() for item in items]
         count = max(cross.shape[2] for cross in crosses)
         order = torch.arange(count, device=crosses[0].device)
@@ -203,7 +203,7 @@ class _HeadPairs:
         return (assign(query_scores).to(order.device) if self.layer.queries else order), score
 
     def _score(self, order: Tensor) -> tuple[Float[Tensor, "a b"], Float[Tensor, "a b q q"]]:
-        """The gain of the best bases with query heads in `order`, and of every pair of them."""
+        """The gain of the best bases with query heads in `order`; that of each query-head pair."""
         first = next(item.cross for items in self.evidence.values() for item in items)
         score = first.new_zeros(first.shape[:2])
         query_scores = first.new_zeros(*order.shape, order.shape[-1])
@@ -233,7 +233,7 @@ class _HeadPairs:
     def grams(
         self, base: str, order: Tensor, chosen: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Gram, Gram]:
-        """The evidence of writers and of readers, for all pairs or chosen ones; zero if none."""
+        """Gram matrices of writers and of readers, for all or chosen pairs; zero if none."""
         write, read = (
             _gram(self.evidence[base, role], order, chosen) if self.evidence[base, role] else None
             for role in ROLES
@@ -265,7 +265,7 @@ def _trace(gram: Gram) -> Tensor:
 
 
 def _gain(group: Group, element: Element, role: Role, gram: Gram) -> Tensor:
-    """How much closer than nothing: 2 <A, gB> - |gB|^2."""
+    """How much gB reduces the squared error |A|^2: 2 <A, gB> - |gB|^2."""
     matrix = _matrix(group, element, role, gram.cross)
     return ((2 * gram.cross - matrix @ gram.needs_right()) * matrix).sum((-2, -1))
 

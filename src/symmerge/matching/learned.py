@@ -1,8 +1,8 @@
-"""Learned matching: move the elements themselves, by gradient, to make the models between better.
+"""Learned matching: optimise the group elements by gradient, so that models between improve.
 
 Only group elements are learned: both ends stay exactly the parents, and every merge is a stock
-checkpoint. The target is what the parents predict together. So no labels are needed, and no data
-either: the parents generate text, and pictures are drawn for them.
+checkpoint. The target is the parents' joint prediction, so no labels are needed, and no data
+either: language models generate text, and image models get synthetic images.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from symmerge.symmetry.spec import Spec
 class LearnedMatching(LearningOptions):
     """Options of learned matching: `LearnedMatching(data=make_task("clm", "text.txt", [a, b]))`.
 
-    Without `permutations`, units, heads and a permuted stream stay where the start put them.
-    The rest: see `LearningOptions`.
+    Without `permutations`, units, heads and a permuted stream keep the order found by the start.
+    For the other options see `LearningOptions`.
     """
 
     lr: float = 3e-3
     epochs: float | None = None  # passes over the data, instead of `steps`
-    accumulate: int = 1  # batches of a step
-    concentration: float = DIRICHLET  # where among many models to learn
+    accumulate: int = 1  # batches per step
+    concentration: float = DIRICHLET  # of the Dirichlet that weights of many models are drawn from
     permutations: bool = True
     flips: float = 0.05  # the largest share of positions that may flip at a time
-    patience: int = 10  # evaluations (20 a run) without a better one
+    patience: int = 10  # evaluations (20 per run) without improvement
     method: ClassVar[str] = "learned"
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class LearnedMatching(LearningOptions):
         return choose_spaces(table, self.spaces)
 
     def total_steps(self, batches: int) -> int:
-        """The steps of a run that has so many batches."""
+        """The number of steps, given the number of batches."""
         if self.epochs is None:
             return self.steps
         per_step = self.accumulate * rank_and_world_size()[1]
@@ -154,7 +154,7 @@ def _loop(
 
 
 def _saver(file: ResumeFile | None, start: Solution) -> Saver[ResumeEntry] | None:
-    """Saves states together with how the start was found."""
+    """Saves states together with the solution of the start."""
     if file is None:
         return None
     known: dict[str, object] = {

@@ -1,7 +1,7 @@
-"""Two published ways to match that are no symmetries, for comparison only.
+"""Two published matching methods that are not symmetries, for comparison only.
 
-Their tables allow more than the function does. What is aligned by such a table is another
-function, and the gate refuses to write it as an aligned checkpoint.
+Their tables permit transformations that change the function. The gate refuses to write the
+result as an aligned checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from symmerge.symmetry.spec import Space, Spec, layer_of
 
 
 def ignore_heads(model: Model) -> Model:
-    """Let every coordinate of an attention layer go anywhere, out of its head too."""
+    """Let every coordinate of an attention layer move anywhere, even out of its head."""
     spec = model.spec
     flat = _flat_spaces(model)
     spaces = {
@@ -34,7 +34,7 @@ def ignore_heads(model: Model) -> Model:
 
 
 def _flat_spaces(model: Model) -> dict[str, Space]:
-    """One space of permutations for each attention layer, by the name of its heads."""
+    """One permutation space for each attention layer, under the name of its heads."""
     spec = model.spec
     values = {
         space.per: space
@@ -80,7 +80,7 @@ def _map_terms(axis: Product, change: Callable[[Product], Product]) -> Product:
 
 
 def separate_streams(model: Model) -> Model:
-    """Let the stream move anew after every block: skip connections then add unlike coordinates."""
+    """Permute the stream anew after every block: skip connections then mix up coordinates."""
     spec, blocks = model.spec, 0
     tensors: dict[str, Axes] = {}
     for name in _forward_order(spec):
@@ -98,7 +98,7 @@ def separate_streams(model: Model) -> Model:
 
 
 def _forward_order(spec: Spec) -> list[str]:
-    """The tensors as they are used: what comes before the layers, the layers, and the rest."""
+    """Tensors in forward order: those before the layers, the layers, and the rest."""
     names = list(spec.tensors)
     layers = {name: number for name in names if (number := layer_of(name)) is not None}
     first = min(map(names.index, layers), default=len(names))

@@ -1,6 +1,6 @@
-"""Ours and the published ways to match, by name. All use the same solvers with other options.
+"""Our matching methods and the published ones, by name: the same solvers with other options.
 
-| recipe | moves | looks at |
+| recipe | transforms | evidence |
 |---|---|---|
 | `symmerge`, `weights-only` | every symmetry | weights, with or without self-generated text |
 | `permutations` (git re-basin) | permutations | weights |
@@ -60,7 +60,7 @@ class Recipe:
         return self.method != "weights"
 
     def restricted(self, model: Model) -> dict[str, str]:
-        """What it forbids this model. Spaces may be absent; a permutation breaks rotary pairs."""
+        """Restrictions for this model: it may lack spaces; a permutation breaks rotary pairs."""
         groups = {name.partition(".")[0]: space.group for name, space in model.spec.spaces.items()}
         still = {name for name, group in groups.items() if isinstance(group, RotaryPairs | Trivial)}
         return {
@@ -70,7 +70,7 @@ class Recipe:
         }
 
     def prepare(self, model: Model) -> Model:
-        """The model in the form it wants, with nothing else allowed to move."""
+        """The model in the form the recipe needs, with nothing else allowed to move."""
         if allow_more := NON_SYMMETRIC.get(self.non_symmetric or ""):
             model = allow_more(model)
         return canonicalize(model.restrict(**self.restricted(model)), self.steps)
@@ -109,7 +109,7 @@ COMPONENTS = {
     "residual": ("residual",),
     "classifier": ("pooled", "classifier", "transform"),
 }
-"""What moves, in the words of correlation-based merging: the spaces of each component."""
+"""Components in the words of correlation-based merging, and the spaces of each."""
 
 
 def _correlation(
@@ -121,7 +121,7 @@ def _correlation(
     untie: bool = False,
     non_symmetric: Literal["ignore-heads", "separate-streams"] | None = None,
 ) -> Recipe:
-    """Permute the components named, without the `still` spaces, by correlation of activations."""
+    """Permute these components, except the `still` spaces, by correlation of activations."""
     moving = {space for component in components for space in COMPONENTS[component]} - {*still}
     matching = ActivationMatching(
         weighting=CORRELATION, held_out=0.0, max_sweeps=1, heads=heads, places=places
@@ -153,7 +153,7 @@ RECIPES: Mapping[str, Recipe] = {
         restrict=PERMUTATIONS,
         steps=(),
     ),
-    # Its inflated attention is no stock checkpoint: here a rotation inside each head instead.
+    # The published inflated attention is no stock checkpoint: use a rotation inside each head.
     "orthogonal": Recipe(
         about="generalized linear mode connectivity: stream rotated by all layers, heads by the"
         " Frobenius distance of their circuits and rotated inside, 15 sweeps",
@@ -288,8 +288,8 @@ def get_recipe(name: str) -> Recipe:
 def with_options(recipe: Recipe, **options: object) -> Recipe:
     """The recipe with options of its solver changed: `with_options(recipe, lr=1e-3, tries=4)`.
 
-    None leaves an option as it is. Those of `HeadOptions` and the `score` of activations count as
-    the solver's own. What a learned solver does not have goes to the solver of its start.
+    None leaves an option unchanged. Options of `HeadOptions` and the `score` of activations count
+    as the solver's own. Options that a learned solver lacks go to the solver of its start.
     """
     changes = {name: value for name, value in options.items() if value is not None}
     solver = recipe.matching
@@ -312,7 +312,7 @@ def with_options(recipe: Recipe, **options: object) -> Recipe:
 def _change(
     matching: Matching, changes: Mapping[str, object], also: Set[str] = frozenset()
 ) -> Matching:
-    """A solver with other options. Unknown ones are refused with the list of those there are."""
+    """A solver with other options. Unknown ones are refused with the list of valid ones."""
     names, of_heads = _names(matching), _names(matching.heads)
     known = names | of_heads | {"score"}
     if unknown := changes.keys() - known:

@@ -20,7 +20,7 @@ Elements = Mapping[str, Element]
 
 @dataclass(frozen=True)
 class ResumeEntry:
-    """A record, and the elements that belong to it by name: the best, the current, ..."""
+    """A record, and its elements by name: the best, the current, ..."""
 
     record: Mapping[str, Any]
     elements: Mapping[str, Elements]
@@ -28,7 +28,7 @@ class ResumeEntry:
 
 @dataclass(frozen=True)
 class ResumeFile:
-    """One file. `task` says what is solved; an entry about something else is refused."""
+    """A file to resume from. `task` says what is solved; an entry about another is refused."""
 
     path: Path
     task: Mapping[str, Any]

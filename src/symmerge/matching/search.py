@@ -33,7 +33,7 @@ WeightingGrid = Mapping[str, tuple[float | str, ...]]
 MIXED = Weighting(norm=0.5, frequency=0.75, stream=1.0, heads=1.0, units=1.0)
 """Where the search starts if activations of both models are known."""
 
-LARGE = 50_000_000  # parameters: beyond, one trial takes as long as a whole search below
+LARGE = 50_000_000  # parameters: above, one trial takes as long as a whole search below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Matching(ABC):
     @property
     @abstractmethod
     def grid(self) -> WeightingGrid:
-        """What the search tries around its best weighting so far."""
+        """The values to try around the best weighting so far."""
 
     def start(self, probe: Probe | None) -> Weighting:
         """The weighting that the search starts from."""
@@ -277,7 +277,7 @@ class _Search:
                 self._store(sweeps, start)
 
     def _score(self, sweeps: Sweeps) -> float:
-        """The merge's score on the probe; the objective where nothing is compared on it."""
+        """The merge's score on the probe, or the objective if there is nothing to score."""
         if not (self.probe and self.probe.scored and self.options.most_tries(self.a) > 1):
             return sweeps.objective[-1]
         merge = interpolate(self.a, apply(sweeps.alignment, self.b), self.options.share)

@@ -1,8 +1,8 @@
-"""Soft permutations: doubly stochastic matrices in the place of permutations, learned by gradient.
+"""Soft matching: doubly stochastic matrices in place of permutations, learned by gradient.
 
-A published relaxation, for comparison. Units and heads may mix, so the midpoint can get better than
-permutations make it, and B's end is no longer the function of B. Hardened, it is a symmetry again:
-the permutations nearest to the matrices, with exact ends.
+A published relaxation, for comparison. Mixing units and heads can make the midpoint better than
+permutations can, but B's end is no longer the function of B. Hardening takes the permutations
+nearest to the matrices: an exact symmetry again.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from symmerge.verification.verdict import verify
 class SoftMatching(LearningOptions):
     """Options of soft permutations: `SoftMatching(data=make_task("clm", "text.txt", [a, b]))`.
 
-    Spaces that are permuted without signs and scales mix; others stay where the start put them.
-    `noise` is what every other position gets at first, relative to fresh weights: with none hardly
-    anything is learned, with much the start is lost. The rest: see `LearningOptions`.
+    Spaces that are permuted without signs and scales mix; others keep the elements of the start.
+    `noise` is added to all entries at first, relative to fresh weights: with none hardly anything
+    is learned, with much the start is lost. For the other options see `LearningOptions`.
     """
 
     lr: float = 1e-1
@@ -106,7 +106,7 @@ class SoftMatching(LearningOptions):
     def _hardened(
         self, learner: SoftLearner, b: Model, start: Solution, history: History
     ) -> Solution:
-        """The symmetry nearest to what was learned, and how far that is from it."""
+        """The nearest symmetry to what was learned, and the distance to it."""
         relaxed = learner.relaxed()
         solution = replace(
             start,

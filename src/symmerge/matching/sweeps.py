@@ -1,6 +1,6 @@
 """Alternating sweeps over the stream, the heads (with the bases inside them) and the units.
 
-Each step is the exact minimum over its spaces given the others: the objective never increases.
+Each step is the exact minimum over its spaces given the others, so the objective never increases.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from symmerge.symmetry.spec import Occurrence
 
 @final
 class Sweeps:
-    """One solve: its elements so far, and the objective after each sweep.
+    """One solve: its current elements, and the objective after each sweep.
 
-    It may be stopped at any time and restored from its elements. With `subsample`, the first
-    estimate of the stream sees a random half of the evidence: another start.
+    It can be stopped at any time and restored from its elements. With `subsample`, the first
+    estimate of the stream uses a random half of the evidence, which gives a different start.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Sweeps:
     def restore(
         self, elements: Mapping[str, Element], objective: list[float], changes: list[int]
     ) -> None:
-        """Go on where an earlier solve was stopped."""
+        """Continue from where an earlier solve was stopped."""
         self._set(elements)
         self.objective, self.changes = list(objective), list(changes)
 
     def sweep(self) -> None:
-        """Every space once. If only certain tensors count for the stream, one sweep is enough."""
+        """Update every space once. If only certain tensors determine the stream, once is enough."""
         before = dict(self.elements)
         self._match_stream()
         for layer in self._attention:
@@ -69,7 +69,7 @@ class Sweeps:
         )
 
     def settled(self, tolerance: float) -> bool:
-        """Whether another sweep would change little."""
+        """Whether another sweep would gain little."""
         if not self.all_layers:
             return bool(self.objective)
         if len(self.objective) < 2:
@@ -79,7 +79,7 @@ class Sweeps:
 
     @property
     def alignment(self) -> Alignment:
-        """The elements so far; the identity for spaces without one."""
+        """The current elements; the identity for spaces without one."""
         table = self.evidence.table
         elements = {
             name: {part: value.cpu() for part, value in element.items()}
@@ -88,7 +88,7 @@ class Sweeps:
         return Alignment(table, {**Alignment.identity(table).elements, **elements})
 
     def by_space(self) -> dict[str, float]:
-        """What the last sweep left of the objective in the tensors of each space."""
+        """The objective that remains in the tensors of each space after the last sweep."""
         return {
             space: sum(self._errors.get(tensor, 0.0) for tensor in sorted(self._tensors(space)))
             for space in self.spec.hidden
@@ -133,7 +133,7 @@ class Sweeps:
         self._set({stream: self._nearest(stream, grams)})
 
     def _match_units(self) -> None:
-        """Assignments run beside the products of the next space, if the two share no tensor."""
+        """Solve assignments while the next space's products run, if the two share no tensor."""
         with ThreadPoolExecutor(1) as pool:
             pending: tuple[str, Future[Element]] | None = None
             for name in self._units:
@@ -157,7 +157,7 @@ class Sweeps:
         element = group.nearest(*evidence)
         if not isinstance(group, ScaledPermutation) or space not in self.elements:
             return element
-        # This assignment goes by bounds, so the element before may have been better.
+        # This assignment relies on bounds, so the previous element may have been better.
         return min(self.elements[space], element, key=lambda one: group.cost(one, *evidence))
 
     # the evidence
@@ -182,7 +182,7 @@ class Sweeps:
         return views
 
     def _act_at(self, occurrence: Occurrence, position: int, view: Tensor) -> Tensor:
-        """Move one more axis of a view, by the element as it is now."""
+        """Move one more axis of a view, by its current element."""
         atom = occurrence.piece.atoms[position]
         if atom.space not in self.elements:
             return view
@@ -196,7 +196,7 @@ class Sweeps:
         only: set[str] | None = None,
         subsample: torch.Generator | None = None,
     ) -> dict[Role, Gram]:
-        """The evidence for a space, given all others as they are now."""
+        """The evidence for a space, given the current elements of all others."""
         views, grams = self._views({space}), {}
         # A permutation acts alike in every role: one sum instead of three.
         alike = isinstance(self.spec.spaces[space].group, Permutation)

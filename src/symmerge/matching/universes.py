@@ -1,8 +1,8 @@
-"""Bring many models to common coordinates: one element per model, so that every cycle closes.
+"""Align many models to common coordinates: one element per model, so that every cycle closes.
 
-Each member is matched to the mean of all others, in turn and again, while the mean of all gets
-better: on self-generated text if the solver uses it, else by distance. Activations are taken from
-every member, because their mean is a poor model. At most three models are in memory at a time.
+Each member in turn is matched to the mean of the others, in rounds, while the mean of all
+improves: on self-generated text if the solver uses it, else by distance. Activations are taken
+from every member, because their mean is a poor model. At most three models are in memory.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from symmerge.verification.modules import full_module
 
 MEDOID = "medoid"
 ROUNDS = 10  # at most; two or three are usual
-GAIN = 1e-3  # of the spread: rounds go on while each brings this much
+GAIN = 1e-3  # relative decrease of the spread that each round must bring to go on
 
 
 @runtime_checkable
 class PairSolver(Protocol):
-    """Whatever aligns a pair."""
+    """Any solver for a pair of models."""
 
     def solve(
         self,
@@ -128,7 +128,7 @@ class _Run:
             self.probe = self.solver.probe_of_many([self.models[number] for number in self.members])
 
     def round(self, number: int) -> bool:
-        """Every member to the mean of all others, the reference last. Whether to go on."""
+        """Match each member to the mean of the others, the reference last. Whether to continue."""
         moved = 0
         for member in sorted(self.members, key=lambda member: member == self.reference):
             self.progress(f"round {number}: {self.models[member].where} to the mean of all others")
@@ -141,7 +141,7 @@ class _Run:
         return moved > 0 and (self.probe is not None or after < (1 - GAIN) * before)
 
     def universe(self) -> Universe:
-        """All alignments, to where the reference was before it moved with the others."""
+        """All alignments, relative to the original coordinates of the reference."""
         identity = Alignment.identity(self.models[0].spec)
         back = self.alignments[self.reference].inverse()
         alignments = {
@@ -220,7 +220,7 @@ class _Run:
         return True
 
     def _solve(self, number: int, others: Model, member: Model) -> Solution:
-        """Trials are scored by the mean of all."""
+        """Align a member to the mean of the others; trials are scored by the mean of all."""
         if not isinstance(self.solver, Matching):
             return self.solver.solve(others, member, progress=self.progress)
         solver = replace(self.solver, share=1 / len(self.alignments))
@@ -232,7 +232,7 @@ class _Run:
         return solver.solve(others, member, probe=probe, progress=self.progress)
 
     def _cost(self, others: Model, member: Model) -> float:
-        """How bad the mean of all is with this member."""
+        """The cost of the mean of all, this member included."""
         if self.probe is None:
             return distance(others, member)
         device = self.solver.device if isinstance(self.solver, Matching) else "cpu"

@@ -3,9 +3,9 @@
 Two findings shape it (docs/log.md has the figures):
 
 - Tensors that meet only the stream (embeddings, unembedding, class head) are certain evidence.
-  Where they determine the stream, they alone do. Heads and units may be matched wrongly.
-- No weighting of the evidence is best everywhere. Text sampled from language models tells token
-  frequencies and activations; several weightings are tried and scored on it. Still no data.
+  Where they determine the stream, nothing else is used: heads and units may be matched wrongly.
+- No weighting of the evidence is best everywhere. Text sampled from language models provides
+  token frequencies and activations; several weightings are tried and scored on it. Still no data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Bundles of spaces and stacks of tensors: one product for all layers.
+"""Bundles of spaces and stacks of tensors: one matrix product for all layers.
 
-On a GPU small products cost what launching them costs. So spaces with one group (the bases of all
-heads of all layers) lie in one tensor, a bundle, and so do the tensors that have them alike (the
-queries of all layers), a stack. A step takes one product for each, however many layers there are.
+On a GPU, small products cost as much as launching them. So spaces with the same group (the bases
+of all heads of all layers) share one tensor, a bundle. Tensors that meet them in the same way (the
+queries of all layers) share another, a stack. A step takes one product per stack, not per layer.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from symmerge.symmetry.groups import Element, Group
 from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import Shape, Spec
 
-ALIGNMENT = 64  # numbers: stacks begin at multiples, where the fastest products can read them
+ALIGNMENT = 64  # elements: stacks start at multiples of it, where the fastest kernels can read them
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """Spaces with the same group and batch shape. Their elements are one, batched once more."""
+    """Spaces with the same group and batch shape; their elements are stacked along a new axis."""
 
     group: Group
     batch: Shape
@@ -37,7 +37,7 @@ class Bundle:
 
 
 def bundle_spaces(spec: Spec, spaces: Iterable[str]) -> tuple[Bundle, ...]:
-    """The spaces that can move continuously, in bundles; one name after another, by layer."""
+    """The spaces that can move continuously, in bundles; ordered by kind, then by layer."""
     names_by_kind: dict[tuple[Group, Shape], list[str]] = {}
     for name in sorted(spaces, key=lambda name: name.partition(".")[0]):
         group = spec.spaces[name].group
@@ -61,11 +61,11 @@ class Meeting:
     role: Role
 
     def lay(self, view: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """A piece, its layers last, as [layers, *batch, n, rest], and the way back."""
+        """Reshape a piece (layers last) to [layers, *batch, n, rest]; also the inverse."""
         layers = view.ndim - 1
         batch = [] if self.outer is None else [self.outer]
         rest = [dim for dim in range(layers) if dim not in (*batch, self.position)]
-        # Where the stream is the last dimension, layers join the rest: one product, no copy.
+        # Where the stream is the last dimension, merge layers into the rest: one product, no copy.
         joined = self.bundle.alone and self.position == layers - 1
         order = (
             [*batch, self.position, layers, *rest]
@@ -80,7 +80,7 @@ class Meeting:
         return laid, lambda moved: moved.reshape(permuted.shape).permute(back)
 
     def elements(self, bundle: Element, layers: int) -> Element:
-        """Those that move the tensors of the stack; a space on its own moves them all."""
+        """The elements that move the stack's tensors; a bundle of one space moves them all."""
         return {
             part: value[self.first : self.first + (1 if self.bundle.alone else layers)]
             for part, value in bundle.items()
@@ -90,7 +90,7 @@ class Meeting:
 @final
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """Tensors of one shape in the same pieces, each with the next element of the same bundles."""
+    """Tensors of one shape and the same pieces, each moved by the next element of its bundles."""
 
     names: tuple[str, ...]
     shape: Shape
@@ -101,7 +101,7 @@ class Stack:
         return any(meetings for _, meetings in self.pieces)
 
     def views(self, *sides: Tensor) -> list[tuple[tuple[Meeting, ...], list[Tensor]]]:
-        """Every piece that moves, layers last: a piece counts its dimensions from the first."""
+        """Every piece that moves, layers last, so that a piece's dimensions keep their numbers."""
         return [
             (meetings, [piece.view(side.movedim(0, -1)) for side in sides])
             for piece, meetings in self.pieces
@@ -109,7 +109,7 @@ class Stack:
         ]
 
     def transport(self, elements: Mapping[Bundle, Element], source: Tensor, target: Tensor) -> None:
-        """Write what moves into `target`, in new coordinates; the rest of it is not touched."""
+        """Write what moves into `target`, in new coordinates; leave the rest of it untouched."""
         for meetings, (view, into) in self.views(source, target):
             for met in meetings:
                 laid, back = met.lay(view)
@@ -149,7 +149,7 @@ def stack_tensors(spec: Spec, bundles: Sequence[Bundle]) -> tuple[Stack, ...]:
 def _meetings(
     spec: Spec, piece: Piece, places: Mapping[str, tuple[Bundle, int]]
 ) -> tuple[Meeting, ...]:
-    """Where bundles move a piece. What only rides along stays: gains follow permutations alone."""
+    """Where bundles move a piece. Riding axes are left out: gains follow permutations only."""
 
     def meeting(position: int, space: str, role: Role) -> Meeting:
         per = spec.spaces[space].per
@@ -164,7 +164,7 @@ def _meetings(
 
 
 def _in_layer(meetings: tuple[tuple[Meeting, ...], ...], step: int | None) -> object:
-    """The meetings of the tensor `step` layers on; without its layer if None."""
+    """Key of a tensor's meetings, `step` layers further on; without the layer if None."""
 
     def element(met: Meeting) -> int | None:
         return None if step is None else met.first + (0 if met.bundle.alone else step)
@@ -179,7 +179,7 @@ def _in_layer(meetings: tuple[tuple[Meeting, ...], ...], step: int | None) -> ob
 @final
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What moves of a table, and how its tensors lie in memory."""
+    """What moves in a table, and how its tensors are laid out in memory."""
 
     table: Spec
     spaces: tuple[str, ...]
@@ -194,7 +194,7 @@ class Layout:
 
 @final
 class TensorBlock:
-    """All tensors of a model in one piece of memory: flat, by stack, and by name."""
+    """All tensors of a model in one contiguous buffer: flat, by stack, and by name."""
 
     def __init__(self, stacked: Sequence[Stack], device: torch.device) -> None:
         lengths = [len(stack.names) * prod(stack.shape) for stack in stacked]

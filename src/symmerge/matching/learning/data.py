@@ -1,4 +1,4 @@
-"""The data of a run: what is learned from, and what is held out."""
+"""The data of a run: batches to learn from, and held-out batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVALUATION_BATCHES = 8
 
 
 def max_inputs(kind: str, data: str) -> int | None:
-    """How many inputs of a kind of task are learned from at most, unless the user says."""
+    """Default limit on the inputs to learn from, by kind of task."""
     return (SELF_SAMPLES if data == "self" else SAMPLES).get(kind)
 
 
@@ -47,7 +47,7 @@ class LearningData:
 
 
 def check_data(options: LearningOptions, model: Model) -> None:
-    """Refuse models that cannot learn without data."""
+    """Refuse models that cannot generate inputs if no data is given."""
     kind = task_of(model)
     if options.data is None and kind not in SELF_SOURCES:
         raise MismatchError(
@@ -61,7 +61,7 @@ def check_data(options: LearningOptions, model: Model) -> None:
 def load_data(
     options: LearningOptions, models: Sequence[Model], progress: Progress
 ) -> LearningData:
-    """The data of a run, generated where none was given."""
+    """The data of a run; self-generated if none is given."""
     device = device_of(local_device(options.device))
     task = options.data or _self_generated(options, models, progress, str(device))
     check_same_tokenizers(models)

@@ -1,4 +1,4 @@
-"""Data to learn from: shuffled batches, with what the parents (or the labels) say about them."""
+"""Distillation data: shuffled batches, with targets from the parents (or the labels)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from symmerge.matching.optimization.precision import bfloat16_autocast
 from symmerge.observation.probe import Inputs
 
 Target = Literal["parents", "labels"]
-# Answers are cached in a quarter of the free memory: asking again costs two forward passes.
+# Targets are cached in a quarter of the free memory: recomputing takes two forward passes.
 CACHE_FRACTION, MAX_CACHE = 4, 24 << 30
 UNKNOWN_MEMORY = 8 << 30  # assumed free where the system does not say
-ROWS = {"image": 64, "text": 32}  # samples of a batch
-TOKENS = 3072  # of a batch of running text
+ROWS = {"image": 64, "text": 32}  # samples per batch
+TOKENS = 3072  # tokens per batch of running text
 
 
 @final
 @dataclass(frozen=True)
 class DistillationBatch:
-    """One batch on the device: inputs, the positions that count, and the targets there.
+    """One batch on the device: inputs, the positions that count, and their targets.
 
-    No positions: all count. No targets: the model computes its own loss from the labels.
+    Without positions, all count. Without targets, the model computes its own loss from labels.
     """
 
     inputs: dict[str, Tensor]
@@ -50,14 +50,14 @@ class DistillationBatch:
 
 
 def usual_batch_size(task: Task) -> int:
-    """Large enough for calm gradients, small enough for a small machine."""
+    """Default batch size: stable gradients, but small enough for a small machine."""
     return ROWS.get(task.name) or max(1, TOKENS // int(task.settings["block"]))
 
 
 def split_batches(
     task: Task, size: int, seed: int, held_out: float
 ) -> tuple[LazyBatches, LazyBatches]:
-    """Batches to learn from and batches to evaluate on, shuffled: tasks sort their samples."""
+    """Batches to learn from and to evaluate on, shuffled because tasks sort their samples."""
     batches = task.batches
     assert isinstance(batches, LazyBatches)
     samples = [sample for chunk in batches.chunks for sample in chunk]
@@ -82,7 +82,7 @@ def split_batches(
 @final
 @dataclass
 class DistillationData:
-    """Batches with their targets. The parents are asked once, as far as the memory goes."""
+    """Batches with their targets. Targets are computed once, as far as memory allows."""
 
     batches: LazyBatches
     parents: Sequence[nn.Module]
@@ -96,11 +96,11 @@ class DistillationData:
         self._positions = self._max_positions() if self.raw(0)["labels"].ndim == 2 else 0
 
     def raw(self, number: int) -> Batch:
-        """A batch without the parents' answers."""
+        """A batch without targets."""
         return self.batches.collate(self.batches.chunks[number])
 
     def _max_positions(self) -> int:
-        """The same number in every batch, so that all have one shape; padding weighs nothing."""
+        """Positions per batch: the same for all, so that shapes agree; padding weighs nothing."""
         return max(int((batch["labels"] != IGNORED).sum()) for batch in self.batches)
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class DistillationData:
         return batch
 
     def answer(self, batch: Batch) -> DistillationBatch:
-        """The batch on the device, with the parents' answers."""
+        """The batch on the device, with the parents' predictions as targets."""
         batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         if self.target == "labels":
             return DistillationBatch(batch)
@@ -131,13 +131,13 @@ class DistillationData:
         return DistillationBatch(inputs, positions, weights, targets.to(stored))
 
     def _weighted_positions(self, labels: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Where labels are, padded; None where all count."""
+        """The labelled positions, padded, and their weights; None where all count."""
         counts = labels != IGNORED
         if labels.ndim != 2 or bool(counts.all()):
             return None, None
         places = counts.flatten().nonzero().squeeze(-1)
         weights = torch.zeros(self._positions, device=self.device)
-        weights[: len(places)] = 1 / max(1, len(places))  # a batch may have no blank at all
+        weights[: len(places)] = 1 / max(1, len(places))  # a batch may have no labels at all
         return F.pad(places, (0, self._positions - len(places))), weights
 
 
@@ -149,13 +149,13 @@ def _free_memory(device: torch.device) -> int:
 
 
 def logits_at(module: nn.Module, inputs: Inputs, positions: Tensor | None) -> Tensor:
-    """The logits at some positions of all samples, or at all of them."""
+    """The logits at these positions of all samples, or at all positions."""
     logits = first_logits(module(**inputs)).flatten(0, -2)
     return (logits if positions is None else logits[positions]).float()
 
 
 def _answers(logits: Tensor) -> Tensor:
-    """Probabilities; of a regression the value itself."""
+    """Targets from logits: probabilities, or the value itself for a regression."""
     return logits.softmax(-1) if logits.shape[-1] > 1 else logits
 
 

@@ -1,9 +1,9 @@
 """The gradient of a loss along the symmetries.
 
-An element that moves by a little changes the moved weights W to W + D W wherever its space occurs.
+Moving an element slightly, by D, changes the moved weights W to W + D W wherever its space occurs.
 So the gradient by D is the gradient by W times W', summed over the tensors that have the space:
-the contraction that makes evidence of two models, with the gradient in the place of A. Nothing
-flows through the transport itself: a step costs little more than a forward and a backward pass.
+the cross Gram matrix of matching, with the gradient in place of A. Autograd never enters the
+transport, so a step costs little more than a forward and a backward pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from symmerge.symmetry.spec import Spec
 RoleGradients = dict[Role, Tensor]
 """The gradient of a space, [*batch, n, n], by the role in which tensors have it."""
 Product = tuple[int, Tensor, Tensor]
-"""The first space of a bundle that it belongs to, a gradient, and the weights."""
+"""(index of its first space in the bundle, gradient, weights)."""
 
 
 def space_gradients(
@@ -49,14 +49,14 @@ def _space_gradient(
 
 
 def over_roles(gradients: RoleGradients) -> Tensor:
-    """The sum over roles, for groups whose elements act alike in all of them."""
+    """The sum over roles, for groups that act the same in every role."""
     return gradients[Role.WRITES] + gradients[Role.READS] + gradients[Role.RIDES]
 
 
 def bundled_gradients(
     bundles: Iterable[Bundle], gradients: TensorBlock, moved: TensorBlock
 ) -> dict[Bundle, RoleGradients]:
-    """The gradients of all spaces of a bundle at once, [spaces, *batch, n, n]; nothing rides."""
+    """The gradients of all spaces of a bundle, [spaces, *batch, n, n]; riding axes have none."""
     products: dict[tuple[Bundle, Role], list[Product]] = {
         (bundle, role): [] for bundle in bundles for role in Role if role is not Role.RIDES
     }
@@ -72,7 +72,7 @@ def bundled_gradients(
 
 
 def _sum_of_products(bundle: Bundle, terms: list[Product], like: Tensor) -> Tensor:
-    """Products are added up in place; one space that all layers share sums over them at the end."""
+    """Add products in place; for one space shared by all layers, sum over layers at the end."""
     spaces, n = len(bundle.names), bundle.group.size
     layers = max([spaces, *(first + len(gradient) for first, gradient, _ in terms)])
     total = like.new_zeros(layers, *bundle.batch, n, n)

@@ -1,4 +1,4 @@
-"""What many models learn together: the loss of their weighted means. The reference stays."""
+"""The objective of many models: the loss of their weighted means. The reference stays fixed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from symmerge.matching.learning.segment import Segment
 
 @final
 class JointObjective:
-    """`shares` has the weight of the reference and of each member in the mean."""
+    """`shares` holds the weights of the reference and of each member in the mean."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class JointObjective:
 
     @torch.no_grad()
     def reassign(self, batches: Sequence[DistillationBatch]) -> None:
-        """One member after another, to the mean of all others."""
+        """Reassign one member after another, against the mean of all others."""
         self.place_midpoint()
         for segment, flips in zip(self.segments, self.flips, strict=True):
             moved = segment.member.moved.flat

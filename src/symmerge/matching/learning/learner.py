@@ -1,4 +1,4 @@
-"""Learned matching as the optimisation loop drives it.
+"""`Learner`: learned matching, as the optimisation loop drives it.
 
 Only group elements are learned, so both ends stay exactly the parents.
 """
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
     from symmerge.matching.learned import LearnedMatching
 
 ASSIGNMENTS = 15  # per run at most: an assignment of a thousand units costs as much as a step
-MIN_STEPS_BETWEEN = 10  # two assignments
+MIN_STEPS_BETWEEN = 10  # between two assignments
 FLIP_BATCHES = 2  # on which flips are tried
 
 
 @runtime_checkable
 class Objective(Protocol):
-    """Models whose mean is learned: a pair, or many."""
+    """Models whose mean is optimised: a pair, or many."""
 
     mean: MeanModule
     members: list[MovingModel]
     flips: list[FlipSearch]
 
     def draw(self, generator: torch.Generator) -> None:
-        """Choose where to learn: the weights of the mean."""
+        """Sample where to learn: the weights of the mean."""
         ...
 
     def place_midpoint(self) -> None:
@@ -64,11 +64,11 @@ class Objective(Protocol):
         ...
 
     def descend(self, batches: Sequence[DistillationBatch]) -> Tensor:
-        """One step of all members; the loss before it."""
+        """One step of all members; returns the loss before it."""
         ...
 
     def reassign(self, batches: Sequence[DistillationBatch]) -> None:
-        """Solve the permutations anew."""
+        """Solve the permutations again."""
         ...
 
 
@@ -89,7 +89,7 @@ class Learner:
 
     @property
     def plan(self) -> LoopPlan:
-        """Both kinds of flips have their turn before patience ends a run."""
+        """Long enough for both kinds of flips to be tried before patience ends the run."""
         least = 2 * self.steps_between if self.permutes else 0
         return evenly(self.steps, patience=self.options.patience, least_steps=least)
 
@@ -125,13 +125,13 @@ class Learner:
             self.descend(batches)
 
     def descend(self, batches: tuple[DistillationBatch, ...]) -> None:
-        """The part of a step that can be a CUDA graph."""
+        """The part of a step that can be captured as a CUDA graph."""
         with tf32_matmuls(self.device):
             loss = self.objective.descend(batches)
             self.losses.add(loss)
 
     def after_step(self, step: int) -> None:
-        """Solve the permutations anew, every so many steps."""
+        """Solve the permutations again, every `steps_between` steps."""
         if not self.permutes or step % self.steps_between or step >= self.steps:
             return
         self._check_finite(step)
@@ -139,7 +139,7 @@ class Learner:
         self.objective.reassign([self.data.train[int(at)] for at in order[:FLIP_BATCHES]])
 
     def _check_finite(self, step: int) -> None:
-        """In all processes: none goes on where one has stopped."""
+        """Raise in all processes if any has diverged, so that none waits for another."""
         wrong = self.losses.first_not_finite()
         lost = not all(member.finite() for member in self.objective.members)
         if any_process(wrong is not None or lost):
@@ -147,7 +147,7 @@ class Learner:
 
     @torch.no_grad()
     def evaluate(self, step: int) -> Evaluation:
-        """The midpoint's loss. All members are folded: a state holds no steps since their base."""
+        """The midpoint's loss. Folds all members, because a saved state holds no unfolded steps."""
         self._check_finite(step)
         for member in self.objective.members:
             member.fold(member.alignment())
@@ -175,7 +175,7 @@ class Learner:
         return {**self.counts(), "steps": history.step, "stopped": history.stopped}
 
     def state(self, history: History) -> ResumeEntry:
-        """Of a pair; runs of many models are not resumed."""
+        """The state of a pair; runs of many models cannot be resumed."""
         (member,), (flips,) = self.objective.members, self.objective.flips
         record = {
             "history": history.to_json(),
@@ -229,7 +229,7 @@ def joint_learner(
 
 
 def _flip_search(options: LearnedMatching, layout: Layout, start: Alignment) -> FlipSearch:
-    """Of the spaces with permutations; refuses a layout where nothing can move."""
+    """Flips for spaces with permutations; refuses a layout where nothing can move."""
     sizes = layout.table.sizes
     spaces = [name for name in layout.spaces if "index" in start[name] and sizes[name] > 1]
     flips = FlipSearch(spaces if options.permutations else [], options.flips)

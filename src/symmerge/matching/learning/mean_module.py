@@ -1,4 +1,4 @@
-"""A stock module for means of models: its parameters and their gradients are blocks of memory."""
+"""A stock module for means of models: parameters and gradients live in tensor blocks."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class MeanModule:
         self.module.to(device)
 
     def loss(self, batches: Sequence[DistillationBatch]) -> float:
-        """The mean over some batches."""
+        """The mean loss over these batches."""
         losses = (float(distillation_loss(self.module, batch)) for batch in batches)
         return sum(losses) / len(batches)
 
     def backward(self, batches: Sequence[DistillationBatch], scale: Tensor) -> Tensor:
-        """The mean loss over some batches; its gradients, times `scale`, go to `gradient`."""
+        """The mean loss over these batches; its gradients, times `scale`, go to `gradient`."""
         with torch.enable_grad():
             loss = self._accumulate(batches, scale)
         self._gather()
@@ -59,7 +59,7 @@ class MeanModule:
 
     @torch.no_grad()
     def _gather(self) -> None:
-        """A tied tensor has gradients wherever it is used. What never has any stays zero."""
+        """Sum a tied tensor's gradients over its uses. Tensors without gradients stay zero."""
         targets, sources = [], []
         for name, uses in self._moving.items():
             gradients = [use.grad for use in uses if use.grad is not None]

@@ -24,10 +24,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # of Adam
 
 @final
 class MovingModel:
-    """A model's elements on the way, its weights there, and the best elements so far.
+    """A model's current elements, its weights moved by them, and the best elements so far.
 
-    `base` has been applied to the weights; `elements` is what was learned since, by bundle.
-    Continuous parts take steps of Adam in the tangent at the identity.
+    `base` is already applied to the weights; `elements` is what was learned since, by bundle.
+    Continuous parts take Adam steps in the tangent space at the identity.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class MovingModel:
     ) -> None:
         self.original, self.layout, self.device = model, layout, device
         self.base = self.best = start
-        self.projections = 0  # elements that had drifted from their group
+        self.projections = 0  # how many elements had drifted from their group
         self.tangents = {bundle: _zero_tangent(bundle, device) for bundle in layout.bundles}
         self.elements = {bundle: _identity(bundle, device) for bundle in layout.bundles}
         self.weights, self.moved = (TensorBlock(layout.stacks, device) for _ in range(2))
@@ -44,7 +44,7 @@ class MovingModel:
         self.fold(start)
 
     def _optimizer(self, lr: float) -> torch.optim.Adam:
-        captured = self.device.type == "cuda"  # then the rate must be a tensor
+        captured = self.device.type == "cuda"  # a captured graph needs the rate as a tensor
         rate = torch.tensor(lr, device=self.device) if captured else lr
         return torch.optim.Adam(
             self.parameters, lr=rate, betas=(0.9, 0.99), capturable=captured, fused=True
@@ -59,7 +59,7 @@ class MovingModel:
 
     @torch.no_grad()
     def fold(self, base: Alignment) -> None:
-        """Start again from a base: the weights are there, and nothing was learned since."""
+        """Restart from a base: apply it to the weights, and reset the elements to the identity."""
         self.base = base
         moved = apply(base, self.original)
         for name, tensor in self.weights.tensors.items():
@@ -71,7 +71,7 @@ class MovingModel:
 
     @torch.no_grad()
     def move(self) -> None:
-        """Put the weights where they are now into `moved`."""
+        """Write the weights, moved by the current elements, to `moved`."""
         elements = {
             bundle: {part: value.float() for part, value in element.items()}
             for bundle, element in self.elements.items()
@@ -81,7 +81,7 @@ class MovingModel:
 
     @torch.no_grad()
     def alignment(self) -> Alignment:
-        """Where the model is, in float64, projected to the groups: long ways collect rounding."""
+        """The current alignment in float64, projected to the groups: rounding accumulates."""
         table, identity = self.layout.table, Alignment.identity(self.layout.table)
         learned = dict(self._learned(identity))
         moved = Alignment(table, {**identity.elements, **learned}).compose(self.base)
@@ -92,7 +92,7 @@ class MovingModel:
         return Alignment(table, elements)
 
     def _learned(self, identity: Alignment) -> Iterator[tuple[str, Element]]:
-        """The elements since the base by space; what cannot be learned is the identity."""
+        """Elements learned since the base, by space; the identity where nothing is learned."""
         for bundle, element in self.elements.items():
             values = {part: value.cpu() for part, value in element.items()}
             for number, name in enumerate(bundle.names):
@@ -115,7 +115,7 @@ class MovingModel:
 
     @torch.no_grad()
     def follow(self, gradient: TensorBlock, share: Tensor | None = None) -> None:
-        """One step down: `gradient` is by the moved weights, and counts `share` times."""
+        """One descent step: `gradient` is that by the moved weights, scaled by `share`."""
         if self.optimizer is None:
             return
         self._set_gradients(gradient)
@@ -134,7 +134,7 @@ class MovingModel:
                 value.grad = tangent[part].contiguous()  # the fused step takes no other
 
     def _average_over_processes(self) -> None:
-        """Processes see different inputs and take the same step."""
+        """Average the gradients: processes see different inputs but must take the same step."""
         processes = rank_and_world_size()[1]
         if processes == 1:
             return
@@ -161,7 +161,7 @@ class MovingModel:
     # resuming
 
     def state(self) -> dict[str, Elements]:
-        """Elements, now and best, and Adam's moments by space. Folded first, or steps are lost."""
+        """Current and best elements, and Adam's moments by space. Fold first, or steps are lost."""
         state: dict[str, Elements] = {"current": self.base.elements, "best": self.best.elements}
         if self.optimizer and self.optimizer.state:
             return state | {moment: self._moment(self.optimizer, moment) for moment in MOMENTS}

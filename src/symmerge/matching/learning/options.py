@@ -16,15 +16,15 @@ from symmerge.models.alignment import Alignment
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions:
-    """How elements are learned. Data None: self-generated inputs. Start None: `default_start`."""
+    """How elements are learned. No data: self-generated inputs. No start: `default_start`."""
 
-    data: Task | None = field(default=None, repr=False)  # its inputs are learned from
+    data: Task | None = field(default=None, repr=False)  # the task whose inputs are learned from
     start: Matching | Alignment | Literal["identity"] | None = None
     steps: int = 300
     lr: float
     batch_size: int | None = None
-    sampler: str = "narrow"  # where between two models to learn
-    target: Target = "parents"  # what the midpoint should answer: what they say together, or labels
+    sampler: str = "narrow"  # where on the line between two models to learn
+    target: Target = "parents"  # of the midpoint: the parents' joint prediction, or labels
     spaces: tuple[str, ...] | None = None  # what moves: residual, heads, ff, classifier, or spaces
     held_out: float = 0.1  # the share of data to evaluate on
     seed: int = 0

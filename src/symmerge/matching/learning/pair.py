@@ -1,4 +1,4 @@
-"""What a pair learns: the loss of the models between A and a moving B."""
+"""The objective of a pair: the loss of models on the line from A to a moving B."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from symmerge.matching.learning.segment import Segment
 
 @final
 class PairObjective:
-    """Steps are taken where the sampler says: B's gradient is t times that of the mean."""
+    """Steps are taken at the sampled t, where B's gradient is t times that of the mean."""
 
     def __init__(self, segment: Segment, flips: FlipSearch, sampler: Sampler) -> None:
         self.segment, self.sampler = segment, sampler

@@ -1,7 +1,7 @@
-"""Permutations while learning: assignments are solved anew, and kept where they lower the loss.
+"""Permutations while learning: reassign at intervals, and keep what lowers the loss.
 
-Straight-through: the loss's gradient by each pair of positions says what a swap would gain. The
-assignment is solved between the weights as they are and a step down that gradient. Few positions
+Straight-through: the gradient by each pair of positions estimates what a swap would gain. The
+assignment is solved between the current weights and a step down that gradient. Few positions
 flip at a time; flips are counted, and undone where they do not help.
 """
 
@@ -29,9 +29,9 @@ NEAR_A = 0.25
 def reassign(gram: Tensor, gradient: Tensor, share: float) -> Tensor:
     """The permutation nearest to a step down the gradient.
 
-    `gram` is the moved weights times themselves, `gradient` their gradient times the weights. A
-    step of length r makes the best assignment that of `gram - r gradient`; r is such that about
-    `share` of the positions would rather swap, two at a time.
+    `gram` is the moved weights times their transpose, `gradient` their gradient times the same. A
+    step of length r makes the best assignment that of `gram - r gradient`; r is chosen so that
+    about `share` of the positions would gain by a pairwise swap.
     """
     n = gram.shape[-1]
     own, gain = (matrix.diagonal(dim1=-2, dim2=-1) for matrix in (gram, gradient))
@@ -40,7 +40,7 @@ def reassign(gram: Tensor, gradient: Tensor, share: float) -> Tensor:
     ratio = torch.where(gained > 0, apart.clamp_min(0) / gained, torch.inf)
     nearest = ratio.flatten(0, -2).amin(-1).sort().values
     at = min(len(nearest) - 1, max(1, math.ceil(share * len(nearest))))
-    length = nearest[at] * 1.01  # past the last one: at that very length rounding would decide
+    length = nearest[at] * 1.01  # just past the last: at exactly that length rounding decides
     if not bool(length.isfinite()):
         return torch.arange(n).expand(gram.shape[:-1]).clone()
     return assign(gram - length * gradient)
@@ -48,9 +48,9 @@ def reassign(gram: Tensor, gradient: Tensor, share: float) -> Tensor:
 
 @final
 class FlipSearch:
-    """Proposes permutations of one moving model, kind of space by kind, and tries them.
+    """Proposes permutations of one moving model, one kind of space at a time, and tries them.
 
-    Two proposals take turns: a step down the gradient, and what is most alike now.
+    Two proposals alternate: a step down the gradient, and the best match of the current weights.
     """
 
     def __init__(self, spaces: Sequence[str], max_share: float) -> None:
@@ -63,7 +63,7 @@ class FlipSearch:
 
     @torch.no_grad()
     def search(self, segment: Segment, batches: Sequence[DistillationBatch]) -> None:
-        """Solve the assignments anew, and keep those that lower the loss of these batches."""
+        """Solve the assignments again, and keep those that lower the loss of these batches."""
         self.turns += 1
         gradients = self.gradients(segment, batches) if self.turns % 2 else {}
         segment.place(0.5)
@@ -78,7 +78,7 @@ class FlipSearch:
     def gradients(
         self, segment: Segment, batches: Sequence[DistillationBatch]
     ) -> dict[str, RoleGradients]:
-        """What each pair of positions would gain, by space."""
+        """The gradient for each pair of positions, by space."""
         segment.place(NEAR_A)
         segment.mean.backward(batches, segment.t)
         member = segment.member
@@ -108,7 +108,7 @@ class FlipSearch:
         flips: int,
         before: float,
     ) -> float:
-        """The loss after a proposal; it is undone where it does not help, and fewer may flip."""
+        """The loss after a proposal; if it does not help, undo it and allow fewer flips."""
         member = segment.member
         here = member.alignment()
         member.fold(_flipped(here, indices))

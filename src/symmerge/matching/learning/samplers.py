@@ -1,4 +1,4 @@
-"""Where between models to learn: distributions of B's share, or of the weights of many."""
+"""Where between models to learn: distributions of B's share, or of many models' weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMED = {
     "wide": "uniform:0,1",
     "normal": "normal:0.5,0.1",
 }
-"""The four published ones, by short names."""
+"""The four published samplers, by short names."""
 FORMS = {"fixed": 1, "uniform": 2, "normal": 2, "beta": 2}  # how many numbers each takes
 DIRICHLET = 10.0  # for many models; 0.1 is published, but makes the mean worse (docs/log.md)
 HELP = (
@@ -72,7 +72,7 @@ class Sampler:
 @final
 @dataclass(frozen=True)
 class Shares:
-    """Draws weights of many models from a Dirichlet: near the corners (small), or the midpoint."""
+    """Dirichlet weights of many models: small values favour the corners, large the midpoint."""
 
     concentration: float = DIRICHLET
 

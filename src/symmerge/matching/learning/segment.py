@@ -1,4 +1,4 @@
-"""The models between A and a moving B."""
+"""`Segment`: the line from A to a moving B."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Segment:
 
     @torch.no_grad()
     def place(self, t: float | None = None) -> None:
-        """Put the model at `t`, or at the present `t`, into the mean module."""
+        """Write the model at `t` (default: the current one) to the mean module."""
         if t is not None:
             self.t.fill_(t)
         self.member.move()

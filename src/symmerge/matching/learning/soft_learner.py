@@ -1,6 +1,7 @@
-"""Soft matching as the optimisation loop drives it: latent matrices, learned by gradient.
+"""`SoftLearner`: soft matching, as the optimisation loop drives it.
 
-B is moved exactly to where the start says. Matrices mix from there, and begin near the identity.
+B is first moved exactly, by the alignment of the start. Mixing matrices act on the result: their
+logarithms (`latent`) are learned by gradient, and begin near the identity.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from symmerge.verification.modules import full_module
 if TYPE_CHECKING:
     from symmerge.matching.soft import SoftMatching
 
-LATENT = "latent"  # the part of elements in resume files
+LATENT = "latent"  # component name in resume files
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of Adam
 Matrices = Mapping[str, Tensor]
 
 
 class _Loss(nn.Module):
-    """The loss as a module, for `functional_call`: weights then carry their gradients."""
+    """The loss as a module for `functional_call`, so that gradients flow through the weights."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -56,7 +57,7 @@ class _Loss(nn.Module):
 
 @final
 class SoftLearner:
-    """`latent` matrices on the way down, and the `best` by the midpoint's loss."""
+    """The current `latent` matrices, and the `best` by the midpoint's loss."""
 
     def __init__(
         self, options: SoftMatching, a: Model, b: Model, start: Alignment, data: LearningData
@@ -135,7 +136,7 @@ class SoftLearner:
         return step
 
     def _checkpointed(self) -> Matrices:
-        """Computed again in the backward pass: all normalisations of all layers would not fit."""
+        """Recompute in the backward pass: storing every normalisation would exceed the memory."""
         again = partial(
             checkpoint,
             sinkhorn,
@@ -166,7 +167,7 @@ class SoftLearner:
         return Alignment(self.table, {name: {MATRIX: matrix} for name, matrix in matrices.items()})
 
     def record(self, relaxed: Alignment, history: History) -> dict[str, Any]:
-        """How far from permutations, and what that does to the midpoint and to B's end."""
+        """Distance from permutations, and its effect on the losses at the midpoint and at B."""
         soft = {name: element[MATRIX] for name, element in relaxed.elements.items()}
         hard = {name: assign(matrix) for name, matrix in soft.items()}
         identity = {

@@ -1,4 +1,4 @@
-"""Soft permutations: doubly stochastic matrices, and the way back to permutations."""
+"""Soft permutations: doubly stochastic matrices, and hardening them to permutations."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from symmerge.symmetry.spec import Space, Spec
 
 SINKHORN = 20
 MIN_ENTRY = 1e-9  # before the logarithm: a zero could never grow
-TOLERANCE = 1e-6  # of sums of columns
-MATRIX = "matrix"  # the part of an element
+TOLERANCE = 1e-6  # of column sums
+MATRIX = "matrix"  # component name
 
 
 def sinkhorn(latent: Float[Tensor, "*batch n n"], times: int) -> Float[Tensor, "*batch n n"]:
@@ -43,7 +43,7 @@ def sinkhorn(latent: Float[Tensor, "*batch n n"], times: int) -> Float[Tensor, "
 def first_latent(
     size: int, batch: tuple[int, ...], noise: float, generator: torch.Generator
 ) -> Float[Tensor, "*batch n n"]:
-    """Where learning begins: the logarithm of the identity plus noise."""
+    """Initial latent matrices: the logarithm of the identity plus noise."""
     widest = 2 * noise * math.sqrt(3) * math.sqrt(2 / (size + size))
     return (
         (
@@ -58,7 +58,7 @@ def first_latent(
 @final
 @dataclass(frozen=True)
 class SoftPermutation(Group):
-    """Coordinates mix: new = matrix old, in every role.
+    """Mixes coordinates: new = matrix old, in every role.
 
     NOT A SYMMETRY unless the matrix is a permutation, and no group: mixing cannot be undone.
     """
@@ -87,7 +87,7 @@ class SoftPermutation(Group):
 
     def check(self, element: Element) -> Check:
         matrix = element[MATRIX]
-        # Rows only come as near to one as the number of normalisations allows.
+        # Row sums come only as close to one as the number of normalisations allows.
         ok = bool((matrix >= 0).all()) and bool(((matrix.sum(-2) - 1).abs() <= TOLERANCE).all())
         return Check(ok, "" if ok else "an entry is negative, or a column does not sum to one")
 
@@ -101,7 +101,7 @@ def one_hot(index: Tensor) -> Tensor:
 
 
 def soft_table(table: Spec, spaces: Iterable[str]) -> Spec:
-    """The table in which these spaces mix, and nothing else moves."""
+    """The table in which these spaces may mix, and nothing else moves."""
     soft = set(spaces)
 
     def changed(space: Space) -> Space:

@@ -1,4 +1,4 @@
-"""The spaces that may move, by the words that users have for them."""
+"""The spaces that may move, by the names that users give."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPACE_KINDS = {
 
 
 def choose_spaces(table: Spec, names: Sequence[str] | None) -> list[str]:
-    """The hidden spaces that some names mean: parts of a model, kinds of spaces, or spaces."""
+    """The hidden spaces named by parts of a model, kinds of spaces, or single spaces."""
     if names is None:
         return list(table.hidden)
     by_name = {name: _meant(table, name) for name in names}

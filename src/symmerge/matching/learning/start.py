@@ -1,4 +1,4 @@
-"""Where learning starts."""
+"""The solution that learning starts from, by weights or by activations."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment
 from symmerge.models.model import Model, Progress
 
-# Samples for a start by activations: more have not helped.
+# Samples for an activation-matching start: more have not helped.
 START_SAMPLES = {"clm": 24, "mlm": 48, "image": 256, "text": 256}
 Start = Matching | Alignment | Literal["identity"]
 
 
 def default_start(data: Task | None, **options: Any) -> Matching:
-    """By weights without data (self-generated inputs are none), else by activations."""
+    """Weight matching without data (self-generated inputs do not count), else by activations."""
     if data is None or data.data == "self":
         return WeightMatching(**options)
     return activation_start(data, **options)
 
 
 def activation_start(data: Task | None, **options: Any) -> ActivationMatching:
-    """By activations on some of the data."""
+    """Activation matching on a part of the data."""
     samples = data and subsample(data, START_SAMPLES[data.name])
     return ActivationMatching(data=samples, **options)
 
@@ -35,7 +35,7 @@ def activation_start(data: Task | None, **options: Any) -> ActivationMatching:
 def first_solution(
     start: Start, a: Model, b: Model, progress: Progress, resume_file: ResumeFile | None
 ) -> Solution:
-    """Where learning starts for a pair."""
+    """Solve the start for a pair."""
     if isinstance(start, Matching):
         return decided_by_first(
             lambda: start.solve(a, b, progress=progress, resume_file=resume_file)

@@ -1,4 +1,4 @@
-"""Tensors that steps write in place, on the device: only then can a step be a CUDA graph."""
+"""Tensors that steps update in place on the device, as CUDA graphs require."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @torch.no_grad()
 def copy_all(targets: Sequence[Any], sources: Sequence[Any]) -> None:
-    """Copy many tensors in a kernel or two, also from one type to another."""
+    """Copy many tensors in one or two kernels; dtypes may differ."""
     if targets:
         copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
         copy(list(targets), list(sources))
@@ -19,7 +19,7 @@ def copy_all(targets: Sequence[Any], sources: Sequence[Any]) -> None:
 
 @final
 class StepLosses:
-    """`values` has a loss per step; `step` counts the steps."""
+    """`values` holds a loss per step; `step` counts the steps."""
 
     def __init__(self, steps: int, device: torch.device) -> None:
         self.values = torch.zeros(steps, device=device)

@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: small models wait for Python otherwise."""
+"""Run steps as CUDA graphs: otherwise small models wait for Python."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from symmerge.errors import SymmergeWarning
 
 @final
 class GraphRecorder:
-    """Warms up and captures in one side stream: what was allocated there once is found again."""
+    """Warms up and captures on one side stream, so that its memory is reused."""
 
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
 
     def warm_up(self, work: Callable[[], None]) -> None:
-        """Do the work in the side stream, between what came before and what follows."""
+        """Run the work on the side stream, after earlier and before later work."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             work()
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """The work as a graph to replay. The same stream: gradients remember theirs."""
+        """Capture the work as a graph, on the same stream: gradients are bound to theirs."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream):
             work()
@@ -45,7 +45,7 @@ class GraphInput(Protocol):
 
 @final
 class StepGraphs:
-    """A step on some batches, replayed as a graph. Batches of another shape get another graph."""
+    """Replays a step as a graph; each combination of batch shapes has its own graph."""
 
     def __init__(self, step: Callable[[tuple[Any, ...]], None]) -> None:
         self.step, self.recorder = step, GraphRecorder()
@@ -62,7 +62,7 @@ class StepGraphs:
             self._replay(key, batches)
             return
         waits = self._real_step(batches)
-        if waits and key not in self.waited:  # something made once may have waited: see next time
+        if waits and key not in self.waited:  # maybe only a one-time setup waited: try again
             self.waited.add(key)
             return
         if waits:
@@ -74,9 +74,9 @@ class StepGraphs:
         self.graphs[key] = None if waits else self._captured(batches)
 
     def _real_step(self, batches: tuple[GraphInput, ...]) -> list[str]:
-        """Take a step in the stream that captures; where in the code it waited for the GPU.
+        """Take a step on the capture stream; return where in the code it waited for the GPU.
 
-        What is allocated once is there afterwards. A step that waits cannot be captured.
+        One-time allocations are then done. A step that waits cannot be captured.
         """
         with warnings.catch_warnings(record=True) as caught:
             self.recorder.warm_up(lambda: self._watched(batches, caught))
@@ -89,7 +89,7 @@ class StepGraphs:
     ) -> None:
         torch.cuda.set_sync_debug_mode("warn")
         warnings.simplefilter("always")
-        caught.clear()  # the mode itself warns that it is new
+        caught.clear()  # enabling the mode warns, too
         try:
             self.step(batches)
         finally:

@@ -1,7 +1,7 @@
 """The optimisation loop: steps, evaluations on held-out inputs, early stopping, states to resume.
 
-What is optimised provides an `Optimizable`. The loop decides when it steps, when it is evaluated,
-when its state is saved, and when it ends.
+Whatever is optimised implements `Optimizable`. The loop decides when it steps, when it is
+evaluated, when its state is saved, and when it ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NotFinite(SymmergeError):
 
 
 def require_finite(loss: float, name: str, step: int) -> float:
-    """The loss, if it is finite."""
+    """Return the loss if it is finite, else raise."""
     if not math.isfinite(loss):
         raise NotFinite(f"the {name} was not finite at step {step}")
     return loss
@@ -55,7 +55,7 @@ class History:
     failed: bool = False
 
     def add(self, loss: float) -> bool:
-        """Note an evaluation at the present step; whether it is the best so far."""
+        """Record an evaluation at the current step; returns whether it is the best so far."""
         better = loss < self.best_loss
         if better:
             self.best_loss, self.best_step = loss, self.step
@@ -70,10 +70,10 @@ class History:
 
 @runtime_checkable
 class Optimizable(Protocol[State]):
-    """What the loop drives."""
+    """The interface of what the loop optimises."""
 
     def advance(self, step: int) -> int:
-        """Go on from `step` by one step, or by several at once; the number of steps then done."""
+        """Take one or more steps from `step`; returns the number of steps done in all."""
         ...
 
     def evaluate(self, step: int) -> Evaluation:
@@ -81,11 +81,11 @@ class Optimizable(Protocol[State]):
         ...
 
     def keep_best(self) -> None:
-        """Remember the present state as the best so far."""
+        """Remember the current state as the best so far."""
         ...
 
     def state(self, history: History) -> State:
-        """Everything a run needs to go on from here."""
+        """Everything needed to continue the run from here."""
         ...
 
     def restore(self, state: State) -> History:
@@ -98,8 +98,8 @@ class Optimizable(Protocol[State]):
 class LoopPlan:
     """How long a run is, and when it is evaluated.
 
-    With `evaluate_ends` it is evaluated before the first and after the last step, too. `patience`
-    evaluations without a better one end it, but not before `least_steps`.
+    With `evaluate_ends` also before the first and after the last step. `patience` evaluations
+    without improvement end the run, but not before `least_steps`.
     """
 
     steps: int
@@ -118,7 +118,7 @@ class LoopPlan:
 
 
 def evenly(steps: int, *, patience: int | None = None, least_steps: int = 0) -> LoopPlan:
-    """About twenty evaluations in a run, the start and the end among them."""
+    """About twenty evaluations per run, including the start and the end."""
     every = max(1, steps // EVALUATIONS)
     return LoopPlan(
         steps=steps,
@@ -132,7 +132,7 @@ def evenly(steps: int, *, patience: int | None = None, least_steps: int = 0) -> 
 @final
 @dataclass(frozen=True)
 class Saver(Generic[State]):
-    """Writes states to resume from: after every evaluation, or every so many seconds."""
+    """Writes states to resume from: after every evaluation, or at intervals of `seconds`."""
 
     write: Callable[[State], None]
     seconds: float | None = None
@@ -142,13 +142,13 @@ class Saver(Generic[State]):
 
 
 def _nothing(*_: object) -> None:
-    """Where nobody listens."""
+    """No-op hook."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Hooks(Generic[State]):
-    """Who is told: a line per evaluation, the step after each step, both ends of every advance."""
+    """Callbacks: a line per evaluation, the step after each step, both ends of every advance."""
 
     report: Callable[[str], None] = _nothing
     after_step: Callable[[int], None] = _nothing
@@ -180,7 +180,7 @@ class Loop(Generic[State]):
         return self.history
 
     def run_to_best(self) -> History:
-        """Run to the end, or to Ctrl-C or a loss that is not finite: the best so far stands."""
+        """Run to the end; Ctrl-C or a loss that is not finite ends it with the best so far."""
         try:
             return self.run()
         except KeyboardInterrupt:

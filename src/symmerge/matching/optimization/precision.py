@@ -1,4 +1,4 @@
-"""Lower precision where a GPU gains by it."""
+"""Lower precision on GPUs: bfloat16 autocast and TF32 matrix products."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class LearningRate:
     overlap: bool = False
 
     def at(self, step: int) -> float:
-        """The rate of a step, counted from 0.
+        """The learning rate of a step, counted from 0.
 
         >>> [round(LearningRate(lr=1.0, steps=4, warmup=2).at(step), 2) for step in range(4)]
         [0.5, 1.0, 1.0, 0.5]
