@@ -56,7 +56,7 @@ class Recipe:
 
     @property
     def needs_data(self) -> bool:
-        """Whether it looks at inputs; for language models these may be self-generated."""
+        """Whether it needs inputs; for language models these may be self-generated."""
         return self.method != "weights"
 
     def restricted(self, model: Model) -> dict[str, str]:

@@ -68,24 +68,24 @@ def widen(narrow: Model, wide: Model, *, units: Units = "zero", seed: int = 0) -
     if units not in get_args(Units):
         raise MismatchError(f"units {units}: there are {', '.join(get_args(Units))}")
     _refuse_unlike(narrow, wide)
-    ready, target = canonicalize(narrow, ("untie", "fold")), canonicalize(wide, ("fold",))
-    _refuse_sizes(ready, target)
-    assert ready.spec.tensors == target.spec.tensors
-    into = _inclusions(ready, target.spec, units, torch.Generator().manual_seed(seed))
+    folded, target = canonicalize(narrow, ("untie", "fold")), canonicalize(wide, ("fold",))
+    _refuse_sizes(folded, target)
+    assert folded.spec.tensors == target.spec.tensors
+    into = _inclusions(folded, target.spec, units, torch.Generator().manual_seed(seed))
     weights = DerivedWeights(
         MemoryWeights({}),
-        {name: partial(_widened, ready, target.spec, into, name) for name in ready.weights},
+        {name: partial(_widened, folded, target.spec, into, name) for name in folded.weights},
         added={
-            name: (target.spec.shapes[name], ready.weights.dtype(name)) for name in ready.weights
+            name: (target.spec.shapes[name], folded.weights.dtype(name)) for name in folded.weights
         },
     )
     # The weights keep the narrow model's precision, and the config must say so.
     config = {key: value for key, value in target.config.items() if key not in PRECISION} | {
         key: narrow.config[key] for key in PRECISION if key in narrow.config
     }
-    return ready.derive(
+    return folded.derive(
         weights,
-        step=HistoryStep("widen", _what(ready.spec, target, units)),
+        step=HistoryStep("widen", _what(folded.spec, target, units)),
         config=config,
         spec=target.spec,
     )
@@ -142,26 +142,25 @@ def _inclusions(
     narrow: Model, wide: Spec, units: Units, generator: torch.Generator
 ) -> dict[str, Include]:
     """An embedding for every space that is wider in `wide`."""
-    spec, found = narrow.spec, {}
+    spec, into = narrow.spec, {}
     for name, space in spec.spaces.items():
         size, room = spec.sizes[name], wide.sizes[name]
         if size == room:
             continue
         if name == spec.stream:
-            found[name] = Stream(
+            into[name] = Stream(
                 orthonormal(size, room, fixing_ones=isinstance(space.group, OrthogonalFixingOnes)),
                 stretch(size, room),
             )
         elif space.translation:  # inside a head
             scale = score_scale(narrow, size, room) ** 0.5 if space.translation == "drops" else 1.0
-            found[name] = Places(places(size, room, "zero", generator), dict.fromkeys(Role, scale))
+            into[name] = Places(places(size, room, "zero", generator), dict.fromkeys(Role, scale))
         else:
             index = places(size, room, units, generator)
-            uses = (
-                index[index >= 0].bincount(minlength=size)[index].double()
-            )  # what is read from several places comes in equal parts
-            found[name] = Places(index, {Role.WRITES: 1.0, Role.READS: 1 / uses, Role.RIDES: 1.0})
-    return found
+            # Readers of a duplicated unit take an equal part from each copy.
+            uses = index[index >= 0].bincount(minlength=size)[index].double()
+            into[name] = Places(index, {Role.WRITES: 1.0, Role.READS: 1 / uses, Role.RIDES: 1.0})
+    return into
 
 
 @final

@@ -80,7 +80,7 @@ def _with_values(model: Model, target: str, space: str, biases: tuple[Occurrence
     """The output bias `target` plus the output map applied to the value biases."""
     result = model.weights[target].clone()
     outputs = [output for output in _readers(model, space) if _bias_of(output) == target]
-    for output in outputs:  # one, unless something lies beside the stream
+    for output in outputs:  # one, unless visible coordinates sit beside the stream
         spaces = [atom.space for atom in output.piece.atoms]
         letters = dict(zip(spaces, string.ascii_lowercase, strict=False))
         into = next(piece for piece in model.spec.pieces[target] if piece.atoms[0].space in letters)
