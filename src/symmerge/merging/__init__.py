@@ -1,1 +1,1 @@
-"""From aligned models to one checkpoint: means, slerp, ties, dare, soups, REPAIR, mergekit."""
+"""Merge aligned models into one checkpoint: means, slerp, TIES, DARE, soups, REPAIR, mergekit."""

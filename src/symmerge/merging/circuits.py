@@ -1,9 +1,8 @@
 """Merge attention by its circuits instead of its factors.
 
-In a head only products matter: queries with keys, values with outputs. They can be interpolated
-without a common basis. The result is either cut back to the head's rank by SVD (stock size; the
-path between the parents is curved), or kept whole in heads of twice the size (as in the papers; no
-stock checkpoint).
+In a head only two products matter: QK and OV. They can be interpolated without a common basis.
+The result is either truncated to the head's rank by SVD (stock size; the path between the parents
+is curved), or kept at full rank in heads of twice the size (as in the papers; not stock).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from symmerge.symmetry.spec import Spec
 
 
 def circuit_spaces(model: Model) -> set[str]:
-    """The spaces inside heads where any invertible change of basis is exact: not under rotary."""
+    """Spaces inside heads with the full GL symmetry; rotary ones are excluded."""
     return {
         name
         for name, space in model.spec.spaces.items()
@@ -39,9 +38,9 @@ def circuit_spaces(model: Model) -> set[str]:
 def cut(
     a: Model, b: Model, time: PieceTime, mean: Callable[[str], Tensor]
 ) -> dict[str, Callable[[], Tensor]]:
-    """For every tensor inside heads: the factors of the interpolated circuits, cut back to rank.
+    """For every tensor inside heads: factors of the interpolated circuits, truncated to rank.
 
-    `mean` gives what belongs to no circuit.
+    `mean` computes the parts of a tensor that belong to no circuit.
     """
     pieces, spaces = computed_once(partial(_cut_pieces, a, b, time)), circuit_spaces(a)
     return {
@@ -62,7 +61,7 @@ def _cut_pieces(a: Model, b: Model, time: PieceTime, space: str) -> dict[Piece, 
 
 
 def inflate(a: Model, b: Model, time: PieceTime, step: HistoryStep) -> Model:
-    """Heads of twice the size that hold both parents' circuits: exact, but no stock checkpoint."""
+    """Heads of twice the size that hold both parents' circuits: exact, but not stock."""
     if any(isinstance(space.group, RotaryPairs) for space in a.spec.spaces.values()):
         raise MismatchError(
             f"--attention circuits: queries and keys of {a.spec.family} turn with their positions,"
@@ -85,7 +84,7 @@ def _both(a: Model, b: Model, name: str, spec: Spec, time: PieceTime) -> Tensor:
             large.view(result).copy_(torch.lerp(x, y, t))
             continue
         (position,) = inside
-        # One side of the product carries the weights.
+        # The interpolation weights go into one factor only.
         reads = small.atoms[position].role is Role.READS
         factors = (1 - t, t) if reads else (1, 1)
         large.view(result).copy_(torch.cat([x * factors[0], y * factors[1]], position))

@@ -1,4 +1,4 @@
-"""Combine models in one basin, as fine-tunes are combined. Nothing is aligned here."""
+"""Combine models in one basin by mean, slerp, TIES or DARE. Nothing is aligned here."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from symmerge.models.interpolation import merge_step, weighted_sum
 from symmerge.models.model import Model
 from symmerge.models.tables import check_same_table
 
-# Cosines beyond this, of either sign, have no arc between them: mergekit's threshold, so that both
-# take the same tensors straight.
+# Above this |cosine|, slerp falls back to the straight line. mergekit's threshold, so that both
+# treat the same tensors alike.
 PARALLEL = 0.9995
 SUMS_TO_ONE = 1e-6
 
 Mix = Callable[[Iterable[Tensor], Sequence[float]], Tensor]
-"""One tensor of several, by weights that are not negative."""
+"""Mix several tensors into one, by non-negative weights."""
 Thin = Callable[[Tensor, float, torch.Generator], Tensor]
-"""Keep a share of a difference's entries, the others zero: (difference, density, generator)."""
+"""Zero all but a share of a difference's entries: (difference, density, generator)."""
 
 
 @final
 @dataclass(frozen=True)
 class CombineMethod:
-    """How one tensor of every model becomes one.
+    """How the models' versions of one tensor are mixed.
 
-    With `thin` not the tensors are mixed but their thinned differences from a base.
+    With `thin`, sparsified differences from a base are mixed instead of the tensors.
     """
 
     mix: Mix
@@ -44,10 +44,10 @@ class CombineMethod:
 
 
 def slerp(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-    """The place on the arc between two tensors; on the line if they are nearly parallel."""
+    """Spherical interpolation of two tensors; linear if they are nearly parallel."""
     x, y = tensors
     y = y.to(x)
-    # Zeros are at right angles to everything, as in mergekit.
+    # A zero tensor counts as orthogonal to everything, as in mergekit.
     cosine = torch.cosine_similarity(x.flatten(), y.flatten(), dim=0).item()
     if abs(cosine) > PARALLEL:
         return weighted_sum((x, y), weights)
@@ -68,7 +68,7 @@ def agreeing_mean(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor
 
 
 def keep_largest(difference: Tensor, density: float, _: torch.Generator) -> Tensor:
-    """The entries of largest magnitude; at least one."""
+    """Keep the entries of largest magnitude; at least one."""
     count = max(1, int(density * difference.numel()))
     flat = difference.flatten()
     places = flat.abs().argsort(descending=True, stable=True)[:count]
@@ -76,7 +76,7 @@ def keep_largest(difference: Tensor, density: float, _: torch.Generator) -> Tens
 
 
 def keep_random(difference: Tensor, density: float, generator: torch.Generator) -> Tensor:
-    """Each entry with probability `density`, divided by it: unbiased."""
+    """Keep each entry with probability `density`, and divide by it: unbiased."""
     mask = torch.rand(difference.shape, generator=generator) < density
     return difference * mask / density
 
@@ -100,19 +100,19 @@ def combine(
     seed: int = 0,
     evidence: Mapping[str, object] | None = None,
 ) -> Model:
-    """One model of several in one basin: `combine(result.models, "ties", density=0.3)`. Lazy.
+    """Combine models in one basin: `combine(result.models, "ties", density=0.3)`. Lazy.
 
     | method | what it does |
     |---|---|
     | `mean` | weighted mean |
     | `slerp` | the arc between two models |
-    | `ties` | each model's largest differences from `base`; the mean of those whose sign wins |
-    | `dare` | random differences, divided by `density`, added by weight |
-    | `dare_ties` | random differences; the mean of those whose sign wins |
+    | `ties` | largest differences from `base`, sign election, mean of those that agree |
+    | `dare` | random differences, divided by `density`, weighted sum |
+    | `dare_ties` | random differences, sign election, mean of those that agree |
 
     `density` is the share of each tensor's differences that is kept; `evidence` goes into the card.
-    Models from independent seeds have no common base: unless `base` is given, the first stands in
-    for it and has no vote of its own (`ties` of two models at density 1 is the second).
+    Models from independent seeds have no common base: by default the first model is the base and
+    has no vote of its own (`ties` of two models at density 1 is the second model).
     """
     how, shares = method_for(method, models, base, density), normalised_weights(models, weights)
     origin = base or models[0]
@@ -206,7 +206,7 @@ def _from_base(
 
     def differences() -> Iterator[Tensor]:
         for number, model in enumerate(models):
-            # The base, where it is among the models, is not read again.
+            # The base is already loaded: its difference from itself is zero.
             if model is base:
                 yield torch.zeros_like(origin)
             else:
@@ -218,7 +218,7 @@ def _from_base(
 def _thinned(
     thin: Thin, density: float, seed: int, difference: Tensor, number: int, name: str
 ) -> Tensor:
-    """A generator for each tensor of each model: the order of reading does not matter."""
+    """A seed per model and tensor, so that the order of reading does not matter."""
     key = hashlib.sha256(f"{seed} {number} {name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
     return thin(difference, density, generator)

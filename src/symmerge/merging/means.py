@@ -1,4 +1,4 @@
-"""The mean of two models in one basin, part by part. Nothing is aligned here."""
+"""Interpolate two models in one basin, with another t for some parts. Nothing is aligned here."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def average(
 ) -> Model:
     """The model at `t` on the line from `a` (t = 0) to `b` (t = 1). Lazy.
 
-    `at` gives parts another t: a space (`ff`, `vo.3`), a layer (`layer.3`), or `residual` for what
-    meets the stream alone; the narrowest counts. `attention` interpolates each head's factors (a
-    straight line), its circuits cut back to rank (`svd`), or its whole circuits (`circuits`: heads
-    of twice the size, no stock checkpoint). `evidence` goes into the model card.
+    `at` gives parts another t: a space (`ff`, `vo.3`), a layer (`layer.3`), or `residual` for
+    tensors with no other hidden space; the most specific wins. `attention` interpolates each
+    head's weights (`factors`), its circuits truncated to rank (`svd`), or its full circuits
+    (`circuits`: heads of twice the size, not stock). `evidence` goes into the model card.
     """
     check_same_table([a, b])
     times = at or {}

@@ -1,4 +1,4 @@
-"""Hand aligned checkpoints over to mergekit: a config that gives what `combine` gives."""
+"""Write a mergekit config for aligned checkpoints, equivalent to `combine`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Folder = str | PathLike[str]
 @final
 @dataclass(frozen=True)
 class MergekitMethod:
-    """A method in mergekit: its name, the parameters of each model, and those of the merge."""
+    """A mergekit method: its name, parameters per model, and parameters of the merge."""
 
     name: str
     model: tuple[str, ...] = ()
     merge: Mapping[str, str] = field(default_factory=dict)
 
 
-# mergekit's defaults for `normalize` and `rescale` are not always ours, so both are written.
+# mergekit's defaults for `normalize` and `rescale` are not always ours, so both are explicit.
 FORMS: dict[str, MergekitMethod] = {
     "mean": MergekitMethod("linear", ("weight",)),
     "slerp": MergekitMethod("slerp", (), {"t": "{t}"}),
@@ -53,12 +53,12 @@ def mergekit_config(
     base: Folder | None = None,
     density: float = 0.5,
 ) -> str:
-    """The YAML for `mergekit-yaml`, of stock checkpoints in one basin.
+    """The YAML for `mergekit-yaml`, for stock checkpoints in one basin.
 
     `mergekit_config(["pair/reference", "pair/aligned"], [0.7, 0.3])`. Methods have mergekit's
     names: linear, slerp, ties, dare_linear, dare_ties. As in `combine`, the first folder is the
-    base unless another is given; the tokenizer comes from there. mergekit draws its own random
-    numbers and rescales by what they hit: dare differs from ours entry by entry.
+    default base; the tokenizer comes from the base. mergekit draws its own random numbers and
+    rescales by the entries it kept, so DARE differs from ours entry by entry.
     """
     if method not in OURS:
         raise MismatchError(
@@ -77,11 +77,11 @@ def mergekit_config(
     lines = [f"merge_method: {method}", f"base_model: {_reference(start)}", "models:"]
     for model, share in zip(models, shares, strict=True):
         lines.append(f"  - model: {_reference(model)}")
-        # The base has no difference from itself to weigh.
+        # The base's difference from itself is zero and needs no weight.
         weighed = not (differs and model.path == start.path)
         lines += _model_parameters(FORMS[OURS[method]], share, density) if weighed else []
-    # No tokenizer_source: mergekit would cut the embeddings down to the tokens that the tokenizer
-    # names. Without one it copies the base's files.
+    # No tokenizer_source: mergekit would truncate the embeddings to the tokenizer's tokens.
+    # Without it, mergekit copies the base's files.
     lines += _merge_parameters(FORMS[OURS[method]], shares[-1])
     return "\n".join([*lines, *_precision(models[0].dtype), ""])
 
@@ -98,7 +98,7 @@ def _merge_parameters(form: MergekitMethod, t: float) -> list[str]:
 
 
 def _stock(folder: Folder) -> Model:
-    # mergekit would look on the hub for a path that is not there when it runs.
+    # mergekit takes a path that does not exist at run time for a hub name.
     model = load(Path(folder).resolve())
     if not model.stock:
         raise MismatchError(
@@ -109,7 +109,7 @@ def _stock(folder: Folder) -> Model:
 
 
 def _reference(model: Model) -> str:
-    """The long form where a path has + or @, at which mergekit splits plain paths."""
+    """A model reference; in long form if the path has + or @, which mergekit would split at."""
     quoted = f'"{"".join(map(_escaped, str(model.path)))}"'
     return f"{{model: {{path: {quoted}}}}}" if {"+", "@"} & set(quoted) else quoted
 
@@ -119,7 +119,7 @@ def _escaped(letter: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Without an exponent, which YAML takes for a word."""
+    """A number without an exponent, which YAML would read as a string."""
     return f"{Decimal(repr(value)):f}"
 
 

@@ -1,4 +1,4 @@
-"""From models to one merged model: widen, align, combine, repair."""
+"""`merge`: widen, align, combine and repair models."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def merge(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Model:
-    """One stock model of several: `merge([a, b])` aligns them first; `merge(align(a, b), t=0.3)`.
+    """Merge models into one: `merge([a, b])` aligns them first, `merge(align(a, b))` does not.
 
     | option | what it does |
     |---|---|
     | `method` | how to align, as for `align`; "none" for a plain average |
-    | `t`, `weights` | the place between two models; how much each model counts |
+    | `t`, `weights` | position between two models; weight of each model |
     | `combine`, `density` | mean, slerp, ties, dare, dare_ties or soup; share of differences kept |
-    | `held_out` | what a soup is chosen by |
+    | `held_out` | data by which a soup is chosen |
     | `at`, `attention` | another t for parts; how heads are averaged: see `average` |
-    | `repair`, `repair_data` | REPAIR of "maps" or "norms", and the inputs for it |
+    | `repair`, `repair_data` | REPAIR of "maps" or "norms", and its inputs |
     | `units`, `shared_tokens` | different widths and vocabularies: see `align` |
-    | `reference`, `rounds` | of three models or more: see `align_many` |
+    | `reference`, `rounds` | for three models or more: see `align_many` |
     """
     plan = MergePlan(
         t=t,
@@ -115,6 +115,6 @@ def _align(
 
 
 def _without_failed(shares: Sequence[float], result: AlignedMany) -> list[float]:
-    """The shares of the models that could be aligned."""
+    """The weights of the models that could be aligned."""
     kept = [shares[number] for number in result.universe.members]
     return [share / sum(kept) for share in kept]

@@ -1,4 +1,4 @@
-"""How aligned models become one: weights, ways to combine, REPAIR."""
+"""The options of a merge after alignment: weights, ways to combine, REPAIR."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMBINE = (*METHODS, "soup")
 
 @dataclass(frozen=True, kw_only=True)
 class MergePlan:
-    """How aligned models become one; the options are those of `merge`."""
+    """How to combine aligned models; the options are those of `merge`."""
 
     t: float | None = None
     weights: Sequence[float] | None = None
@@ -37,7 +37,7 @@ class MergePlan:
     device: str = "cpu"
 
     def check(self, models: Sequence[Model]) -> None:
-        """Refuse what does not go together, before any work."""
+        """Refuse options that contradict each other, before any work."""
         check_choice("--combine", self.combine, COMBINE)
         check_choice("--attention", self.attention, get_args(Attention))
         pair_mean = len(models) == 2 and self.combine == "mean"
@@ -78,7 +78,7 @@ class MergePlan:
             )
 
     def shares(self, models: Sequence[Model]) -> list[float]:
-        """How much each model counts; they sum to one."""
+        """The weight of each model; they sum to one."""
         if self.t is not None and self.weights is not None:
             raise MismatchError("-t and --weights say the same twice: leave one out")
         if self.t is not None and len(models) > 2:
@@ -91,7 +91,7 @@ class MergePlan:
         return normalised_weights(models, self.weights)
 
     def repair_task(self, models: Sequence[Model]) -> Task | None:
-        """The inputs to repair by."""
+        """The inputs for REPAIR."""
         if self.repair is None or self.repair_data is None:
             return None
         task = self._task(models, self.repair_data)
@@ -110,7 +110,7 @@ class MergePlan:
         evidence: Mapping[str, object] | None = None,
         progress: Progress | None = None,
     ) -> Model:
-        """One model of several in one basin."""
+        """Combine models in one basin."""
         if len(models) == 2 and self.combine == "mean":
             how = {"at": self.at, "attention": self.attention, "evidence": evidence}
             return average(models[0], models[1], shares[1], **how)  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ class MergePlan:
     def repaired(
         self, merged: Model, parents: Sequence[Model], shares: Sequence[float], task: Task | None
     ) -> Model:
-        """The merge after REPAIR, if that is asked for."""
+        """The merge after REPAIR, if requested."""
         if task is None:
             return merged
         part = cast(Part, self.repair)

@@ -1,12 +1,12 @@
 """REPAIR after merging (Jordan et al. 2022): rescale outputs to the parents' variance.
 
-Aligned coordinates agree only in part, so their mean varies less than either. Each coordinate is
-scaled and shifted until its standard deviation and mean on some inputs are its parents',
-interpolated. Both go into existing weights: the checkpoint stays stock. It is another function than
-the plain merge, so it is off by default and reported separately.
+Aligned coordinates agree only in part, so their mean varies less than either parent's. Each
+coordinate is scaled and shifted so that its mean and standard deviation on some inputs are the
+parents', interpolated. Both are folded into existing weights: the checkpoint stays stock. REPAIR
+changes the merged function, so it is off by default and reported separately.
 
-It helps after matching by weights or activations. A learned alignment has already seen its midpoint
-and is best left alone.
+It helps after weight or activation matching. Learned matching has already optimised the midpoint
+and does not need it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from symmerge.verification.modules import full_module
 
 Part = Literal["maps", "norms"]
 """What is repaired: outputs of linear maps (rows and biases) or of norms (gains and shifts)."""
-HELD_OUT, MIN_SAMPLES = 0.25, 8  # the share of samples that losses are taken on; how many in all
-MIN_TOKENS = 32  # a coordinate seen on fewer is left alone
-MAX_SCALE = 100.0  # a coordinate that would have to grow by more was wiped out: the rest is noise
+HELD_OUT, MIN_SAMPLES = 0.25, 8  # share of samples for the losses; smallest number of samples
+MIN_TOKENS = 32  # coordinates with fewer are left alone
+MAX_SCALE = 100.0  # a coordinate that needs more has cancelled out: what remains is noise
 Metrics = Mapping[str, float]
 
 
@@ -53,7 +53,7 @@ class Repaired:
     largest_scale: float
 
     def record(self) -> dict[str, object]:
-        """For the results: everything but the model."""
+        """Everything but the model, for result files."""
         return {
             name: dict(value) if isinstance(value, Mapping) else value
             for name, value in vars(self).items()
@@ -73,8 +73,9 @@ def repair(
 ) -> Repaired:
     """Repair a merge of models in one basin: `repair(average(a, b), [a, b], task)`.
 
-    Module by module in the order of the forward pass, because what one gives depends on those
-    before it: all at once makes most merges worse. A quarter of the samples only measures.
+    Module by module in the order of the forward pass, because outputs depend on the modules
+    before: repairing all at once makes most merges worse. A quarter of the samples is held out
+    for the losses.
     """
     _check_parents(merged, parents, shares)
     task.check_labels()
@@ -109,7 +110,7 @@ def repair(
 def _repaired(
     merged: Model, changes: Mapping[str, Change], before: Metrics, after: Metrics, what: str
 ) -> Repaired:
-    """The model with the changes in its weights and in its history."""
+    """The result, with the changes in the model's weights and history."""
     scales = torch.cat([change.scale for change in changes.values()])
     left_alone = sum(change.left_alone for change in changes.values())
     median, largest = scales.median().item(), scales.max().item()
@@ -125,7 +126,7 @@ def _repaired(
 
 
 def _check_parents(merged: Model, parents: Sequence[Model], shares: Sequence[float]) -> None:
-    """Refuse parents that a model cannot have been merged from."""
+    """Refuse parents that the model cannot have been merged from."""
     if len(parents) != len(shares) or not parents:
         raise MismatchError(
             f"{len(parents)} parents but {len(shares)} shares:"
@@ -144,14 +145,14 @@ def _check_parents(merged: Model, parents: Sequence[Model], shares: Sequence[flo
         )
 
 
-# Which modules: name -> the axis of its weight that has one index per output coordinate.
+# Modules to repair: name -> output axis of the weight.
 
 
 def map_axes(spec: Spec, module: nn.Module) -> dict[str, int]:
-    """Linear maps inside the network; not heads, whose outputs (tokens, classes) no map reads."""
+    """Linear maps inside the network, without heads (their outputs are tokens or classes)."""
     tables = [name for name, owner in module.named_modules() if isinstance(owner, nn.Embedding)]
     axes = {
-        # transformers' other linear map is transposed
+        # transformers' Conv1D stores its weight transposed
         name: 0 if isinstance(owner, nn.Linear) else 1
         for name, owner in module.named_modules()
         if len(spec.tensors.get(f"{name}.weight", ())) == 2 and name not in tables
@@ -201,7 +202,7 @@ class Change:
 
 
 def _change(axis: int, spread: Spread, goals: Sequence[Spread], shares: Sequence[float]) -> Change:
-    """From what a module gives to what its parents give, interpolated."""
+    """The change from a module's output statistics to its parents', interpolated."""
     mean = sum(share * goal.mean for share, goal in zip(shares, goals, strict=True))
     deviation = sum(share * goal.deviation for share, goal in zip(shares, goals, strict=True))
     now = spread.deviation
@@ -213,7 +214,7 @@ def _change(axis: int, spread: Spread, goals: Sequence[Spread], shares: Sequence
 
 
 def _weights(base: Weights, changes: Mapping[str, Change]) -> Weights:
-    """The merge's weights with the changes in them, computed as they are read."""
+    """The merge's weights with the changes applied, lazily."""
     tensors = {
         f"{name}.{kind}": partial(_changed, base, f"{name}.{kind}", getattr(change, kind))
         for name, change in changes.items()

@@ -1,4 +1,4 @@
-"""A greedy soup: the mean of those models in one basin that improve it. Nothing is aligned here."""
+"""Greedy soups: the mean of the models that improve it. Nothing is aligned here."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def soup(
     progress: Progress | None = None,
     evidence: Mapping[str, object] | None = None,
 ) -> tuple[Model, list[dict[str, object]]]:
-    """The mean of some of the models, and a row for each: `soup(result.models, task)`.
+    """A greedy soup, and a record of each attempt: `soup(result.models, task)`.
 
-    From the best model on its own to the worst, each is added to the mean unless the loss gets
-    worse. The models are read once and held in memory in float32, with one copy more. The task's
-    data chooses: measure the result on other data, because its loss here flatters it.
+    From the best single model to the worst, each is added to the mean unless the loss gets worse.
+    All models and one mean are held in memory in float32. The task's data is the selection data:
+    its loss is optimistic, so measure the result on other data.
     """
     if len(models) < 2:
         raise MismatchError(f"{len(models)} model: a soup is made of two or more")

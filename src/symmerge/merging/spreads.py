@@ -1,4 +1,4 @@
-"""Means and standard deviations of what modules give, for REPAIR."""
+"""Means and standard deviations of module outputs, for REPAIR."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from symmerge.evaluation.tasks.base import Batch, Task
 
 Hook = Callable[[str, Tensor, Tensor], None]
-"""What to do with what passes a module: (its name, its input, its output)."""
+"""Called with a module's name, input and output."""
 
 
 @dataclass
@@ -39,19 +39,19 @@ class Spread:
 
     @property
     def deviation(self) -> Float[Tensor, " n"]:
-        """Zero for a coordinate that never changes, to which rounding gives a tiny variance."""
+        """Standard deviation; a variance that is only rounding counts as zero."""
         square = torch.as_tensor(self.square / self.count).cpu()
         variance = square - self.mean.square()
         return torch.where(variance > 1e-10 * square, variance, 0.0).sqrt()
 
 
 class _AllSeen(Exception):
-    """Every module asked for was seen: the rest of the pass is not needed."""
+    """Stops a forward pass once every requested module has run."""
 
 
 @torch.no_grad()
 def measure_spreads(module: nn.Module, names: Sequence[str], task: Task) -> dict[str, Spread]:
-    """The spread of what these modules give, over all inputs of a task."""
+    """Output statistics of these modules over all inputs of a task."""
     spreads = {name: Spread() for name in names}
     for batch in batches_for(module, task):
         left = set(names)
@@ -71,9 +71,9 @@ def measure_spreads(module: nn.Module, names: Sequence[str], task: Task) -> dict
 
 @torch.no_grad()
 def stages(module: nn.Module, names: Sequence[str], task: Task) -> list[list[str]]:
-    """Names in the order of the forward pass; those that read the very same tensor together."""
+    """Names in the order of the forward pass; modules with the same input tensor in one group."""
     by_input: dict[int, list[str]] = {}
-    inputs: list[Tensor] = []  # held, so that no other tensor gets the id of an earlier one
+    inputs: list[Tensor] = []  # kept alive, so that ids are not reused
 
     def see(name: str, tensor: Tensor, _: Tensor) -> None:
         inputs.append(tensor)
@@ -90,9 +90,9 @@ def _forward(module: nn.Module, batch: Batch) -> None:
 
 @contextmanager
 def _watching(module: nn.Module, names: Sequence[str], see: Hook) -> Iterator[None]:
-    """While inside, show what these modules take and give.
+    """Call `see` with the input and output of these modules.
 
-    `activations.watch` shows the stream and what is matched, not what each map gives.
+    `activations.watch` covers the stream and the matched spaces, not the output of every map.
     """
 
     def show(name: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -111,10 +111,10 @@ def _watching(module: nn.Module, names: Sequence[str], see: Hook) -> Iterator[No
 
 
 def token_weights(values: Tensor, batch: Batch) -> Float[Tensor, "*tokens"]:
-    """How much each token counts: pads not at all.
+    """Weights of tokens: padding counts as zero.
 
-    A model with one answer per sample reads it off its first token, which counts as much as all
-    others together.
+    Where a model has one answer per sample, its first token (read by the head) counts as much as
+    all others together.
     """
     weights = values.new_ones(values.shape[:-1], dtype=torch.float64)
     mask = batch.get("attention_mask")
