@@ -1,4 +1,4 @@
-"""Figures and one self-contained page, from the JSON results alone."""
+"""Figures and one self-contained HTML page, from the JSON result files alone."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ __all__ = ["curve_svg", "report", "simplex_svgs"]
 
 
 def __getattr__(name: str) -> object:
-    """matplotlib and jinja2 are slow to import: only who draws waits for them."""
+    """Import lazily: matplotlib and jinja2 are slow to load."""
     if name not in ("curve_svg", "report", "simplex_svgs"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from symmerge.report import page

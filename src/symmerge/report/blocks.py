@@ -1,4 +1,4 @@
-"""What a section of the page is made of."""
+"""Building blocks of a section of the page: figures, and headings with figures and tables."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Figure:
 
     @staticmethod
     def of(svg: str, caption: str) -> Figure:
-        """From SVG text of `figures` and `maps`, in which matplotlib escaped what users wrote."""
+        """From SVG text of `figures` and `maps`; matplotlib has escaped user text in it."""
         return Figure(Markup(svg), caption)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A heading with figures one below the other, `beside` each other, or `small`.
+    """A heading with figures: stacked, side by side (`beside`), or `small`.
 
-    The `folded` figures and `long` tables open on demand.
+    The `folded` figures and `long` tables are collapsed at first.
     """
 
     title: str

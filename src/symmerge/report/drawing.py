@@ -1,4 +1,4 @@
-"""How figures look: one palette for light and dark, and SVG that takes its colours from it."""
+"""Style of figures: a palette for light and dark mode, and SVG that refers to it by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-# name -> in light, in dark. Figures are drawn in the light colours, then refer to them by name.
+# name -> light, dark. Figures are drawn in light colours, which are then replaced by names.
 PALETTE = {
     "ink": ("#1b1f24", "#e9ecef"),
     "muted": ("#57606a", "#a5afba"),
@@ -31,7 +31,7 @@ PALETTE = {
 }
 INK, MUTED, LINE = (PALETTE[name][0] for name in ("ink", "muted", "line"))
 SERIES = tuple(light for name, (light, _) in PALETTE.items() if name.startswith("series"))
-# Images cannot follow the page: from transparent to a colour that shows on white and on black.
+# Raster images cannot follow the page's mode: transparent to a colour visible in both.
 _BLUE, _ORANGE = (0.11, 0.5, 0.85), (0.9, 0.42, 0.05)
 RISING = LinearSegmentedColormap.from_list("rising", [(*_BLUE, 0.0), (*_BLUE, 1.0)])
 SIGNED = LinearSegmentedColormap.from_list(
@@ -40,9 +40,9 @@ SIGNED = LinearSegmentedColormap.from_list(
 )
 
 STYLE = {
-    "svg.fonttype": "none",  # text stays text: it scales, can be searched, and needs no font file
-    "text.parse_math": False,  # names are user text: a dollar sign is a dollar sign
-    "figure.dpi": 72,  # a point of the drawing is a unit of the SVG
+    "svg.fonttype": "none",  # text stays text: scalable, searchable, no embedded font
+    "text.parse_math": False,  # user text may contain dollar signs
+    "figure.dpi": 72,  # one point is one SVG unit
     "figure.constrained_layout.use": True,
     "figure.constrained_layout.h_pad": 0.06,
     "font.size": 10.5,
@@ -60,7 +60,7 @@ STYLE = {
     "xtick.color": MUTED,
     "ytick.color": MUTED,
 }
-# Without these, the same results give the same bytes.
+# Left out of the SVG, so that equal results give equal bytes.
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
@@ -73,10 +73,10 @@ def draw(
 ) -> str:
     """SVG text of what `paint` draws on a figure of `size` inches.
 
-    `name` makes its ids unique on a page. What `paint` returns becomes data attributes.
+    `name` makes its ids unique on a page. The return value of `paint` becomes data attributes.
     """
     buffer = io.StringIO()
-    # "default" first: the user's own matplotlibrc has no say here
+    # "default" first: ignore the user's matplotlibrc
     with style.context(["default", {**STYLE, "svg.hashsalt": name}]):
         figure = Figure(figsize=size)
         data = paint(figure) or {}
@@ -87,7 +87,7 @@ def draw(
 def name_point(
     axes: Axes, place: tuple[float, float], name: str, offset: tuple[float, float]
 ) -> None:
-    """Write a bold name beside a point, `offset` points away."""
+    """Write a bold name `offset` points away from a data point."""
     text = axes.annotate(name, place, offset, textcoords="offset points", fontweight="bold")
     text.set(ha="center", va="center", annotation_clip=False)
 
@@ -114,7 +114,7 @@ def _by_name(style_attribute: str) -> str:
 
 
 def palette_css() -> str:
-    """The palette as custom properties, for light and for dark."""
+    """The palette as CSS custom properties, for light and dark mode."""
     light, dark = (
         "".join(f"--{name}: {pair[at]}; " for name, pair in PALETTE.items()).strip()
         for at in (0, 1)
@@ -124,7 +124,7 @@ def palette_css() -> str:
 
 
 def standalone(svg: str) -> str:
-    """A figure as a file of its own: it brings the palette along."""
+    """A figure as a standalone SVG file, with the palette in it."""
     end_of_head = svg.index(">") + 1
     style_text = f"<style>{palette_css()}\nsvg {{ background: var(--paper); }}</style>"
     return f"{svg[:end_of_head]}{style_text}{svg[end_of_head:]}\n"

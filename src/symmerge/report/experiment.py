@@ -1,4 +1,4 @@
-"""An experiment on the page: our numbers beside the published ones, and the curves behind them."""
+"""The page of an experiment: our numbers beside the published ones, and their loss curves."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ PANEL_HEIGHT = 2.4  # inches for each further row of panels
 
 
 def heading(experiment: ExperimentFile) -> str:
-    """What it asks, as a heading."""
+    """The question of the experiment, as a heading."""
     return f"{experiment.about[:1].upper()}{experiment.about[1:]}"
 
 
 def summary(experiment: ExperimentFile) -> str:
-    """What came out, in a sentence or two."""
+    """The result in one or two sentences."""
     entries = [entry for table in experiment.tables for entry in table.entries]
     cells = {key for entry in entries for key in entry.cells}
     sentences = [
@@ -59,7 +59,7 @@ def summary(experiment: ExperimentFile) -> str:
 
 
 def experiment_blocks(key: str, experiment: ExperimentFile) -> Iterator[Block]:
-    """A block for every table, what failed, and how it was run."""
+    """Blocks for every table, for failures, and for how it was run."""
     for number, table in enumerate(experiment.tables):
         yield _table_block(f"{key}-table{number}", table)
     if experiment.failed:
@@ -88,7 +88,7 @@ def _table_block(key: str, table: TableRecord) -> Block:
 
 
 def _external_facts(external: ExternalRecord) -> Iterator[tuple[str, str]]:
-    """Which models and data the user brought, by content: their names may be anything."""
+    """The user's models and data, identified by hash: names may be anything."""
     models = ", ".join(content[:12] for content in external.models)
     yield "models given", f"{external.architecture}: {models}"
     for name, data in (("measured on", external.test), ("learned from", external.train)):
@@ -112,7 +112,7 @@ def _row(entry: EntryRecord, *, compared: bool) -> list[CellValue]:
 
 
 def _line_figure(name: str, column: str, entries: Sequence[EntryRecord]) -> Figure | None:
-    """The mean loss along the line, a line for each row that has one."""
+    """The mean loss curve of every row that has one."""
     lines = _mean_lines(entries)
     if not lines:
         return None
@@ -135,7 +135,7 @@ def _line_figure(name: str, column: str, entries: Sequence[EntryRecord]) -> Figu
 
 
 def _mean_lines(entries: Sequence[EntryRecord]) -> dict[str, Line]:
-    """Row -> its line. Rows of the same cells have one line, that of the first."""
+    """Row -> loss curve. Rows with the same cells share one, under the first row's name."""
     drawn = {entry.cells: entry for entry in reversed(entries) if entry.curves}
     return {
         entry.row: [Estimate.of(point) for point in zip(*entry.curves, strict=True)]
@@ -153,9 +153,9 @@ def _line_text(row: str, line: Line) -> str:
 
 
 def _panels(lines: Mapping[str, Line]) -> dict[str, dict[str, Line]]:
-    """Panel -> label -> line: rows called "subject, method" have a panel per subject.
+    """Panel -> label -> line: rows named "subject, method" have a panel per subject.
 
-    Other rows share one panel: a dozen lines in one drawing tell nothing.
+    A dozen lines in one panel would be unreadable. Other rows share one panel.
     """
     panels: dict[str, dict[str, Line]] = {}
     for row, line in lines.items():
@@ -173,7 +173,7 @@ def _paint_panels(figure: Drawing, panels: Mapping[str, Mapping[str, Line]]) -> 
     for axes, (title, lines) in zip(grid, panels.items(), strict=False):
         axes.set_title(title, fontsize="medium")
         for label, line in lines.items():
-            in_legend = "" if label in styles else label  # each label once
+            in_legend = "" if label in styles else label  # one legend entry per label
             if label not in styles:
                 styles[label] = LineStyle(*next(looks))
             x = [at / (len(line) - 1) for at in range(len(line))]

@@ -1,4 +1,4 @@
-"""Figures with lines: results -> SVG text."""
+"""Line charts: results -> SVG text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINE_HEIGHT = 0.22  # inches of a line of the legend
 COLUMN = 27  # letters that fit in one of the two columns of the legend
 # Seven markers and nine colours: no two of 63 lines look alike.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LOG_FROM = 20.0  # times the smallest value: a linear axis would show one line only
+LOG_FROM = 20.0  # ratio of the values beyond which a linear axis would flatten all lines but one
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ STYLES = [LineStyle(*look) for look in zip(SERIES * len(MARKERS), cycle(MARKERS)
 
 
 def metric_curve(curve: CurveSummary, metric: str, name: str = "curve") -> str:
-    """One metric along the path: every method with its error band, the ensemble, both models."""
+    """One metric along the line: every method with its error band, the ensemble, both models."""
     lines = {
         method.label: [point[metric].mean for point in method.points] for method in curve.methods
     }
@@ -73,7 +73,7 @@ def _paint_curve(figure: Figure, curve: CurveSummary, metric: str) -> Mapping[st
     axes.axvline(curve.t[0], color=INK, linewidth=0.9).set_gid("cursor")
     legend(figure)
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # keep the layout, so that the page's cursor meets the points
+    figure.set_layout_engine("none")  # freeze the layout: the page's cursor must hit the points
     (left, _), (right, _) = (axes.transData.transform((t, axes.get_ylim()[0])) for t in (0.0, 1.0))
     return {"start": float(left), "length": float(right - left)}
 
@@ -102,7 +102,7 @@ def paint_line(
     label: str,
     style: LineStyle,
 ) -> None:
-    """A line with its error band, whose id is made of `name`."""
+    """Draw a line with its error band; `name` gives their SVG ids."""
     means = [value.mean for value in values]
     look = {"color": style.colour, "marker": style.marker, "markersize": 3.5}
     axes.plot(x, means, **look, label=_wrapped(label))
@@ -115,34 +115,34 @@ def paint_line(
 
 
 def legend(figure: Figure) -> None:
-    """Below the drawing, in two columns."""
+    """Draw the legend below the axes, in two columns."""
     figure.legend(loc="outside lower center", ncols=2)
 
 
 def _wrapped(label: str) -> str:
-    """As many lines as a column of the legend needs; wider labels would be cut off."""
+    """Wrap a label to the width of a legend column."""
     return fill(label, COLUMN)
 
 
 def figure_size(labels: Sequence[str]) -> tuple[float, float]:
-    """The legend takes its room below the drawing, not from it."""
+    """Figure size with room for the legend below the axes."""
     lines = [_wrapped(label).count("\n") + 1 for label in labels]
     half = (len(lines) + 1) // 2
     return WIDTH, HEIGHT + LINE_HEIGHT * max(sum(lines[:half]), sum(lines[half:]))
 
 
 def scale_axis(axes: Axes, values: Sequence[float]) -> None:
-    """A log scale where the values span more than a linear one can show."""
+    """Set a log scale if the values span too much for a linear one."""
     finite = [value for value in values if isfinite(value)]
     if finite and min(finite) > 0 and max(finite) > LOG_FROM * min(finite):
         axes.set_yscale("log")
         axes.set_ylabel(f"{axes.get_ylabel()} (log scale)")
-        axes.yaxis.set_major_formatter("{x:g}")  # the default writes formulas, which are off here
+        axes.yaxis.set_major_formatter("{x:g}")  # the default uses mathtext, which is off
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def layer_correlation(correlations: Correlations, name: str = "layers") -> str:
-    """How well features correlate with the other model's in each layer, before and after."""
+    """Correlation of matched features per layer, before and after alignment."""
     ordered = sorted(correlations.layers, key=lambda row: (row.space, row.layer))
     rows: dict[str, list[LayerCorrelation]] = {}
     for row in ordered:
@@ -175,7 +175,7 @@ def _paint_layers(figure: Figure, rows: Mapping[str, Sequence[LayerCorrelation]]
 
 
 def amount_curve(amount: AmountFile, name: str = "amount") -> str:
-    """The barrier against the amount of data; a method that needs no data is a level."""
+    """The barrier against the amount of data; data-free methods are horizontal lines."""
     lines = {
         method.label: [Estimate.of(point.barriers) for point in method.points]
         for method in amount.methods
@@ -210,7 +210,7 @@ def _paint_amount(figure: Figure, amount: AmountFile) -> None:
 
 
 def barriers_by_count(simplex: SimplexFile, name: str = "together") -> str:
-    """The barrier of the mean of the first models, a line for each method."""
+    """The barrier of the mean of the first k models against k, a line for each method."""
     counts = [float(mean.count) for mean in simplex.methods[0].means]
     lines = {method.label: [mean.barrier for mean in method.means] for method in simplex.methods}
     description = [
@@ -240,7 +240,7 @@ def objective_curve(
     step: str = "sweep",
     quantity: str = "objective",
 ) -> str:
-    """What a solver minimised, step by step; one line for each pair."""
+    """The solver's objective, step by step; one line for each pair."""
     first = runs[0]
     of_pairs = f"; the first of {len(runs)} pairs." if len(runs) > 1 else "."
     start, end = number_text(first[0]), number_text(first[-1])

@@ -1,4 +1,4 @@
-"""Figures with areas: results -> SVG text. Colours start transparent, for light and dark pages."""
+"""Heat maps and loss surfaces: results -> SVG text. Colour maps start transparent."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from symmerge.observation.correlations import CorrelationMatrix
 from symmerge.report.drawing import INK, MUTED, RISING, SIGNED, draw, name_point
 from symmerge.report.phrases import NO_BARRIER, element_text, number_text
 
-EVEN: Corners = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.75**0.5))  # where distances were not measured
-BESIDE = (3.2, 3.3)  # inches: three of these fit beside each other
+EVEN: Corners = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.75**0.5))  # if distances are unknown
+BESIDE = (3.2, 3.3)  # inches: three fit side by side
 LEVELS = 12
-MAX_CELLS = 64  # along a side of a permutation's picture
+MAX_CELLS = 64  # per side of a permutation matrix
 
 
 def correlation_matrix(matrix: CorrelationMatrix, name: str = "matrix") -> str:
-    """How the features of two models correlate, with a line wherever a head ends."""
+    """Correlation matrix of two models' features, with lines between heads."""
     values = np.array(matrix.values)
     largest = float(np.nanmax(np.abs(values)))
 
@@ -43,13 +43,13 @@ def correlation_matrix(matrix: CorrelationMatrix, name: str = "matrix") -> str:
 
 
 def element_map(space: SpaceStructure, name: str = "element") -> str:
-    """What an alignment does to one space: which coordinate goes where, and how much."""
+    """The alignment of one space as a matrix."""
     values = np.array(space.matrix) if space.index is None else _permutation_matrix(space.index)
 
     def paint(figure: Figure) -> None:
         size, largest = space.size * space.blocks, max(float(values.max()), 1e-12)
         axes = _square_axes(figure, "before", "after")
-        axes.set_position((0.3, 0.2, 0.68, 0.68))  # pictures side by side are equally large
+        axes.set_position((0.3, 0.2, 0.68, 0.68))  # equal size side by side
         image = axes.imshow(values, cmap=RISING, vmin=0.0, vmax=largest, interpolation="none")
         image.set_extent((0, size, size, 0))
         axes.set_xticks([0, size])
@@ -69,7 +69,7 @@ def barrier_map(
     largest: float | None = None,
     title: str | None = None,
 ) -> str:
-    """The barrier between every two models; `largest` has the full colour in maps to compare."""
+    """Barriers of all pairs of models; `largest` is the top of a shared colour scale."""
     values = np.array(barriers)
     top = float(np.nanmax(values)) if largest is None else largest
     row, column = divmod(int(np.nanargmax(values)), len(names))
@@ -102,13 +102,13 @@ def plane_map(
     size: tuple[float, float] = (5.4, 4.2),
     title: str | None = None,
 ) -> str:
-    """The loss on the plane through three models; `scale` is for planes that are compared."""
+    """The loss on the plane through three models; `scale` is a shared colour scale."""
     losses = np.array([point.metrics["loss"] for point in points])
     finite, triangle = np.isfinite(losses), np.array(corners)
     places = (np.array([point.weights for point in points]) @ triangle)[finite]
     losses = losses[finite]
     low, high = scale or (float(losses.min()), float(losses.max()))
-    # a loss that counts as flat has one colour
+    # A loss range below NO_BARRIER has a single colour.
     levels = np.linspace(low, max(high, low + NO_BARRIER), LEVELS + 1)
 
     def paint(figure: Figure) -> None:
@@ -147,11 +147,11 @@ def _colour_bar(
     place = {"location": "bottom", "aspect": 30} if below else {"location": "right", "aspect": 20}
     bar = figure.colorbar(image, ax=axes, label=label, shrink=0.85, ticks=MaxNLocator(5), **place)
     if bar.solids is not None:
-        bar.solids.set_rasterized(True)  # one small image, not 256 shapes with seams
+        bar.solids.set_rasterized(True)  # one small image instead of 256 shapes with visible seams
 
 
 def _permutation_matrix(index: Sequence[int]) -> np.ndarray:
-    """The permutation matrix; of a large one, how many coordinates go from block to block."""
+    """The permutation matrix; large ones are pooled to counts per block."""
     size = len(index)
     cells, limits = min(size, MAX_CELLS), ((0, size), (0, size))
     counts, _, _ = np.histogram2d(np.arange(size), np.array(index), bins=cells, range=limits)

@@ -24,7 +24,7 @@ HEADING = "Averaging models, before and after alignment"
 
 
 def report(folder: Path, out: Path) -> Path:
-    """Write the page of a folder's results, or of its subfolders', to `out`; returns `out`."""
+    """Write the page of a folder's results, or its subfolders' results, to `out`; return `out`."""
     if out.suffix not in (".html", ".htm"):
         raise SymmergeError(f"{out} would be an HTML page: choose an --out that ends in .html")
     folders = read_results(folder)
@@ -44,12 +44,12 @@ def report(folder: Path, out: Path) -> Path:
 
 
 def curve_svg(curves: CurveFile | CurvesFile) -> str:
-    """The loss curve, as the text of an SVG file."""
+    """The loss curve as the text of an SVG file."""
     return standalone(figures.metric_curve(summarize(curves), "loss"))
 
 
 def simplex_svgs(simplex: SimplexFile) -> dict[str, str]:
-    """The figures of several models: file name -> text of an SVG file."""
+    """The figures of simplex.json: file name -> text of an SVG file."""
     return {f"{name}.svg": standalone(svg) for name, svg in draw_simplex(simplex).items()}
 
 
@@ -70,7 +70,7 @@ def _render(heading: str, sections: Sequence[Section]) -> str:
         numbers={s.key: _slider_numbers(s.path.curve) for s in sections if s.path},
         style=Markup(palette_css() + "\n" + (HERE / "page.css").read_text("utf-8")),
         script=Markup(script),
-        # Only this script may run, and nothing may be fetched, whatever the results contain.
+        # Content security policy: only this script runs, nothing is fetched.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         phrases=phrases,
         colours=len(SERIES),
@@ -78,7 +78,7 @@ def _render(heading: str, sections: Sequence[Section]) -> str:
 
 
 def _slider_numbers(curve: CurveSummary) -> dict[str, object]:
-    """What the slider shows: for every t and every method, its metrics as text."""
+    """Data of the slider: the metrics of every method at every t, as text."""
     return {
         "t": [phrases.position_text(t) for t in curve.t],
         "share": [(t - curve.t[0]) for t in curve.t],

@@ -1,4 +1,4 @@
-"""Numbers and results in plain words."""
+"""Text of the page: formatted numbers, names and summaries of results."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ TASKS = {
     "image": "Image classification",
     "text": "Text classification",
 }
-PLAIN = "none"  # the method that averages the models as they are
-MAX_NAME = 16  # letters of a name that fit beside a figure
-NO_BARRIER = 0.005  # of loss: below this a path counts as flat
+PLAIN = "none"  # the method name of the plain average
+MAX_NAME = 16  # characters of a name that fit beside a figure
+NO_BARRIER = 0.005  # loss; smaller barriers count as zero
 
 
 def number_text(value: float) -> str:
-    """Four digits; very large and very small numbers with a power of ten."""
+    """Format with four digits; very large and small numbers in scientific notation."""
     if not isfinite(value):
         return "infinite" if isinf(value) else "overflow"
     return f"{value:#.4g}".rstrip(".") if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.2e}"
 
 
 def estimate_text(value: Estimate) -> str:
-    """With its standard error where it has one."""
+    """Format an estimate with its standard error, if it has one."""
     if value.error is None or not 1e-6 < value.error < inf:
         return number_text(value.mean)
     decimals = max(0, 1 - floor(log10(value.error)))  # two digits of the error
@@ -39,17 +39,17 @@ def estimate_text(value: Estimate) -> str:
 
 
 def position_text(t: float) -> str:
-    """A place on the path."""
+    """Format a position on the line."""
     return f"{t:.3f}".rstrip("0").ljust(4, "0")
 
 
 def task_title(task: TaskRecord) -> str:
-    """What was measured, and on which data."""
+    """The task and its data."""
     return f"{TASKS.get(task.name, task.name)} on {task.data}"
 
 
 def model_names(places: Sequence[str]) -> list[str]:
-    """Names for figures: the folders, or numbers where those are long or equal.
+    """Names for figures: folder names, or numbers if those are long or not unique.
 
     >>> model_names(["zoo/seed-0", "zoo/seed-1"]), model_names(["a/best", "b/best"])
     (['seed-0', 'seed-1'], ['model 0', 'model 1'])
@@ -76,7 +76,7 @@ def simplex_summary(simplex: SimplexFile) -> str:
 
 
 def _verdict(subject: str, over: str, barriers: Mapping[str, tuple[str, float]]) -> str:
-    """The plain average against the best other method; `barriers` has label and barrier by name."""
+    """Compare the plain average with the best method. `barriers`: name -> label, barrier."""
     plain = barriers.get(PLAIN)
     others = [barrier for name, barrier in barriers.items() if name != PLAIN]
     best = min(others, key=lambda barrier: _rank(barrier[1]), default=None)
@@ -92,7 +92,7 @@ def _verdict(subject: str, over: str, barriers: Mapping[str, tuple[str, float]])
 
 
 def explain_barriers(names: Sequence[str]) -> str:
-    """What the barriers of several models mean."""
+    """Explain the barriers of several models."""
     return (
         "The barrier of a pair is the largest loss on the straight line between the two, less the"
         f" mean of their own losses. The barrier of all {len(names)} merged is the loss of their"
@@ -109,13 +109,13 @@ UNIVERSE = (
 
 
 def element_text(space: SpaceStructure) -> str:
-    """What kind of element a space has."""
+    """The kind of group element of a space, in words."""
     blocks = f", in {space.blocks} blocks" if space.blocks > 1 else ""
     return f"{space.kind} of {space.size}{blocks}"
 
 
 def solution_summary(solution: SolutionFile) -> str:
-    """What an alignment did, where no loss was measured."""
+    """Summary of an alignment, if no loss was measured."""
     return (
         "Alignment brought the weights of two models from"
         f" {number_text(solution.distance_before)} to {number_text(solution.distance_after)} apart;"
@@ -124,7 +124,7 @@ def solution_summary(solution: SolutionFile) -> str:
 
 
 def universe_summary(universe: UniverseFile) -> str:
-    """How close many models came to each other."""
+    """Summary of aligning many models: how close they came."""
     first, last = number_text(universe.spreads[0]), number_text(universe.spreads[-1])
     failed = ", ".join(universe.left_out.values())
     return (

@@ -1,4 +1,4 @@
-"""The result files of a folder, and curves of several pairs as means with errors."""
+"""Read the result files of a folder; summarize several pairs as means with standard errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from symmerge.models.alignment_results import SolutionFile, UniverseFile
 from symmerge.models.structure import StructureFile
 from symmerge.observation.correlations import Correlations
 
-# A page needs one of these.
+# A page needs at least one of these files.
 MAIN_FILES = ("curve.json", "simplex.json", "solution.json", "universe.json", "results.json")
 
 
@@ -43,7 +43,7 @@ class MethodSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveSummary:
-    """The path between two models, or the mean path of several pairs."""
+    """The line between two models, or the mean over several pairs."""
 
     task: TaskRecord
     metrics: tuple[str, ...]  # the loss first
@@ -55,13 +55,13 @@ class CurveSummary:
 
     @property
     def midpoint(self) -> int:
-        """Index of the point closest to an even average."""
+        """Index of the point closest to t = 0.5."""
         return min(range(len(self.t)), key=lambda at: abs(self.t[at] - 0.5))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a folder holds; files that are missing are None, but one of MAIN_FILES is there."""
+    """The results of a folder; missing files are None, but at least one of MAIN_FILES exists."""
 
     folder: Path
     curve: CurveSummary | None
@@ -75,7 +75,7 @@ class Results:
 
 
 def read_results(folder: Path) -> list[Results]:
-    """The results of a folder that has a main file, or of each of its subfolders that has one."""
+    """The results of a folder with a main file, or of each of its subfolders with one."""
     if not folder.is_dir():
         raise SymmergeError(
             f"{folder} is no folder: give the one that symmerge barrier or align wrote"
@@ -111,7 +111,7 @@ def _read(file: Path, *types: type[AnyFile]) -> AnyFile | None:
 
 
 def summarize(curves: CurveFile | CurvesFile) -> CurveSummary:
-    """One pair as it is, several as means with standard errors."""
+    """Summarize one pair, or several as means with standard errors."""
     pairs = curves.pairs if isinstance(curves, CurvesFile) else (curves,)
     first = pairs[0]
     metrics = ("loss", *(metric for metric in first.task.metrics if metric != "loss"))

@@ -1,4 +1,4 @@
-"""What the page shows of one folder; what was not measured has no block."""
+"""The section of one folder on the page: a block for each result that exists."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from symmerge.report.blocks import Block, Figure
 from symmerge.report.results import CurveSummary, Results
 from symmerge.report.simplices import barrier_block, pair_matrices, simplex_blocks
 
-MAX_SPACES = 6  # pictures of spaces that are shown at once; the others unfold
+MAX_SPACES = 6  # figures of spaces shown at first; the others are folded
 
 
 @dataclass(frozen=True)
 class MeasuredPath:
-    """What was measured between two models, or several pairs of them."""
+    """The measured line between two models, or over several pairs."""
 
     curve: CurveSummary
     loss: Figure
@@ -30,7 +30,7 @@ class MeasuredPath:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One folder on the page; it has a path where something was measured between two models."""
+    """One folder on the page; `path` is set where the line between two models was measured."""
 
     key: str
     name: str
@@ -43,7 +43,7 @@ class Section:
 
 @dataclass(frozen=True)
 class _Head:
-    """What a folder holds, what came out, and its barriers for the overview."""
+    """Title and summary of a folder, and its barriers for the overview."""
 
     title: str
     summary: str
@@ -51,7 +51,7 @@ class _Head:
 
 
 def build_section(key: str, results: Results, *, named: bool) -> Section:
-    """A folder's results; `key` makes its ids unique, `named` puts the folder into the title."""
+    """The section of a folder; `key` makes ids unique, `named` puts the folder in the title."""
     name = results.folder.resolve().name
     try:
         head = _head(results)
@@ -209,7 +209,7 @@ def _rounds_block(key: str, universe: UniverseFile) -> Block:
 
 
 def _search_block(key: str, results: Results) -> Iterator[Block]:
-    """The objective of every method that has one, else of the solution."""
+    """Objective curves of the methods, or else of the solution."""
     methods, solution = results.curve.methods if results.curve else (), results.solution
     runs = {method.label: method.objectives for method in methods if method.objectives}
     if solution and not runs:

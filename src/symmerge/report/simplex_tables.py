@@ -1,4 +1,4 @@
-"""Tables of several models that were brought together, from simplex.json."""
+"""Tables of simplex.json: several models aligned at once."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from symmerge.report.tables import (
 
 @dataclass(frozen=True)
 class BarrierMatrix:
-    """The barrier between every two models, by one method."""
+    """Barriers of all pairs of models, by one method."""
 
     label: str
     values: Sequence[Sequence[float]]
 
     @property
     def pairs(self) -> list[float]:
-        """Of every two models, each pair once."""
+        """The barriers of all pairs, each pair once."""
         return [self.values[a][b] for a, b in combinations(range(len(self.values)), 2)]
 
 
 def barrier_matrices(simplex: SimplexFile) -> list[BarrierMatrix]:
-    """One per method."""
+    """One matrix per method."""
     return [BarrierMatrix(method.label, method.barriers) for method in simplex.methods]
 
 
 def names_of(simplex: SimplexFile) -> list[str]:
-    """What the models are called in figures and tables."""
+    """Names of the models for figures and tables."""
     return model_names([model.where for model in simplex.models])
 
 
 def merged_barriers(simplex: SimplexFile) -> PageTable:
-    """Barriers of every method and metrics of all models merged; each model and their ensemble."""
+    """Barriers of every method, metrics of the full merge, of each model and of the ensemble."""
     metrics, count, first = simplex.task.metrics, len(simplex.models), simplex.methods[0]
     rows = [_merged_row(method, metrics) for method in simplex.methods]
     alone = {f"{name} alone": end for name, end in zip(names_of(simplex), first.ends, strict=True)}
@@ -68,7 +68,7 @@ def _cells(metrics: Sequence[str], values: Metrics) -> list[CellValue]:
 
 
 def barrier_rows(simplex: SimplexFile) -> tuple[BarrierRow, ...]:
-    """Every method with both barriers, over the pairs."""
+    """Both barriers of every method, averaged over pairs."""
     return tuple(
         BarrierRow(
             method.label,
@@ -80,7 +80,7 @@ def barrier_rows(simplex: SimplexFile) -> tuple[BarrierRow, ...]:
 
 
 def pair_barriers(names: Sequence[str], matrices: Sequence[BarrierMatrix]) -> PageTable:
-    """The barrier between every two models, by every method."""
+    """Barriers of all pairs of models, by method."""
     rows = [
         [names[a], names[b], *(matrix.values[a][b] for matrix in matrices)]
         for a, b in combinations(range(len(names)), 2)
@@ -90,7 +90,7 @@ def pair_barriers(names: Sequence[str], matrices: Sequence[BarrierMatrix]) -> Pa
 
 
 def barriers_by_count(simplex: SimplexFile) -> PageTable:
-    """The barrier of the mean of the first models, by every method."""
+    """Barrier of the mean of the first k models, by method."""
     columns = ["models merged", *(method.label for method in simplex.methods)]
     means = zip(*(method.means for method in simplex.methods), strict=True)
     rows = [[row[0].count, *(mean.barrier for mean in row)] for row in means]
@@ -98,7 +98,7 @@ def barriers_by_count(simplex: SimplexFile) -> PageTable:
 
 
 def universes_table(simplex: SimplexFile) -> PageTable | None:
-    """How each method brought the models together."""
+    """How each method aligned the models."""
     rows = [
         [method.label, *_rounds(method.universe)] for method in simplex.methods if method.universe
     ]
@@ -119,7 +119,7 @@ def simplex_models(simplex: SimplexFile) -> PageTable:
 
 
 def simplex_settings(simplex: SimplexFile) -> PageTable | None:
-    """How each method was set."""
+    """Settings of each method."""
     known = {
         method.label: dict(_flatten(method.universe.settings))
         for method in simplex.methods
@@ -129,7 +129,7 @@ def simplex_settings(simplex: SimplexFile) -> PageTable | None:
 
 
 def _flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Settings inside settings, by their full names."""
+    """Flatten nested settings to dotted names."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{key}.")
@@ -138,7 +138,7 @@ def _flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple
 
 
 def simplex_facts(simplex: SimplexFile) -> Iterator[tuple[str, str]]:
-    """How it was measured, as names and values."""
+    """Facts about the measurement, as names and values."""
     first = simplex.methods[0]
     yield from task_facts(simplex.task, simplex.task.metrics)
     yield "models", str(len(simplex.models))

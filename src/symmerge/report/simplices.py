@@ -1,4 +1,4 @@
-"""Several models on the page: simplex.json, and maps of the barriers between all pairs."""
+"""Blocks for several models: simplex.json, and maps of the barriers between all pairs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from symmerge.report.phrases import model_names, number_text
 from symmerge.report.results import CurveSummary
 from symmerge.report.simplex_tables import BarrierMatrix, names_of
 
-MAX_BESIDE = 5  # models whose maps can still be read beside each other
+MAX_BESIDE = 5  # more models than this: maps side by side would be unreadable
 
 
 def simplex_blocks(key: str, simplex: SimplexFile) -> Iterator[Block]:
-    """Everything simplex.json has."""
+    """The blocks of simplex.json."""
     names, settings = names_of(simplex), tables.simplex_settings(simplex)
     merged = tables.merged_barriers(simplex)
     yield Block("Barriers", phrases.explain_barriers(names), tables=(merged,))
@@ -64,7 +64,7 @@ def draw_simplex(simplex: SimplexFile) -> dict[str, str]:
 
 
 def draw_triangles(simplex: SimplexFile, key: str = "simplex") -> list[str]:
-    """The loss on the triangle of the first three models, by every method on one scale."""
+    """The loss on the triangle of the first three models, by method, on one colour scale."""
     losses = [loss for method in simplex.methods for loss in _losses(method)]
     return [
         maps.plane_map(
@@ -81,7 +81,7 @@ def draw_triangles(simplex: SimplexFile, key: str = "simplex") -> list[str]:
 
 
 def barrier_block(names: Sequence[str], matrices: Sequence[BarrierMatrix], key: str) -> Block:
-    """The barriers between every two models, a map for each method on one scale."""
+    """Maps of the barriers of all pairs, one per method, on one colour scale."""
     drawings = tuple(
         Figure.of(svg, f"{matrix.label}: mean {number_text(fmean(_finite(matrix.pairs)))}.")
         for matrix, svg in zip(matrices, _draw_matrices(names, matrices, key), strict=True)
@@ -111,7 +111,7 @@ def _draw_matrices(
 
 
 def pair_matrices(curve: CurveSummary) -> tuple[list[str], list[BarrierMatrix]] | None:
-    """Names and barriers where the pairs are all the pairs of three models or more."""
+    """Names and barrier matrices, if the pairs are all pairs of three models or more."""
     pairs = [(pair.a, pair.b) for pair in curve.pairs]
     models = list(dict.fromkeys(model for pair in pairs for model in pair))
     count = len(models)

@@ -1,4 +1,4 @@
-"""Tables of the page: what each cell says, and the value it sorts by."""
+"""Tables of the page: the text of each cell, and the value it sorts by."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OVER_MEAN, OVER_LINE = "barrier over the mean", "barrier over the line"
 
 @dataclass(frozen=True)
 class TableCell:
-    """What is shown; numbers also carry what they sort by."""
+    """The text of a cell; numbers also have a sort key."""
 
     text: str
     value: float | None = None
@@ -40,7 +40,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class PageTable:
-    """Rows under named columns; `numeric` columns are set to the right."""
+    """Rows under named columns; `numeric` columns are right-aligned."""
 
     caption: str
     columns: tuple[str, ...]
@@ -69,12 +69,12 @@ class BarrierRow:
 
 
 def setting_text(value: object) -> str:
-    """A setting as its file has it."""
+    """A setting as it is written in its file."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def curve_barriers(curve: CurveSummary) -> PageTable:
-    """Both barriers of every method and the midpoint's metrics; the models and their ensemble."""
+    """Both barriers and midpoint metrics of every method; metrics of the models and ensemble."""
     midpoint, ends = curve.midpoint, curve.methods[0].points
     rows: list[list[CellValue]] = [
         [m.label, m.barrier_mean, m.barrier_linear, *_metrics(curve, m.points[midpoint])]
@@ -133,7 +133,7 @@ def models_table(heading: str, models: Mapping[str, ModelRecord]) -> PageTable:
 
 
 def settings_table(settings: Mapping[str, Mapping[str, object]]) -> PageTable | None:
-    """Label -> setting -> value: how each method was set, if any setting is known."""
+    """Settings of each method (label -> setting -> value), if any are known."""
     rows = [
         [label, name, setting_text(value)]
         for label, of_method in settings.items()
@@ -144,7 +144,7 @@ def settings_table(settings: Mapping[str, Mapping[str, object]]) -> PageTable | 
 
 
 def objective_by_space(solution: SolutionFile) -> PageTable:
-    """Where the rest of the objective lies."""
+    """The remaining objective, by space."""
     return PageTable.of(
         "What is left of the objective, by space: a tensor counts for every space that it touches",
         ["space", "objective"],
@@ -181,7 +181,7 @@ def amount_table(amount: AmountFile) -> PageTable:
 
 
 def curve_facts(curve: CurveSummary) -> Iterator[tuple[str, str]]:
-    """How it was measured, as names and values."""
+    """Facts about the measurement, as names and values."""
     yield from task_facts(curve.task, curve.metrics)
     start, end = position_text(curve.t[0]), position_text(curve.t[-1])
     yield "points", f"{len(curve.t)}, from t = {start} to {end}"
@@ -190,7 +190,7 @@ def curve_facts(curve: CurveSummary) -> Iterator[tuple[str, str]]:
 
 
 def task_facts(task: TaskRecord, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What was measured, and on which data."""
+    """Facts about the task and its data."""
     yield "task", task.name
     yield "data", task.data
     yield "samples", str(task.samples)
@@ -200,7 +200,7 @@ def task_facts(task: TaskRecord, metrics: Sequence[str]) -> Iterator[tuple[str, 
 
 
 def versions_text(versions: Mapping[str, str]) -> str:
-    """Names and versions in a line."""
+    """Names and versions on one line."""
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
