@@ -1,1 +1,1 @@
-"""The laboratory: training, experiments (the papers' tables) and the demonstration."""
+"""The laboratory: training, experiments (the papers' tables) and the demo."""

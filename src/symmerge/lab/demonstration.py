@@ -1,6 +1,6 @@
-"""The demo: models of two seeds, ruined by averaging, merged after alignment.
+"""The demo: models of two seeds, which averaging destroys, merged after alignment.
 
-Also a small model of every family, changed by a random symmetry.
+Also a small model of every family, transformed by a random symmetry.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from symmerge import report  # the package: matplotlib is loaded on use
+from symmerge import report  # the package: imports matplotlib on first use
 from symmerge.aligning.aligned import Aligned, write_evidence
 from symmerge.aligning.pair import align
 from symmerge.checkpoints.files import write_text
@@ -33,7 +33,7 @@ from symmerge.symmetry.groups.linalg import one_thread
 from symmerge.verification.verdict import verify
 
 RECOMMENDED = "symmerge"
-# Starts from weights: matching by activations is a method of its own here.
+# Starts from weight matching: activation matching is a separate row here.
 LEARNED = with_options(RECIPES["learned"], steps=100, start=WeightMatching())
 METHODS = {
     **DATA_FREE,
@@ -41,10 +41,10 @@ METHODS = {
     "correlation": RECIPES["correlation"],
     "learned": LEARNED,
 }
-# Training samples that methods use, by kind of task.
+# Training samples that methods use, by task.
 SAMPLES = {"activations": {"image": 200, "clm": 48}, "learned": {"image": 1200, "clm": 200}}
 Bar = Callable[[str, int], AbstractContextManager[Progress]]
-"""Shows progress: what is being done, and its number of steps."""
+"""Makes a progress bar from a title and a number of steps."""
 PLAIN = "none"
 
 
@@ -72,7 +72,7 @@ def demo(
 ) -> DemoOutcome:
     """Train two models per recipe, merge them by every method, and measure on held-out data.
 
-    Models stay in OUT/models and are trained once. Methods use training data at most.
+    Models stay in OUT/models and are trained once. Methods may use training data only.
     OUT gets page.html, and a folder for each recipe: curve.json, curve.csv, curve.svg,
     structure.json, averaged, merged.
     """
@@ -98,7 +98,7 @@ class _Demo:
     bar: Bar
 
     def pair(self, name: str, recipe: TrainingRecipe) -> list[dict[str, object]]:
-        """Rows of the table for two models of a recipe; writes their folder."""
+        """Measure two models of a recipe: write their folder, return rows of the table."""
         a, b = (load(self._parent(name, recipe, 2 * self.seed + which)) for which in (0, 1))
         task = make_task(recipe.task, recipe.data, [a, b])
         pairs = self._align(name, recipe, a, b)
@@ -110,13 +110,13 @@ class _Demo:
         with self.bar(f"{name}: measuring {len(lines)} curves", steps) as tick:
             curves = measure_lines(a, b, lines, task, points=self.points, progress=tick)
         folder = self.out / name
-        # Only what an earlier demo wrote is replaced.
+        # Replace only what an earlier demo wrote.
         with new_folder(folder, overwrite=(folder / "curve.json").exists()) as new:
             best = _write(new, curves, a, b, pairs)
         return _rows(name, task, curves, best)
 
     def _parent(self, name: str, recipe: TrainingRecipe, seed: int) -> Path:
-        """A trained model: an existing one, if recipe and seed are the same."""
+        """A trained model; an existing one with the same recipe and seed is reused."""
         folder = self.out / "models" / f"{name}-seed-{seed}"
         if trained(recipe, seed, folder):
             return folder
@@ -146,10 +146,10 @@ def _write(
     best = min(aligned, key=lambda method: method.barrier_mean).name
     write_curves(curves, folder)
     write_text(folder / "curve.svg", report.curve_svg(curves))
-    # Merged by the recommended method: the best one is known from held-out data alone.
+    # Merge by the recommended method: picking the best one would need the held-out data.
     chosen = pairs.get(RECOMMENDED, pairs[best])
     write_evidence(chosen, folder)
-    # Correlations of features are known if a method used data.
+    # Feature correlations exist if a method used data.
     known = (pair.solution.correlations for pair in pairs.values())
     if correlations := next(filter(None, known), None):
         correlations.write(folder / "correlations.json")
@@ -180,7 +180,7 @@ def _midpoint(method: MethodLine) -> Mapping[str, float]:
 
 
 def family_rows(seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Change of weights and logits under a random symmetry, for a small model of every family."""
+    """Change of weights and logits under a random symmetry, for a small model per family."""
     for name in SMALL:
         model = load(small_model(name, seed=seed))
         _, moved = random_member(model, seed)

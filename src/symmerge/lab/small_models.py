@@ -1,6 +1,6 @@
-"""Small stock models of every family, with gains and biases that look trained.
+"""Small stock models of every family, with random gains and biases.
 
-Fresh ones are ones and zeros, which hide mistakes.
+Freshly initialised gains and biases are ones and zeros, which hide mistakes.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
 def small_model(
     name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: object
 ) -> PreTrainedModel:
-    """A model of `SMALL`, the same for the same seed; `changes` go into its config."""
+    """A model of `SMALL`, determined by its seed; `changes` override its config."""
     import transformers
 
     architecture, config = SMALL[name]
@@ -142,7 +142,7 @@ def small_model(
 
 @torch.no_grad()
 def perturb(model: PreTrainedModel, seed: int = 0) -> None:
-    """Add noise: gains, biases and embeddings spread as after training; matrices keep scale."""
+    """Add noise: gains, biases and embeddings vary as after training; matrices keep scale."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
         scale = 0.2 if parameter.ndim < 2 else parameter.shape[-1] ** -0.5

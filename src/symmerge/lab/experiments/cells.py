@@ -35,7 +35,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class Cost:
-    """Expected cost. `heavy`: it keeps a GPU busy by itself, so few run at once there."""
+    """Expected cost. A `heavy` cell keeps a GPU busy by itself, so few of them run at once."""
 
     seconds: float = 0.0
     gigabytes: float = 0.0
@@ -47,8 +47,8 @@ class Cell:
     """A step (`module:function`), its settings, and the cells it needs.
 
     `beside` holds arguments that do not affect the result, such as paths; `label` is for people,
-    `cost` a guess: none of them is part of the key. The `VERSION` of the step's module is:
-    raise it when results change.
+    `cost` is an estimate. None of these is part of the key, but the `VERSION` of the step's
+    module is: raise it when results change.
     """
 
     step: str

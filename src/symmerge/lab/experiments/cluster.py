@@ -36,7 +36,7 @@ class RayEngine:
         except BaseException:
             self.close()
             raise
-        # No retries by Ray: the run counts attempts.
+        # No retries by Ray: the runner counts attempts.
         options = {"num_cpus": 1, "num_gpus": self._gpus, "max_retries": 0}
         remote = self._ray.remote(**options, runtime_env={"env_vars": self._environment()})
         self._attempt = remote(_remote_attempt)
@@ -55,7 +55,7 @@ class RayEngine:
             ) from error
 
     def _environment(self) -> dict[str, str]:
-        """A cluster has its own installation; local workers import what this process does."""
+        """Environment of workers: local ones import what this process does."""
         if self._address:
             return ENVIRONMENT
         return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -77,7 +77,7 @@ class RayEngine:
     def _result(self, reference: object, cell: Cell) -> AttemptResult:
         try:
             result = self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:  # its process, its node or the network
+        except self._ray.exceptions.RayError as error:  # process, node or network
             reason = str(error).strip().splitlines()[0]
             return AttemptResult(cell, f"the worker died ({reason})", str(error))
         if not result.problem and not self._store.appears(cell):
@@ -89,7 +89,7 @@ class RayEngine:
         return result
 
     def _check_nodes(self) -> None:
-        """Check for GPUs, and that every node sees the folder (later ones fail in their cells)."""
+        """Check for GPUs, and that every node sees the folder; later nodes fail in their cells."""
         from ray.util import scheduling_strategies as strategies  # type: ignore[import-not-found]
 
         if self._gpus and not self._ray.cluster_resources().get("GPU"):
@@ -123,7 +123,7 @@ def _ray() -> Any:
 
 
 def _check_address(address: str | None) -> None:
-    """Try the address first: Ray takes minutes to notice that nothing answers."""
+    """Try to connect first: Ray takes minutes to notice that nothing answers."""
     host, _, port = (address or "").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()

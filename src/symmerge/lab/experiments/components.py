@@ -15,12 +15,12 @@ from symmerge.matching.recipes import get_recipe
 T = TypeVar("T")
 STEPS = "symmerge.lab.experiments.steps"
 PLAIN = "none"
-"""The method that aligns nothing."""
-SMOKE = {"steps": 12, "warmup": 2}  # a training that only has to work
+"""The method of the plain average."""
+SMOKE = {"steps": 12, "warmup": 2}  # training that only has to run
 SMOKE_BATCH = 16  # at most
-# How much of the test split is measured; `small` takes the task's default.
+# Samples of the test split; `small` takes the task's default.
 MEASURED = {"smoke": {"samples": 24}, "published": {"max_samples": 10_000}}
-# Expected seconds of a cell: on one core, or on a GPU at the published size.
+# Expected seconds of a cell: on one core; at the published size, on a GPU.
 SECONDS = {
     "external": {"smoke": 1, "small": 1, "published": 1},
     "train": {"smoke": 3, "small": 25, "published": 200},
@@ -34,26 +34,26 @@ SECONDS = {
 HEAVY = ("train", "retrain", "learned", "together")
 SLOWER = {"tiny-imagenet-vit": 20.0}  # factors for the cells of a recipe
 GIGABYTES = {"smoke": 1.0, "small": 1.0, "published": 6.0}
-# Parameters of the models above; larger external ones take proportionally longer.
+# Parameters of these models; larger external ones take proportionally longer.
 PARAMETERS = {"smoke": 2e5, "small": 2e5, "published": 1e7}
-COPIES = 10  # of a model's float32 weights in memory
+COPIES = 10  # peak memory, in copies of a model's float32 weights
 LEARNING = {"smoke": {"steps": 2, "inputs": 48}, "small": {"steps": 60, "inputs": 600}}
-"""How much is learned, unless an experiment says so itself."""
+"""Default learning options by size."""
 STARTS = {"smoke": {"start": "identity"}, "small": {"start": "weights-only"}}
 LONG_LEARNING: Mapping[str, object] = {"steps": 1500, "inputs": 8000, "start": "weights"}
-"""Enough for models of the published size, whatever their data."""
+"""Enough for models of the published size on any data."""
 EXTERNAL_LEARNING: Mapping[str, Mapping[str, object]] = {"published": LONG_LEARNING}
-"""For external models, at sizes where experiments have one setting per data set."""
+"""For external models, at sizes where settings otherwise depend on the data set."""
 EXTERNAL_DIFFERS = (
     "Models and data are external: published numbers belong to other models,"
     " unless these are the paper's."
 )
 QUICK = {"smoke": {"tries": 1, "max_sweeps": 2}}
-"""Options of search methods."""
+"""Default options of search methods by size."""
 
 
 def by_scale(size: Size, table: Mapping[str, T]) -> T:
-    """The entry for the published size, or for the small ones."""
+    """The entry for the published size, or for smaller ones."""
     return table["published" if size.name == "published" else "small"]
 
 
@@ -81,7 +81,7 @@ def model(
 ) -> Cell:
     """A model trained from a seed, or a classifier fine-tuned from `base`.
 
-    The heads of all such classifiers start alike.
+    All such classifiers start with the same head.
     """
     content = training_recipe(recipe)
     smoke = {**SMOKE, "batch_size": min(SMOKE_BATCH, content.schedule.batch_size)}
@@ -91,7 +91,7 @@ def model(
         "config": dict(config or {}),
         "schedule": smoke if size.name == "smoke" else {},
         "device": size.device,
-        # Another recipe of the same name is another cell; texts for people do not count.
+        # The key contains the recipe's content, except its description.
         "content": asdict(replace(content, about="", duration="")),
     }
     origin = base.label if base and size.external else f"seed {seed}"
@@ -102,7 +102,7 @@ def model(
 
 
 def models(size: Size, recipe: str, **changes: Any) -> list[Cell]:
-    """One model per seed; or the external ones."""
+    """One model per seed, or the external ones."""
     if not size.external:
         return [model(size, recipe, seed, **changes) for seed in range(size.seeds)]
     return [
@@ -123,12 +123,12 @@ def retrained_from(
 
 
 def pairs(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
-    """Every two models."""
+    """All pairs of models."""
     return list(combinations(cells, 2))
 
 
 def unequal(size: Size, recipe: str, wider: Mapping[str, object]) -> list[tuple[Cell, Cell]]:
-    """A wide and a narrow model per seed; or external pairs that differ in width."""
+    """A wide and a narrow model per seed, or external pairs that differ in width."""
     if size.external:
         parameters = {one.content: one.parameters for one in size.external.models}
         return [
@@ -143,7 +143,7 @@ def unequal(size: Size, recipe: str, wider: Mapping[str, object]) -> list[tuple[
 
 
 def line(size: Size, pair: tuple[Cell, Cell], method: str, **options: object) -> Cell:
-    """The line between two models by a method; missing options depend on the size."""
+    """The line between two models by a method; default options depend on the size."""
     settings = _measured(size, pair[0], method, {**default_options(size, method), **options})
     changes = "".join(f", {name} {value}" for name, value in options.items())
     kind = "learned" if method.startswith(("learned", "soft")) else "line"
@@ -152,7 +152,7 @@ def line(size: Size, pair: tuple[Cell, Cell], method: str, **options: object) ->
 
 
 def lines(size: Size, cells: Sequence[Cell], method: str, **options: object) -> list[Cell]:
-    """The lines between every two models."""
+    """The lines between all pairs of models."""
     return [line(size, pair, method, **options) for pair in pairs(cells)]
 
 
@@ -160,7 +160,7 @@ def together(size: Size, cells: Sequence[Cell], method: str, **options: object) 
     """Many models merged into one."""
     options = {**default_options(size, method), **options}
     if method == "learned":
-        # Otherwise text would be generated again for every member and round.
+        # Otherwise text would be sampled again for every model and round.
         options["start"] = "weights-only"
     settings = _measured(size, cells[0], method, options)
     label = f"{method}: {' / '.join(cell.label for cell in cells)}"
@@ -168,7 +168,7 @@ def together(size: Size, cells: Sequence[Cell], method: str, **options: object) 
 
 
 def default_options(size: Size, method: str) -> dict[str, object]:
-    """Options of a method by size. Those that learning does not know go to its start."""
+    """Default options of a method by size; learned methods pass unknown ones to their start."""
     quick, learning = QUICK.get(size.name, {}), LEARNING.get(size.name, {})
     if method == "learned":
         return {**learning, **STARTS.get(size.name, {}), **quick}
@@ -192,7 +192,7 @@ def freedom(size: Size, architecture: str, config: Mapping[str, object]) -> Cell
 def _measured(
     size: Size, of: Cell, method: str, options: Mapping[str, object]
 ) -> dict[str, object]:
-    """Settings of a measurement on held-out data, of the recipe or external."""
+    """Settings of a measurement on held-out data, the recipe's or the external models'."""
     return {
         "method": method,
         "options": dict(options),
@@ -226,7 +226,7 @@ def _cell(
     kind: str = "",
     **beside: object,
 ) -> Cell:
-    """`kind`: of cost, by default the name of the step."""
+    """A cell of `steps.py`; `kind` is the kind of cost, by default the name of the step."""
     cost = _cost(size, kind or step, settings.get("recipe", ""))
     data = {"data": str(size.data)} if size.data else {}
     return Cell(f"{STEPS}:{step}", settings, needs, {**data, **beside}, label, cost)

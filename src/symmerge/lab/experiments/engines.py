@@ -1,6 +1,6 @@
-"""Engines compute cells; the local one does so in processes of this machine.
+"""Engines compute cells; the local one uses processes on this machine.
 
-A worker that dies costs only its own cell.
+A worker that dies loses only its current cell.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from symmerge.lab.experiments.cells import Cell
 from symmerge.lab.experiments.store import Store, Usage, compute
 
 Say = Callable[[str], None]
-# Sums depend on the number of threads: one each, so that results are the same on all machines.
-# The last two are those of the command line.
+# Sums depend on the number of threads: one per worker, so that results do not depend on the
+# machine. The last two are set by the command line, too.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -41,7 +41,7 @@ PATIENCE = 1.0  # seconds between checks that workers are alive
 class AttemptResult:
     """How an attempt at a cell ended.
 
-    `problem` is one line, `details` are for the log; `again`: another attempt may succeed.
+    `problem` is one line, `details` go to the log; `again`: another attempt may succeed.
     """
 
     cell: Cell
@@ -69,7 +69,7 @@ class Engine(Protocol):
 
 
 def attempt(cell: Cell, store: Store, say: Say) -> AttemptResult:
-    """Compute a cell, in a worker process, and say how that ended."""
+    """Compute a cell in a worker process, and report how that ended."""
     try:
         torch.set_num_threads(1)
         return AttemptResult(cell, usage=compute(cell, store, say))
@@ -85,12 +85,12 @@ class _Worker:
     process: SpawnProcess
     pipe: Connection
     cell: Cell | None = None
-    kinds: list[object] = field(default_factory=list)  # of cells it has computed
+    kinds: list[object] = field(default_factory=list)  # kinds of cells it has computed
 
 
 @final
 class LocalEngine:
-    """Processes of this machine that live as long as the run, so that each imports torch once."""
+    """Worker processes on this machine; they live as long as the run and import torch once."""
 
     def __init__(self, workers: int = 1, heavy: int | None = None) -> None:
         self.workers, self.heavy = workers, heavy or workers
@@ -133,8 +133,8 @@ class LocalEngine:
         return self._all[-1]
 
     def _receive(self, worker: _Worker) -> Iterator[AttemptResult]:
-        """Pass on a worker's messages; yield its result, or its death."""
-        # First: the last messages of a dead worker are still in the pipe.
+        """Forward a worker's messages; yield its result, or a failure if it died."""
+        # Read first: the last messages of a dead worker are still in the pipe.
         alive, cell = worker.process.is_alive(), worker.cell
         assert cell is not None
         try:
@@ -156,7 +156,7 @@ class LocalEngine:
 
 
 def _kind(cell: Cell) -> tuple[object, ...]:
-    """Cells of a kind share loaded data and, on a GPU, compiled code: one worker computes them."""
+    """Cells of one kind share loaded data and compiled GPU code, so one worker takes them all."""
     return cell.step, cell.settings.get("recipe"), cell.settings.get("config")
 
 
@@ -188,9 +188,9 @@ def deferred_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _worker_environment() -> Iterator[None]:
-    """What a new worker inherits: variables, and Ctrl-C blocked, as the run ends its workers."""
+    """Environment of a new worker: variables, and Ctrl-C blocked (the run ends its workers)."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    ensure_running()  # started together with the first worker, it would unblock Ctrl-C
+    ensure_running()  # started with the first worker, the tracker would unblock Ctrl-C
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.update(ENVIRONMENT)
     try:
@@ -202,7 +202,7 @@ def _worker_environment() -> Iterator[None]:
 
 
 def _work(pipe: Connection, store: Store) -> None:
-    """A local worker: one cell after the other, until the run ends or dies."""
+    """Main loop of a local worker: one cell after the other, until the run ends or dies."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     while True:
         pipe.send(attempt(pipe.recv(), store, pipe.send))

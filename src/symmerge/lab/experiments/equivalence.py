@@ -48,7 +48,7 @@ IMAGES = {
     "small": {"absolute: ViT": "vit-digits", "rotary: DINOv3": "dinov3-digits"},
     "published": {"absolute: ViT": "cifar10-vit-short", "rotary: DINOv3": "cifar10-dinov3"},
 }
-RETRAINED = 120  # steps of a small model: most of it is still trained
+RETRAINED = 120  # steps for small models: most of their weights are still trained
 _BODY: Mapping[str, object] = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -106,7 +106,7 @@ def columns(size: Size, recipes: Mapping[str, Mapping[str, str]] = MODELS) -> Ma
 
 
 def retrained(size: Size, recipe: str, component: str) -> list[Cell]:
-    """Models that share all but a component. (iv) shares nothing: models of different seeds."""
+    """Models that share all but a component; for (iv), everything, models of different seeds."""
     if component == "everything":
         return models(size, recipe)
     base = model(size, recipe, 0)
@@ -135,7 +135,7 @@ def _retrain(size: Size, recipes: Mapping[str, str]) -> tuple[ResultTable, ...]:
         for name, component in REINITIALIZED.items():
             cells = retrained(size, recipe, component)
             methods = {label: lines(size, cells, method) for label, method in METHODS.items()}
-            # After (i), nothing is left to learn.
+            # In (i), matching already removes the barrier: nothing is left to learn.
             if size.name == "published" and component != "first-attention":
                 methods["ours, learned"] = lines(size, cells, "learned", **LONG_LEARNING)
             entries += [row(f"{name}, {label}", column, of) for label, of in methods.items()]

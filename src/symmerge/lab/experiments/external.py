@@ -1,4 +1,4 @@
-"""External models: existing ones in place of trained ones, with their data, known by content."""
+"""External models and data: they replace trained models and are identified by content hash."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from symmerge.models.tables import check_same_table
 from symmerge.models.widening import widen
 
 ALIASES = {"multiberts": tuple(f"google/multiberts-seed_{seed}" for seed in range(1, 6))}
-"""Names that stand for several models."""
+"""Alias -> hub names of several models."""
 _TRAINED = "is for models that are trained, and --models exist already: leave one of them out"
 _MEASURED = (
     "is for models that are measured as they are, and these are fine-tuned on the experiment's own"
     " tasks: leave it out (their data sets: --data FOLDER)"
 )
-# Options that do not go with models measured as they are, and with fine-tuned ones.
+# Options refused for models that are measured directly, and for those that are fine-tuned first.
 REFUSED_AS_IS = {"--seeds": _TRAINED, "--data": _TRAINED}
 REFUSED_FURTHER = {"--seeds": _TRAINED, "--test-data": _MEASURED, "--train-data": _MEASURED}
-FORMATS = (".tsv", ".csv", ".jsonl", ".npz", ".xz")  # endings that decide how a file is read
+FORMATS = (".tsv", ".csv", ".jsonl", ".npz", ".xz")  # suffixes that decide how a file is read
 
 
 @dataclass(frozen=True)
 class Accepts:
-    """Which external models an experiment accepts: how many, of which widths.
+    """Which external models an experiment accepts: at least how many, of which widths.
 
-    `widths`: of different widths, otherwise alike. `further`: they are fine-tuned first.
+    `widths`: they must differ in width only. `further`: they are fine-tuned first.
     """
 
     least: int = 2
@@ -45,13 +45,13 @@ class Accepts:
 
     @property
     def refuses(self) -> Mapping[str, str]:
-        """Options that do not go with such models, and why."""
+        """Options that are refused for such models -> why."""
         return REFUSED_FURTHER if self.further else REFUSED_AS_IS
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """Data as tasks take it, and a hash of its content; a name that is no file is its own hash."""
+    """Data of a task with its content hash; a name that is no file stands for itself."""
 
     place: str
     content: str
@@ -82,7 +82,7 @@ class ExternalModel:
 class ExternalModels:
     """Models of one kind, and the data they are measured on and matched with.
 
-    There is no data if the models are fine-tuned first. Results depend on `record`, not on paths.
+    No data if the models are fine-tuned first. Results depend on `record`, not on paths.
     """
 
     models: tuple[ExternalModel, ...]
@@ -124,7 +124,7 @@ def gather_external(
     *,
     samples: int | None = None,
 ) -> ExternalModels:
-    """Models by folder, hub name or alias, and their data; all checked before any computation."""
+    """Open models by folder, hub name or alias, and their data; check all of it first."""
     names = [name for alias in names for name in _expand(alias)]
     if len(names) < accepts.least:
         raise MismatchError(
@@ -154,7 +154,7 @@ def _expand(name: str) -> tuple[str, ...]:
 
 
 def check_models(experiment: str, accepts: Accepts, models: Sequence[Model]) -> None:
-    """Refuse models that do not belong together."""
+    """Refuse models that the experiment cannot compare."""
     if accepts.widths:
         unequal = [
             sorted(pair, key=lambda model: model.parameters)
@@ -174,7 +174,7 @@ def check_models(experiment: str, accepts: Accepts, models: Sequence[Model]) -> 
 
 
 def relink(cells: Iterable[Cell], store: Store) -> None:
-    """Point finished cells at where their external models are now: they may have moved."""
+    """Update the links of finished cells to their external models, which may have moved."""
     for cell in with_needs(cells):
         if "place" not in cell.beside or not store.done(cell):
             continue
@@ -214,6 +214,6 @@ def _check_distinct(models: Sequence[ExternalModel]) -> None:
 
 
 def _digest(path: Path) -> str:
-    """Hash of the content and of what decides how it is read: file endings, names in a folder."""
+    """Hash of the content and of what decides how it is read: file suffix, names in a folder."""
     endings = path.suffixes if path.is_file() else ()
     return path_digest(path) + "".join(ending for ending in endings if ending.lower() in FORMATS)

@@ -28,7 +28,7 @@ from symmerge.lab.training.files import describe_files, has_data
 from symmerge.lab.training.recipes import training_recipe
 
 Rows = dict[str, tuple[str, Mapping[str, object]]]
-"""Row -> method and its options."""
+"""Row -> method and options."""
 METHODS = {
     "vanilla": "none",
     "activation matching": "activations",
@@ -49,7 +49,7 @@ TABLE_1: Mapping[str, Mapping[str, float]] = {
     }.items()
 }
 IMAGES = {"steps": 1500, "inputs": 20_000, "start": "weights"}
-OPTIONAL = ("cifar100", "tiny-imagenet")  # columns that are left out without their data
+OPTIONAL = ("cifar100", "tiny-imagenet")  # columns that are omitted if their data is missing
 # size -> column -> training recipe, options of learned methods
 MODELS: Mapping[str, Mapping[str, tuple[str, Mapping[str, object]]]] = {
     "small": {"digits": ("vit-digits", {}), "documentation": ("gpt2-docs", {})},
@@ -61,7 +61,7 @@ MODELS: Mapping[str, Mapping[str, tuple[str, Mapping[str, object]]]] = {
         "books": ("books-gpt2", LONG_LEARNING),
     },
 }
-# Ablations: one image and one text data set; at the published size, models that do not overfit.
+# Ablations: one image and one text data set; at the published size, models without overfitting.
 VARIED: Mapping[str, Mapping[str, tuple[str, Mapping[str, object]]]] = {
     "small": MODELS["small"],
     "published": {
@@ -99,7 +99,7 @@ NO_DATA = "no data at all"
 
 
 def chosen(size: Size) -> Mapping[str, tuple[str, Mapping[str, object]]]:
-    """Every data set; of the optional ones, those that exist."""
+    """Every data set; optional ones only if their files exist."""
     without = absent(size)
     columns = columns_of(size, MODELS)
     return {column: columns[column] for column in columns if column not in without}
@@ -120,7 +120,7 @@ def first(size: Size) -> Mapping[str, tuple[str, Mapping[str, object]]]:
 
 
 def options_of(method: str, learning: Mapping[str, object]) -> dict[str, object]:
-    """Options of a method: learned ones learn so much, and only one of them has a start."""
+    """Options of a method: only learned ones have any, and only `learned` has a start."""
     if not method.startswith("learned"):
         return {}
     return {n: value for n, value in learning.items() if n != "start" or method == "learned"}
@@ -152,7 +152,7 @@ def methods(size: Size) -> tuple[ResultTable, ...]:
 def _ablation(
     size: Size, title: str, about: str, rows: Callable[[Mapping[str, object]], Rows]
 ) -> tuple[ResultTable, ...]:
-    """Lines of an image and a text data set, by rows that depend on their learning options."""
+    """A table over an image and a text data set; `rows` maps learning options to rows."""
     entries = [
         row(name, column, lines(size, models(size, recipe), method, **options))
         for column, (recipe, learning) in first(size).items()
@@ -201,7 +201,7 @@ def spaces(size: Size) -> tuple[ResultTable, ...]:
 
 
 def needs(size: Size) -> tuple[ResultTable, ...]:
-    """Every row changes one thing of the first; the last is its start."""
+    """Every row changes one thing relative to the first; the last is the start alone."""
     start = by_scale(size, {"small": "weights-only", "published": "weights"})
     changes = _changes(by_scale(size, FEWER_STEPS))
     for name in _impossible(size.external):
@@ -238,7 +238,7 @@ def _changes(fewer_steps: int) -> dict[str, Mapping[str, object]]:
 
 
 def _impossible(external: ExternalModels | None) -> Iterator[str]:
-    """Rows that external models cannot have: nothing generates their data, or its labels."""
+    """Rows to omit for external models, as nothing can generate their inputs or labels."""
     if external and external.task not in SELF_SOURCES:
         yield NO_DATA
     own = external and external.train and external.train.place == "self"

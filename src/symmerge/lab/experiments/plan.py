@@ -1,4 +1,4 @@
-"""Checks and estimates before anything is computed."""
+"""Checks and cost estimates of an experiment before anything is computed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from symmerge.lab.training.recipes import training_recipe
 from symmerge.models.model import load
 
 CPU_TIMES = 40
-"""How many times longer a CPU takes for what is meant for a GPU."""
+"""Estimated slowdown of GPU work on a CPU."""
 GPU_WORKERS, GPU_HEAVY = 9, 3
-"""Cells at once on a GPU, and how many of them may train or learn: processes take turns there."""
+"""Cells at once on a GPU, and how many of them may be heavy: more would only take turns."""
 IDENTITY = "experiment.json"
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}
 
@@ -38,7 +38,7 @@ def make_size(
     data: Path | None = None,
     external: ExternalModels | None = None,
 ) -> Size:
-    """One of the sizes, with other seeds, another device or external models."""
+    """A size by name, with optional changes to seeds, device, data or models."""
     if name not in SIZES:
         raise MismatchError(f"--size {name}: choose one of {', '.join(SIZES)}")
     size = SIZES[name]
@@ -52,7 +52,7 @@ def make_size(
 
 
 def check_data(name: str, tables: tuple[ResultTable, ...], size: Size, store: Store) -> None:
-    """Check that the data sets exist that missing cells are computed from."""
+    """Check that the data sets of missing cells exist."""
     for recipe in _recipes(tables, store):
         try:
             files.check_data(training_recipe(recipe), size.data)
@@ -62,7 +62,7 @@ def check_data(name: str, tables: tuple[ResultTable, ...], size: Size, store: St
 
 
 def digests(tables: tuple[ResultTable, ...], size: Size, store: Store) -> dict[str, str]:
-    """Hashes of the data sets that missing cells are computed from."""
+    """Hashes of the data sets of missing cells."""
     return files.digests(map(training_recipe, _recipes(tables, store)), size.data)
 
 
@@ -75,7 +75,7 @@ def _recipes(tables: tuple[ResultTable, ...], store: Store) -> dict[str, None]:
 
 
 def check_same_data(folder: Path, data: Mapping[str, str]) -> None:
-    """Check that data sets are those that the folder's other cells were computed from."""
+    """Check that the data sets have not changed since the folder was begun."""
     known = _identity_in(folder).get("data", {})
     if changed := [name for name, digest in data.items() if known.get(name, digest) != digest]:
         raise MismatchError(
@@ -85,7 +85,7 @@ def check_same_data(folder: Path, data: Mapping[str, str]) -> None:
 
 
 def check_train_data(name: str, tables: tuple[ResultTable, ...]) -> None:
-    """Check that methods that use data have some, if models are external."""
+    """With external models, check that methods that need data have --train-data."""
     methods = dict.fromkeys(
         cell.settings["method"]
         for cell in cells_of(tables)
@@ -99,7 +99,7 @@ def check_train_data(name: str, tables: tuple[ResultTable, ...]) -> None:
 
 
 def check_starts(tables: tuple[ResultTable, ...]) -> None:
-    """Check that external models can be fine-tuned, if an experiment does that."""
+    """If the experiment fine-tunes external models, check that it can."""
     cells = [cell for cell in with_needs(cells_of(tables)) if "recipe" in cell.settings]
     starts = (
         (cell.settings["recipe"], need.beside["place"])
@@ -112,10 +112,10 @@ def check_starts(tables: tuple[ResultTable, ...]) -> None:
 
 
 def check_device(tables: tuple[ResultTable, ...], size: Size, store: Store) -> None:
-    """Check for the GPU that a size is meant for; without one, say how long it would take."""
+    """Check for a GPU if the size needs one; the error says how long a CPU would take."""
     left = missing(cells_of(tables), store)
     if size.device == "cpu" or torch.cuda.is_available() or not left:
-        return  # finished results are shown on any machine
+        return  # finished results can be shown on any machine
     long = duration(CPU_TIMES * sum((cell.cost.seconds for cell in left), 0.0))
     raise MismatchError(
         f"size {size.name} is made for a GPU, and PyTorch sees none here: on one core it would take"
@@ -124,7 +124,7 @@ def check_device(tables: tuple[ResultTable, ...], size: Size, store: Store) -> N
 
 
 def default_workers(cells: Iterable[Cell], device: str) -> int:
-    """Cells at once on this machine: one per core, within half of the memory and a GPU's limit."""
+    """Cells at once on this machine: one per core, limited by half the memory and the GPU."""
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2e9
@@ -160,7 +160,7 @@ def check_folder(folder: Path, name: str, size: Size, *, resume: bool) -> None:
 
 
 def claim(folder: Path, name: str, size: Size, data: Mapping[str, str]) -> None:
-    """Write into the folder which experiment it holds, and hashes of its data."""
+    """Record in the folder which experiment it holds, and hashes of its data."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(
@@ -178,7 +178,7 @@ def _identity_in(folder: Path) -> dict[str, Any]:
 
 
 def _is_new(folder: Path) -> bool:
-    """Absent or empty; hidden files are what a killed run left."""
+    """Whether it is absent or empty; hidden files left by a killed run do not count."""
     return not folder.exists() or all(file.name.startswith(".") for file in folder.iterdir())
 
 
@@ -190,7 +190,7 @@ def _identity(name: str, size: Size) -> dict[str, object]:
 def plan_rows(
     tables: tuple[ResultTable, ...], size: Size, store: Store
 ) -> Iterator[dict[str, object]]:
-    """Every cell in order, its state and expected cost; the last row totals what is left."""
+    """Every cell in order with state and expected cost; the last row totals the missing ones."""
     cells = with_needs(cells_of(tables))
     left = missing(cells_of(tables), store)
     states = {cell.key: "to do" for cell in left}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from math import isfinite, nan
 from pathlib import Path
 
-from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
+from symmerge import report as drawing  # the package: imports matplotlib on first use
 from symmerge.evaluation.estimates import Estimate
 from symmerge.evaluation.experiment_results import (
     EntryRecord,
@@ -38,7 +38,7 @@ def write_results(
     tables: tuple[ResultTable, ...],
     outcome: RunOutcome,
 ) -> ExperimentFile:
-    """Write `results.json` and its page. No times, no paths: the same cells give the same bytes."""
+    """Write results.json and its page. No times, no paths: equal cells give equal bytes."""
     record = ExperimentFile(
         name=name,
         about=experiment.about,
@@ -70,7 +70,7 @@ def _table(table: ResultTable, outcome: RunOutcome) -> TableRecord:
 
 def _entry(entry: TableEntry, outcome: RunOutcome) -> EntryRecord:
     values = _floats(values_of(entry, outcome.results))
-    # one that overflowed has no place in a mean
+    # No mean if a value overflowed.
     estimate = Estimate.of(values) if values and all(map(isfinite, values)) else None
     results = [outcome.results.get(cell.key, {}) for cell in entry.cells]
     return EntryRecord(

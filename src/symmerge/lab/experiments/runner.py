@@ -1,4 +1,4 @@
-"""Compute cells, needs first, as many at once as an engine can; failures are retried."""
+"""Compute cells in parallel, dependencies first; failures are retried."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Report = Callable[[Cell, State, str], None]
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """Results and reasons of failures by key; every requested cell is in one of them."""
+    """Results and reasons for failures, by key; every requested cell is in one of them."""
 
     results: dict[str, Result]
     failed: dict[str, str]
@@ -27,7 +27,7 @@ class RunOutcome:
 
 
 def missing(cells: Iterable[Cell], store: Store) -> list[Cell]:
-    """Cells to compute, needs first. What only finished cells need is left out."""
+    """Cells to compute, dependencies first. What only finished cells need is left out."""
     cells = list(cells)
     wanted, absent = {cell.key for cell in cells}, []
     for cell in reversed(with_needs(cells)):
@@ -69,7 +69,7 @@ def run(
 
 
 class _Queue:
-    """Cells that wait or run, and counts of the others."""
+    """Waiting and running cells, attempts, and failures."""
 
     def __init__(self, cells: list[Cell], attempts: int, store: Store, report: Report) -> None:
         self.waiting = {cell.key: cell for cell in cells}
@@ -90,7 +90,7 @@ class _Queue:
                 self._settle(result)
 
     def _next(self, engine: Engine) -> Cell | None:
-        """The longest cell that has all it needs and fits: short ones fill the gaps at the end."""
+        """The longest cell that is ready and fits; short ones fill the gaps at the end."""
         if len(self._running) >= engine.workers:
             return None
         unfinished = self.waiting.keys() | self._running.keys()

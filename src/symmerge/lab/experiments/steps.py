@@ -46,7 +46,7 @@ CHANGED = (
     " restore it, or start again with what is there now"
 )
 Say = Callable[[str], None]
-# How learning starts, by name: from its data and device.
+# Start of learned matching, by name: a solver from data and device.
 STARTS: Mapping[str, Callable[[Task, str], Matching | Literal["identity"]]] = {
     "weights": lambda _, device: WeightMatching(device=device),
     "weights-only": lambda _, device: WeightMatching(generate_text=False, device=device),
@@ -56,7 +56,7 @@ STARTS: Mapping[str, Callable[[Task, str], Matching | Literal["identity"]]] = {
 
 
 def train(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
-    """Train a recipe from its seed, or from a needed model with a component fresh."""
+    """Train a recipe from its seed, or from a needed model with a component re-initialised."""
     recipe = with_changes(
         training_recipe(settings["recipe"]),
         config=settings.get("config", {}),
@@ -69,7 +69,7 @@ def train(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Resu
 
 
 def external(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
-    """An external model: a link to it."""
+    """Link to an external model."""
     place = Path(settings["place"])
     if not place.is_dir() or checkpoint_digest(place) != settings["content"]:
         raise CheckpointError(CHANGED.format(place))
@@ -115,7 +115,7 @@ def orders(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Res
 
 
 def together(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
-    """Align many models: barriers of the means of the first ones, and mean barrier of the pairs."""
+    """Align many models: barriers of the means of the first k, and mean barrier of the pairs."""
     models = [load(need / "model") for need in needs]
     task = _task(settings, models)
     if settings["method"] != PLAIN:
@@ -136,7 +136,7 @@ def together(settings: Settings, needs: list[Path], folder: Path, say: Say) -> R
 
 
 def freedom(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
-    """The symmetries of an architecture: continuous dimensions, and discrete ones as log10."""
+    """Size of an architecture's symmetry group: continuous dimensions, log10 of discrete order."""
     import transformers
 
     kind = getattr(transformers, settings["architecture"])
@@ -172,7 +172,7 @@ def _task(settings: Settings, models: list[Model]) -> Task:
 
 
 def _source(settings: Settings, models: list[Model], split: str) -> tuple[str, str]:
-    """Kind of task and its data, to measure on (`test`) or to align with (`train`)."""
+    """The task and its data, for evaluation (`test`) or alignment (`train`)."""
     if "recipe" not in settings:
         data = DataSource.at(settings["places"][split])
         if data.content != settings[split]:
@@ -186,7 +186,7 @@ def _source(settings: Settings, models: list[Model], split: str) -> tuple[str, s
 
 
 def _solver(settings: Settings, models: list[Model]) -> Recipe:
-    """The method with its options and, if it needs data, training data or none (`self`)."""
+    """The method's solver with its options and, if it needs inputs, training data or `self`."""
     recipe, options = get_recipe(settings["method"]), dict(settings["options"])
     if recipe.needs_data:
         own = options.pop("data", None) == "self"
@@ -204,7 +204,7 @@ def _solver(settings: Settings, models: list[Model]) -> Recipe:
 
 
 def _aligned(settings: Settings, a: Model, b: Model, say: Say) -> tuple[LineMethod, Result]:
-    """Both ends of the line, and the correlations of features before and after, if known."""
+    """Both ends of the line, and feature correlations before and after, if known."""
     name, narrow = settings["method"], a.spec.sizes != b.spec.sizes
     b = widen(b, a) if narrow else b
     if name == PLAIN:
@@ -224,7 +224,7 @@ def _aligned(settings: Settings, a: Model, b: Model, say: Say) -> tuple[LineMeth
 def _measure(settings: Settings, a: Model, b: Model, method: LineMethod, task: Task) -> Result:
     """Metrics along the line, both barriers, and the midpoint against the ends.
 
-    `midpoint` is its loss above the mean of the ends, `gain` below the better one.
+    `midpoint` is its loss minus the mean of the ends, `gain` is the better end minus its loss.
     """
     options = {"points": settings["points"], "device": settings["device"]}
     record = measure_lines(a, b, [method], task, **options).methods[0]

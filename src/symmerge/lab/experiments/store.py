@@ -19,7 +19,7 @@ from symmerge.lab.experiments.cells import Cell, Result
 
 RESULT = "result.json"
 LATE = 30.0
-"""Seconds until another machine sees a new folder, if a network file system caches listings."""
+"""Seconds until other machines see a new folder: network file systems cache listings."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Store:
         return True
 
     def sweep(self, key: str = "") -> None:
-        """Remove what killed runs left behind, of one cell or of all."""
+        """Remove leftovers of killed runs, of one cell or of all."""
         for left in self.cells.glob(f".{key}*.partial"):
             with suppress(OSError):
-                # Renamed first: a worker presumed dead must not move half a folder into place.
+                # Rename first: a worker presumed dead must not move a partial folder into place.
                 shutil.rmtree(left.rename(left.with_suffix(".stale")), ignore_errors=True)
         for stale in self.cells.glob(f".{key}*.stale"):
             shutil.rmtree(stale, ignore_errors=True)
@@ -83,7 +83,7 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Allow one run at a time, and remove what earlier ones left behind."""
+        """Allow one run at a time, and remove leftovers of earlier ones."""
         try:
             self.cells.mkdir(parents=True, exist_ok=True)
             file = open(self.root / ".lock", "w")  # noqa: SIM115
@@ -98,14 +98,14 @@ class Store:
                 raise MismatchError(
                     f"another run is at work in {self.root}: wait for it, or choose another folder"
                 ) from error
-            except OSError:  # this file system has no locks: go on
+            except OSError:  # the file system has no locks: continue without
                 pass
             self.sweep()
             yield
 
 
 def compute(cell: Cell, store: Store, say: Callable[[str], None]) -> Usage | None:
-    """Run the step of a cell beside its place and move it there; None if it was finished."""
+    """Run a cell's step in a temporary folder, then move it into place; None if it existed."""
     if store.done(cell):
         return None
     _check_visible(cell, store)
@@ -152,7 +152,7 @@ def _described(cell: Cell) -> dict[str, object]:
 
 
 def _reset_peak() -> None:
-    """A worker computes many cells: measure the memory of this one."""
+    """Reset the peak memory: a worker computes many cells."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

@@ -1,4 +1,4 @@
-"""What an experiment shows: tables of means over cells, beside the published numbers."""
+"""Declarations of experiments: sizes, and tables of means over cells with published numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from symmerge.lab.experiments.external import Accepts, ExternalModels
 class Size:
     """How large an experiment is.
 
-    `smoke` shows that everything works, `small` runs on two cores in minutes, `published` is the
+    `smoke` checks that everything runs, `small` takes minutes on two cores, `published` is the
     paper's size, for a GPU. `external` models replace those trained from seeds.
     """
 
@@ -45,7 +45,7 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """`differs`: how our setting differs from the paper's."""
+    """One table of a paper; `differs` says how our setting differs from the paper's."""
 
     title: str
     entries: tuple[TableEntry, ...]
@@ -55,9 +55,9 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class Experiment:
-    """`tables` declares the grid of a size; it computes nothing.
+    """An experiment; `tables` declares its grid for a size and computes nothing.
 
-    `accepts`: which external models may replace trained ones; None if training is the subject.
+    `accepts`: which external models may replace trained ones; None if it is about training.
     """
 
     about: str
@@ -76,7 +76,7 @@ SIZES: Mapping[str, Size] = {
 def with_columns(
     tables: tuple[ResultTable, ...], patterns: Sequence[str]
 ) -> tuple[ResultTable, ...]:
-    """Only columns whose name contains one of the patterns; all, if there are none."""
+    """Keep columns whose name contains one of the patterns; all, if there are no patterns."""
     columns = list(dict.fromkeys(entry.column for table in tables for entry in table.entries))
     for pattern in patterns:
         if not any(pattern in column for column in columns):

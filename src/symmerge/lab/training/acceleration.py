@@ -1,7 +1,7 @@
-"""Training on a GPU with the fastest acceleration that works, in processes of its own.
+"""Training on a GPU with the fastest acceleration that works, in separate processes.
 
-An error on the GPU can leave a process unusable. A process that has trained a model waits for the
-next one: what was compiled for the first serves all of its kind.
+A GPU error can leave a process unusable. A process that has trained a model waits for the next
+one, so that models of one kind are compiled once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PATIENCE = 5.0  # seconds until a process that was told to end is killed
 
 
 def accelerations_of(task: str) -> tuple[str, ...]:
-    """Texts with labels differ in length, which suits neither graphs nor the compiler."""
+    """Accelerations to try; labelled texts vary in length, so no graphs and no compiler."""
     return ("eager",) if task == "text" else ACCELERATIONS
 
 
@@ -42,7 +42,7 @@ def train_accelerated(
     accelerations: Sequence[str] | None = None,
     **options: object,
 ) -> None:
-    """Train in another process; where one acceleration fails, the next goes on from its state."""
+    """Train in another process; if one acceleration fails, the next resumes from its state."""
     for acceleration in accelerations or accelerations_of(origin.recipe.task):
         process = _take_waiting(acceleration) or _Process()
         job = {"origin": origin, "out": out, "acceleration": acceleration, "options": options}
@@ -65,7 +65,7 @@ def train_accelerated(
 
 
 def _take_waiting(acceleration: str) -> _Process | None:
-    """The process that waits, unless it has ended (Ctrl-C) or was started somewhere else."""
+    """The waiting process, unless it has ended (Ctrl-C) or belongs to another environment."""
     process = _waiting.pop(acceleration, None)
     if process and not (process.alive and process.environment == _environment()):
         process.end()
@@ -74,7 +74,7 @@ def _take_waiting(acceleration: str) -> _Process | None:
 
 
 class _Process:
-    """Trains one model after another, until its input ends."""
+    """A process that trains one model after another, until its input ends."""
 
     def __init__(self) -> None:
         self.environment = _environment()
@@ -91,7 +91,7 @@ class _Process:
         return self._popen.poll() is None
 
     def train(self, job: dict[str, Any], progress: Progress | None) -> dict[str, Any] | None:
-        """The answer to a job; None if the process died of it."""
+        """The answer to a job; None if the process died."""
         with suppress(BrokenPipeError):
             pickle.dump(job, self._in)
             self._in.flush()
@@ -120,7 +120,7 @@ class _Process:
         self._out.close()
 
 
-_waiting: dict[str, _Process] = {}  # by acceleration
+_waiting: dict[str, _Process] = {}  # acceleration -> process
 
 
 @atexit.register
@@ -130,7 +130,7 @@ def _end_all() -> None:
 
 
 def _environment() -> tuple[Path, dict[str, str]]:
-    """Where a process was started: it serves callers in the same place."""
+    """Environment a process was started in; it only serves callers with the same one."""
     return Path.cwd(), dict(os.environ)
 
 
@@ -139,7 +139,7 @@ def _main() -> None:
     while job := _next_job():
         recipe = job["origin"].recipe
         kind = recipe.architecture, recipe.config, recipe.schedule.batch_size
-        if compiled_for not in (None, kind):  # the compiler gives up after a few forms
+        if compiled_for not in (None, kind):  # the compiler gives up after a few variants
             torch.compiler.reset()
         compiled_for = kind
         try:
@@ -149,7 +149,7 @@ def _main() -> None:
             answer = {"refused": type(error).__name__, "why": str(error)}
         except KeyboardInterrupt as error:  # the parent was interrupted, too, and says so
             raise SystemExit(130) from error
-        gc.collect()  # graphs and what they hold
+        gc.collect()  # frees graphs and their memory
         torch.cuda.empty_cache()
         _send(**answer)
 
@@ -182,7 +182,7 @@ def _next_job() -> dict[str, Any] | None:
 def _send(**message: object) -> None:
     try:
         print(json.dumps(message), flush=True)
-    except BrokenPipeError:  # the caller was killed; nobody is left to tell
+    except BrokenPipeError:  # the caller was killed
         os._exit(1)
 
 

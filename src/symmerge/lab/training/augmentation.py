@@ -2,7 +2,7 @@
 
 torchvision's definitions (brightness, contrast, saturation, hue in this order), but not its code:
 its transforms (v2) draw one crop and one jitter for the whole batch, on the host, so they neither
-vary per image nor fit into a captured CUDA graph. Nor does it import beside a CPU build of torch.
+vary per image nor fit into a CUDA graph. Nor can it be imported with a CPU build of torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RANDOM_NUMBERS = 7  # per image: two for the crop, one for the flip, four for co
 def augment(
     images: Float[Tensor, "n side side 3"], noise: Float[Tensor, "n numbers"]
 ) -> Float[Tensor, "n side side 3"]:
-    """Images in [0, 1], each changed as its uniform random numbers say."""
+    """Augment images in [0, 1]; `noise` has each image's uniform random numbers."""
     factors = 1 + JITTER * (2 * noise[:, 3:6, None, None, None] - 1)
     brightness, contrast, saturation = factors.unbind(1)
     bright = (_crop(images, noise) * brightness).clamp(0, 1)
@@ -30,7 +30,7 @@ def augment(
 
 
 def _crop(images: Tensor, noise: Tensor) -> Tensor:
-    """Pad with zeros, cut out a random square of the old size, and flip every other image."""
+    """Pad with zeros, crop a random square of the old size, flip half of the images."""
     count, side = images.shape[:2]
     pixels = torch.arange(side, device=images.device)
     top, left = (noise[:, :2] * (2 * PADDING + 1)).long().clamp(max=2 * PADDING).split(1, 1)
@@ -51,7 +51,7 @@ def _shift_hue(images: Tensor, hue: Tensor) -> Tensor:
     red, green, blue = images.unbind(-1)
     top = torch.maximum(torch.maximum(red, green), blue)
     span = top - torch.minimum(torch.minimum(red, green), blue)
-    # A number in torch.where would be copied to the device, which a graph forbids.
+    # A Python number in torch.where would be copied to the device, which a graph forbids.
     safe = span + (span == 0)
     other = torch.where(top == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
     sixths = torch.where(top == red, (green - blue) / safe, other) + 6 * hue

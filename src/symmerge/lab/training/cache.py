@@ -1,4 +1,4 @@
-"""Prepared files that are written once, and progress while they are."""
+"""Cached files that are prepared once, with progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRESS_SECONDS = 5.0  # between two lines
 def cached(target: Path, make: Callable[[Path], object]) -> Path:
     """A file or folder that `make` writes if it is absent.
 
-    Two processes may both write it: the content is the same, and one of them wins.
+    Two processes may both write it: the content is the same, and one of them wins the rename.
     """
     if target.exists():
         return target
@@ -35,7 +35,7 @@ def cached(target: Path, make: Callable[[Path], object]) -> Path:
 
 
 def with_progress(items: Sequence[T], what: str) -> Iterator[T]:
-    """The items; on a terminal, standard error gets a line of progress every few seconds."""
+    """Yield the items; on a terminal, report progress on stderr every few seconds."""
     printed = time.monotonic()
     for at, item in enumerate(items):
         if time.monotonic() - printed > PROGRESS_SECONDS and sys.stderr.isatty():

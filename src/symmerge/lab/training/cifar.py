@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100 from their published folders, as torchvision reads them.
 
-torchvision itself does not do: PyPI's build is for CUDA, and beside a CPU build of torch its import
+torchvision itself is no option: PyPI's build is for CUDA, and with a CPU build of torch its import
 fails (0.28.0 with torch 2.13.0+cpu: "operator torchvision::nms does not exist"). The library
-`datasets` reads these sets from the hub alone.
+`datasets` reads these sets only from the hub.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from symmerge.errors import DataError
 
-# MD5 of the published files. A pickle runs code: only these are unpickled.
+# MD5 of the published files. Pickles can run code, so only these are unpickled.
 MD5: dict[str, dict[str, str]] = {
     "cifar-10-batches-py": {
         "data_batch_1": "c99cafc152244af753f735de768cd75f",

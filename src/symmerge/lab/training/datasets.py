@@ -16,7 +16,7 @@ from symmerge.evaluation.tasks.language import MASKING
 from symmerge.lab.training.augmentation import RANDOM_NUMBERS, augment
 
 Batch = tuple[Mapping[str, Tensor | bool], Tensor]
-# As BERT: of the predicted tokens 80 % become [MASK], 10 % a random token, 10 % stay.
+# As in BERT: of the predicted tokens 80 % become [MASK], 10 % a random token, 10 % stay.
 MASKED, REPLACED = 0.8, 0.9
 
 
@@ -39,7 +39,7 @@ class FixedSamples:
 @final
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Labelled rows of text, cut to the longest of a batch. Not for graphs."""
+    """Labelled rows of text, truncated to the longest of a batch. Not for CUDA graphs."""
 
     inputs: Mapping[str, Tensor]
     lengths: Tensor
@@ -58,7 +58,7 @@ class LabelledTexts:
 @final
 @dataclass(frozen=True)
 class Images:
-    """Images [n, h, w, 3] in 8 bits, augmented in training, normalised per channel."""
+    """Images [n, h, w, 3] in uint8, augmented in training, normalised per channel."""
 
     pixels: Tensor
     targets: Tensor
@@ -72,7 +72,7 @@ class Images:
     def batch(self, rows: Tensor, noise: Tensor | None) -> Batch:
         scaled = self.pixels[rows].float() / 255
         channels = (scaled if noise is None else augment(scaled, noise)).unbind(-1)
-        # Numbers, not tensors: nothing is copied to the device while a graph is captured.
+        # Python numbers, not tensors: nothing may be copied to the device during graph capture.
         normal = [
             (channel - mean) / std
             for channel, mean, std in zip(channels, self.mean, self.std, strict=True)
@@ -83,7 +83,7 @@ class Images:
 @final
 @dataclass(frozen=True)
 class CausalText:
-    """Blocks of text for causal models. A row is the position where a block starts."""
+    """Blocks of text for causal models. A row is the start position of a block."""
 
     tokens: Tensor
     length: int
@@ -101,7 +101,7 @@ class CausalText:
 @final
 @dataclass(frozen=True)
 class MaskedText:
-    """Blocks of text for masked models: other tokens are masked every time."""
+    """Blocks of text for masked models, with fresh masks every time."""
 
     tokens: Tensor
     length: int
@@ -129,7 +129,7 @@ class MaskedText:
         return {"input_ids": inputs}, tokens.masked_fill(position >= MASKING, IGNORED)
 
     def fixed(self) -> FixedSamples:
-        """For evaluation: the same positions every time, all of them masked."""
+        """For evaluation: the same positions every time, all replaced by [MASK]."""
         tokens = blocks(self.tokens, self.rows(), self.length)
         masked = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < MASKING
         inputs = {"input_ids": tokens.masked_fill(masked, self.mask_token)}
@@ -137,11 +137,11 @@ class MaskedText:
 
 
 Dataset = FixedSamples | LabelledTexts | Images | CausalText | MaskedText
-"""Each has `rows` (every sample once), `batch`, and `noise_size`: random numbers per sample."""
+"""Each has `rows` (one per sample), `batch`, and `noise_size` (random numbers per sample)."""
 
 
 def blocks(tokens: Tensor, starts: Tensor, length: int) -> Tensor:
-    """The tokens of the blocks that begin at `starts`."""
+    """The blocks of tokens that begin at `starts`."""
     return tokens[starts[:, None] + torch.arange(length, device=tokens.device)]
 
 
@@ -154,7 +154,7 @@ Kind = TypeVar("Kind", bound=Any)
 
 
 def map_tensors(dataset: Kind, change: Callable[[Tensor], Tensor]) -> Kind:
-    """The data set with every tensor changed: moved to a device, or cut."""
+    """The data set with `change` applied to every tensor: moved to a device, or sliced."""
     values = {field.name: getattr(dataset, field.name) for field in fields(dataset)}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -167,7 +167,7 @@ def map_tensors(dataset: Kind, change: Callable[[Tensor], Tensor]) -> Kind:
 def batch_order(
     dataset: Dataset, steps: int, batch_size: int, seed: int, *, anywhere: bool
 ) -> Tensor:
-    """Rows of every step: each once per epoch, or (`anywhere`) blocks that start at any token."""
+    """Rows of every step: each once per epoch, or (`anywhere`) random start positions."""
     generator = torch.Generator().manual_seed(seed)
     if anywhere and isinstance(dataset, CausalText | MaskedText):
         last, shape = len(dataset.tokens) - dataset.length + 1, (1, batch_size)
@@ -181,7 +181,7 @@ def batch_order(
 
 
 def steps_per_epoch(dataset: Dataset, batch_size: int) -> int:
-    """How many full batches the samples make."""
+    """Number of full batches per epoch."""
     count = len(dataset.rows())
     if count < batch_size:
         raise DataError(

@@ -16,7 +16,8 @@ _HEAD = {"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}
 _TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, **_BODY}
 _IMAGE = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 10}
 _VIT = {**_IMAGE, **_BODY, "intermediate_size": 256}
-# A norm's shift goes into the biases after it, so keys have one; positions are not augmented.
+# Canonical form folds a norm's shift into the next biases, so keys need one. Positions are not
+# augmented.
 _DINOV3 = {**_VIT, "key_bias": True, "pos_embed_rescale": None}
 _GPT2 = {
     "vocab_size": VOCABULARY,
@@ -31,11 +32,11 @@ _GPT2 = {
     "attn_pdrop": 0.0,
 }
 _LLAMA = {**_TEXT, "num_key_value_heads": 2, "intermediate_size": 192, **_HEAD}
-# Rotary on the whole head, as in the paper; Pythia rotates a quarter.
+# Rotary on all coordinates, as in the paper; Pythia rotates a quarter of them.
 ROTARY = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0, "rope_type": "default"}
 _NEOX = {**_TEXT, "intermediate_size": 256, "rope_parameters": ROTARY, **_HEAD}
-# Short blocks, few tokens and large batches: otherwise a model this small makes no use of learned
-# positions for thousands of steps, and learns token counts alone.
+# Short blocks, a small vocabulary and large batches: otherwise a model this small ignores its
+# learned positions for thousands of steps and only learns token frequencies.
 _BERT = {
     **_TEXT,
     "vocab_size": 512,

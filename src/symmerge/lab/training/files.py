@@ -13,9 +13,9 @@ from symmerge.errors import DataError
 from symmerge.evaluation.data.embedded import SPLITS, python_docs
 from symmerge.lab.training.recipe import TrainingRecipe
 
-# Data that comes with the installation: the names of its training and its test split.
+# Data that comes with the installation -> names of its training and test split.
 INSTALLED = {name: (f"{name}:train", name) for name in ("digits", "python-docs", "python-topics")}
-# Training file and test file; the same where we split it.
+# Training file and test file; the same one where we make the split.
 FILES = {
     "cifar10": ("cifar10.npz", "cifar10.npz"),
     "cifar100": ("cifar100.npz", "cifar100.npz"),
@@ -28,7 +28,7 @@ FILES = {
     "rte": ("rte/train.tsv", "rte/dev.tsv"),
     "agnews": ("agnews/train.tsv", "agnews/test.tsv"),
 }
-# Published folders that serve as well.
+# Published folders that are accepted instead.
 PUBLISHED_AS = {
     "cifar10": ("cifar-10-batches-py",),
     "cifar100": ("cifar-100-python",),
@@ -38,7 +38,7 @@ PUBLISHED_AS = {
 
 @dataclass(frozen=True)
 class DataFolder:
-    """The folder of data sets, and the one for what is prepared from them."""
+    """The folder of data sets, and the cache for files prepared from them."""
 
     root: Path
     prepared: Path
@@ -49,7 +49,7 @@ class DataFolder:
         return self.existing(f"the data set {data}", *names)
 
     def existing(self, what: str, *names: str) -> Path:
-        """The first of these names that exists, or an error that says where to put it."""
+        """The first of these paths that exists; otherwise an error that says where to put it."""
         for name in names:
             if (self.root / name).exists():
                 return self.root / name
@@ -80,7 +80,7 @@ def data_folder(root: Path | None, data: str) -> DataFolder:
     path = Path(chosen)
     if cache := os.environ.get("SYMMERGE_CACHE"):
         return DataFolder(path, Path(cache))
-    # The mode matters, too: root may write to folders that are meant to stay as they are.
+    # Check the mode bits, too: root can write to read-only folders.
     writable = path.is_dir() and path.stat().st_mode & 0o222 and os.access(path, os.W_OK)
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     elsewhere = Path.home() / ".cache" / "symmerge" / digest
@@ -106,7 +106,7 @@ def _files(recipe: TrainingRecipe, root: Path | None) -> dict[str, Path]:
 def digests(recipes: Iterable[TrainingRecipe], root: Path | None) -> dict[str, str]:
     """Hashes of the files that recipes read, by name. Precondition: all of them exist.
 
-    Python's documentation counts as a file; digits never change.
+    Python's documentation counts as a file; the digits never change.
     """
     recipes = list(recipes)
     files = {name: file for recipe in recipes for name, file in _files(recipe, root).items()}

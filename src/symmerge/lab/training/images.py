@@ -1,4 +1,4 @@
-"""Image data sets: their sizes and statistics, and the forms each is read from."""
+"""Image data sets: sizes, channel statistics, and readers of their file formats."""
 
 from __future__ import annotations
 

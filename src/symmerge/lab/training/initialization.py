@@ -1,4 +1,4 @@
-"""Where training begins, and everything the weights depend on."""
+"""The starting point of training (`Origin`): everything the trained weights depend on."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SCHEMA = "symmerge.training/2"
 
 @dataclass(frozen=True)
 class Origin:
-    """A recipe and a seed, and perhaps a trained model to begin from (the folder `begin`).
+    """A recipe, a seed, and optionally a trained model to start from (the folder `begin`).
 
-    `fresh` names a part of it to initialise again; with `only_fresh` nothing else is trained.
+    `fresh` names a component to re-initialise; with `only_fresh` nothing else is trained.
     `head_seed` initialises a classifier's head: the same for all seeds, or heads would not match.
     """
 
@@ -46,7 +46,7 @@ class Origin:
             raise MismatchError("only fresh parts are trained, but none is fresh: give --fresh")
 
     def record(self) -> dict[str, object]:
-        """As JSON. Python's version belongs to it: its documentation is training data."""
+        """As JSON. Includes Python's version: its documentation is training data."""
         known = {
             "schema": SCHEMA,
             "recipe": asdict(self.recipe),
@@ -63,7 +63,7 @@ class Origin:
         return json.loads(json.dumps(known))
 
     def model(self) -> PreTrainedModel:
-        """The model that training begins with."""
+        """The initial model."""
         import transformers
 
         recipe = self.recipe
@@ -89,7 +89,7 @@ class Origin:
 
 
 def _check(model: PreTrainedModel, recipe: TrainingRecipe, folder: Path) -> None:
-    """Refuse a model that is not of the recipe's kind."""
+    """Refuse a model whose class or config is not the recipe's."""
     differs = [
         name
         for name, value in recipe.config.items()

@@ -1,4 +1,4 @@
-"""Train stock models. The seed decides the initial weights and the order of batches."""
+"""Train stock models. The seed determines the initial weights and the order of batches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 METRICS = "metrics.json"
-SAVE_SECONDS = 60.0  # between two saved states
+SAVE_SECONDS = 60.0  # between checkpoints of the state
 
 
 def train(
@@ -58,14 +58,14 @@ def train(
     """Train a model, write a stock checkpoint: `train(training_recipe("vit-digits"), 0, out)`.
 
     `progress` is called for every step. metrics.json has the loss of every step and evaluation.
-    `data` is a folder with data sets that are not installed. `begun` (begin, fresh, ...) is for
-    `Origin`. Every minute the state goes to OUT.partial, and `resume` goes on from there: on a CPU
-    to the very same weights. On a GPU the fastest acceleration that works is found.
+    `data` is the folder of data sets that are not installed. `begun` (begin, fresh, ...) goes to
+    `Origin`. The state is saved to OUT.partial every minute, and `resume` continues from there, on
+    a CPU to bit-identical weights. On a GPU the fastest acceleration that works is used.
     """
     assert acceleration in (None, *ACCELERATIONS), acceleration
     origin = Origin(recipe, seed, **begun)
     inputs = (origin.begin,) if origin.begin else ()
-    refuse(out.absolute(), overwrite, inputs)  # before the work
+    refuse(out.absolute(), overwrite, inputs)  # before any work
     file, place = partial_file(out), device_of(device)
     if not resume:
         file.unlink(missing_ok=True)
@@ -89,7 +89,7 @@ def train(
 
 
 def trained(recipe: TrainingRecipe, seed: int, folder: Path, **begun: Any) -> bool:
-    """Whether a folder holds what `train` would write there, from the same beginning."""
+    """Whether a folder already holds what `train` would write there."""
     if not (folder / METRICS).exists():
         return False
     metrics = read_json(folder / METRICS)
@@ -98,7 +98,7 @@ def trained(recipe: TrainingRecipe, seed: int, folder: Path, **begun: Any) -> bo
 
 
 class _Training:
-    """One model in training, as the loop drives it."""
+    """One model in training, as the optimisation loop sees it."""
 
     def __init__(
         self, origin: Origin, splits: Splits, device: torch.device, acceleration: str
@@ -123,7 +123,7 @@ class _Training:
 
     @property
     def seconds(self) -> float:
-        """Spent on training, earlier processes included."""
+        """Training time, including earlier processes."""
         return self.seconds_before + time.perf_counter() - self.began
 
     def advance(self, step: int) -> int:
@@ -159,7 +159,7 @@ class _Training:
         return History(**state["history"])
 
     def write(self, folder: Path, history: History) -> None:
-        """The best model, with how it was trained."""
+        """Write the best model, and how it was trained."""
         seconds = self.seconds
         if self.best:
             self.stepper.model.load_state_dict(self.best)
@@ -180,7 +180,7 @@ class _Training:
 
 
 def _run(training: _Training, file: Path, progress: Progress | None) -> History:
-    """From the beginning, or from where `file` says that an interrupted run was."""
+    """Train from the beginning, or from the state in `file`."""
     schedule, record = training.schedule, training.record
     plan = LoopPlan(
         steps=schedule.steps,
@@ -200,17 +200,17 @@ def _run(training: _Training, file: Path, progress: Progress | None) -> History:
 
 
 def _start(origin: Origin) -> PreTrainedModel:
-    """The model that training begins with."""
+    """The initial model."""
     model = origin.model()
     if origin.recipe.task in ("image", "text"):
-        # what stock classes note down when they compute a loss
+        # stock classes set this when they first compute a loss
         model.config.problem_type = "single_label_classification"
     known = _known(model)
     return with_pooled_logits(model, known and known.spec.pooled)
 
 
 def _known(model: PreTrainedModel) -> Model | None:
-    """With its table, if we have one for its architecture."""
+    """The model with its table; None if its architecture has none."""
     try:
         return load(model)
     except UnsupportedModel:
@@ -218,7 +218,7 @@ def _known(model: PreTrainedModel) -> Model | None:
 
 
 def _write_model(model: PreTrainedModel, folder: Path) -> None:
-    """As transformers writes it, but without its progress bars where we know the architecture."""
+    """Write as transformers does, but without progress bars if we have a table for the model."""
     stock = _known(model)
     if stock is None:
         model.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Data of a recipe in the form that training and tasks read; what takes long is prepared once."""
+"""A recipe's data in the form that training and tasks read; slow preparation is cached."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from symmerge.lab.training.files import FILES, INSTALLED, DataFolder, data_folde
 from symmerge.lab.training.images import read_image_set
 from symmerge.lab.training.recipe import TrainingRecipe
 
-# Where validation begins and ends, in percent of the characters; the rest is for testing.
+# Start and end of the validation split, in percent of the characters; the test split follows.
 VALIDATION = {"python-docs": (90, 100), "shakespeare": (90, 95), "books": (99, 100)}
 IMAGES_AT_ONCE = 1000
-# Of a long text, so many excerpts of so many characters: two million tokens to align with.
+# Number and length of excerpts from a long text: two million tokens to align with.
 EXCERPTS, EXCERPT = 8, 1_000_000
 
 
@@ -39,7 +39,7 @@ def text_splits(recipe: TrainingRecipe, root: Path | None) -> dict[str, str]:
 
 
 def prepare_images(folder: DataFolder, data: str, split: str) -> Path:
-    """Shuffled images as tasks read them: `train`, `test`, or `augmented` (`train`, changed once).
+    """Shuffled images for tasks: `train`, `test`, or `augmented` (`train`, augmented once).
 
     Shuffled, because data sets are often sorted by class.
     """
@@ -70,7 +70,7 @@ def _write_augmented(target: Path, source: Path, data: str, generator: torch.Gen
 
 
 def labelled_table(recipe: TrainingRecipe, root: Path | None, *, held_out: bool) -> str:
-    """A table of texts with labels."""
+    """The file of a table of labelled texts."""
     if recipe.data in INSTALLED:
         return INSTALLED[recipe.data][held_out]
     return str(data_folder(root, recipe.data).file(recipe.data, held_out))
@@ -79,7 +79,7 @@ def labelled_table(recipe: TrainingRecipe, root: Path | None, *, held_out: bool)
 def held_out_data(
     recipe: TrainingRecipe, root: Path | None = None, begin: Path | None = None
 ) -> str:
-    """What `make_task` evaluates on; none of it is used in training.
+    """The `data` of `make_task` for evaluation; none of it is used in training.
 
     `begin`: the model a classifier starts from; rows too long for it are left out.
     """
@@ -89,7 +89,7 @@ def held_out_data(
 def training_data(
     recipe: TrainingRecipe, root: Path | None = None, begin: Path | None = None
 ) -> str:
-    """What an alignment may use: training data, images augmented, excerpts of long texts."""
+    """The data an alignment may use: training data, with augmented images, long texts excerpted."""
     return _task_data(recipe, root, begin, held_out=False)
 
 
@@ -122,7 +122,7 @@ def _excerpts(text: str) -> str:
 
 
 def _fitting_rows(table: Path, begin: Path, place: Path) -> Path:
-    """The rows of a table that fit a model's positions: tasks refuse tables with others."""
+    """The rows of a table that fit a model's positions; tasks refuse longer ones."""
     from transformers import AutoConfig, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(begin, local_files_only=True)

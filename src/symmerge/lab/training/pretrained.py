@@ -13,13 +13,13 @@ from symmerge.lab.training.recipe import TrainingRecipe
 from symmerge.models.model import Model
 
 PRETRAINED = "masked-lm"
-"""The required task. A classifier would bring its own head, and all heads must start alike."""
+"""The required task. Classifiers are refused: they bring their own head, and all must be equal."""
 
 
 def check_start(recipe: TrainingRecipe, model: Model) -> None:
     """Refuse a model that a classifier recipe cannot start from.
 
-    transformers would load it, with nearly all weights freshly initialised.
+    transformers would load it anyway, with nearly all weights newly initialised.
     """
     what = f"a classifier on {recipe.data}"
     _check_type(recipe, model, what)
@@ -50,7 +50,7 @@ def _check_type(recipe: TrainingRecipe, model: Model, what: str) -> None:
 
 
 def _lengths(recipe: TrainingRecipe, tokenizer: Any) -> Iterator[int]:
-    """Tokens per row of installed tables; of others, rows that are too long are left out."""
+    """Tokens per row of installed tables; other tables simply lose rows that are too long."""
     for data in INSTALLED.get(recipe.data, ()):
         for texts in read_rows(data).texts:
             yield len(tokenizer(*texts, verbose=False)["input_ids"])

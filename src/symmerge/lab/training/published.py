@@ -4,13 +4,13 @@ Choices where Theus et al. are silent or unclear:
 
 - Tiny Shakespeare follows their public code: blocks of 256 tokens, lr 3e-4, an untied head,
   validation every 50 steps with a patience of five, the best model is kept.
-- The paper calls Trainer's AdamW "Adam", so the ViT has AdamW, too. With Adam's own L2 penalty
-  most of layers 2 to 5 becomes zero, and accuracy stays at 75%.
+- The paper calls Trainer's AdamW "Adam", so the ViT has AdamW, too. With plain Adam and an L2
+  penalty, most of layers 2 to 5 becomes zero, and accuracy stays at 75%.
 - Incomplete batches are left out of an epoch; gradients are not clipped.
 - Tiny ImageNet: layers, heads and widths are given; patches of 4 x 4 and a padding of 4 are stated
-  of the ViT as such. Crops are as large as the images, 64 x 64; all else is as for CIFAR.
-- BookCorpus is not available here: 62 novels stand for it, a hundredth of its size, so there are
-  more passes and the best model is kept.
+  for ViTs in general. Crops are as large as the images, 64 x 64; all else is as for CIFAR.
+- BookCorpus is not available here: 62 novels replace it, a hundredth of its size, so there are
+  more epochs and the best model is kept.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _masked = partial(_books, config=_BERT, task="mlm", schedule=_MASKED)
 def _classifier(
     data: str, about: str, *, steps: int, evaluate_every: int, classes: int = 2
 ) -> TrainingRecipe:
-    """Fine-tuned from a pretrained BERT. It overfits within a few passes: the best is kept."""
+    """Fine-tuned from a pretrained BERT. It overfits within a few epochs: the best is kept."""
     schedule = Schedule(
         steps,
         batch_size=32,

@@ -16,9 +16,9 @@ DEFAULT_BETAS = (0.9, 0.999)
 class Schedule:
     """AdamW with linear warm-up and decay to zero.
 
-    `curve`: half a cosine, the same in one step per epoch ("epochs"), or a line ("linear").
-    `evaluate_every`: steps between validations; the best model is kept then, else the last one.
-    `patience`: stop after so many validations without improvement.
+    `curve`: half a cosine, the same with one step per epoch ("epochs"), or a line ("linear").
+    `evaluate_every`: steps between validations; if set, the best model is kept, else the last.
+    `patience`: stop after this many validations without improvement.
     """
 
     steps: int
@@ -26,15 +26,15 @@ class Schedule:
     lr: float
     warmup: int
     decay: float
-    clip: float = 1.0  # of the gradient's norm; 0: none
-    betas: tuple[float, float] = (0.9, 0.98)  # a shorter memory than usual: small runs are short
+    clip: float = 1.0  # largest gradient norm; 0: no clipping
+    betas: tuple[float, float] = (0.9, 0.98)  # beta2 below 0.999: runs are short
     curve: Curve = "cosine"
-    all_decay: bool = False  # gains and biases, too
+    all_decay: bool = False  # weight decay for gains and biases, too
     evaluate_every: int = 0
     patience: int = 0
 
     def learning_rate(self, epoch: int) -> LearningRate:
-        """The learning rate of every step, if so many steps are an epoch."""
+        """The learning rate schedule; `epoch` is the number of steps per epoch."""
         return LearningRate(
             lr=self.lr, steps=self.steps, warmup=self.warmup, curve=self.curve, epoch=epoch
         )
@@ -46,7 +46,7 @@ class TrainingRecipe:
 
     `data` comes with the installation (digits, python-docs) or from a folder (see `files.py`).
     `tokenizer` is a folder beside the data; without it one is trained on the text.
-    `length` is that of a block of text; by default, the number of positions of the model.
+    `length` is the block length of text; by default, the model's number of positions.
     """
 
     about: str
@@ -77,7 +77,7 @@ def with_changes(
 ) -> TrainingRecipe:
     """The recipe with other sizes or another schedule, for example `config={"n_embd": 96}`.
 
-    With other steps the warm-up changes in proportion, unless it is set, too.
+    If `steps` changes, the warm-up scales with it, unless it is set, too.
     """
     import transformers  # slow to import, and only needed here
 

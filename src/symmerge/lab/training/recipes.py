@@ -14,7 +14,7 @@ TRAINING: Mapping[str, TrainingRecipe] = MappingProxyType({**EMBEDDED, **PUBLISH
 DEMO: Mapping[str, TrainingRecipe] = MappingProxyType(
     {name: TRAINING[name] for name in ("vit-digits", "gpt2-docs")}
 )
-"""What the demo trains."""
+"""Recipes of the demo."""
 
 
 def training_recipe(name: str) -> TrainingRecipe:

@@ -1,7 +1,4 @@
-"""Trained models with a component initialised afresh, as in "Functional Equivalence in Attention".
-
-Such models differ from the trained one in little, or in everything.
-"""
+"""Re-initialise a component of a trained model, as in "Functional Equivalence in Attention"."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 COMPONENTS = ("first-attention", "attention", "first-layer", "everything")
-# Without the norm after attention: it belongs to the residual stream.
+# The norm after attention is excluded: it belongs to the residual stream.
 _ENCODER = (r"encoder\.layer\.(\d+)\.", r"attention\.(self|output\.dense)\.")
 _STACK = r"layers\.(\d+)\."
 # model type -> patterns of a layer's name, and of attention within it
@@ -56,7 +53,7 @@ def fresh_parameters(model: PreTrainedModel, component: str) -> list[str]:
 
 
 def reinitialize(folder: Path, component: str, seed: int) -> PreTrainedModel:
-    """The model of a folder with a component initialised afresh, as its stock class does it.
+    """The model of a folder with a component re-initialised as its stock class does.
 
     Components: first-attention, attention, first-layer, everything.
     """

@@ -1,4 +1,4 @@
-"""The state of a training run that may be interrupted: one file beside the folder it will write."""
+"""Save and load the state of an interrupted training run: one file beside the output folder."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from symmerge.errors import CheckpointError, MismatchError
 
 
 def partial_file(out: Path) -> Path:
-    """Where the state is until `out` exists."""
+    """The state file of a run that will write `out`."""
     return out.with_name(f"{out.name}.partial")
 
 
 def save_state(file: Path, origin: Mapping[str, object], state: Mapping[str, object]) -> None:
-    """Replace the saved state; a run that is killed here leaves the old one."""
+    """Replace the saved state atomically: a run killed here leaves the old one."""
     try:
         with replacing(file) as beside:
             torch.save({"origin": dict(origin), "state": dict(state)}, beside)
@@ -29,7 +29,7 @@ def save_state(file: Path, origin: Mapping[str, object], state: Mapping[str, obj
 
 
 def load_state(file: Path, origin: Mapping[str, object]) -> dict[str, Any] | None:
-    """The saved state, if there is one; that of another training run is refused."""
+    """The saved state, if any; the state of a different run is refused."""
     if not file.exists():
         return None
     try:

@@ -31,17 +31,17 @@ from symmerge.lab.training.prepared import labelled_table, prepare_images, text_
 from symmerge.lab.training.recipe import TrainingRecipe
 from symmerge.lab.training.tokens import cached_tokens, tokenize, train_tokenizer
 
-MEAN, STD = 0.5, 0.5  # of digits
-HELD_BACK = 10  # one in so many training samples is for validation, if the schedule validates
+MEAN, STD = 0.5, 0.5  # of the digits
+HELD_BACK = 10  # one in ten training samples is held back, if the schedule validates
 ENCODED = ("input_ids", "attention_mask", "token_type_ids")
-# The same for every seed: 0.4 s per model for Python's documentation.
+# Cached, as all seeds share them: saves 0.4 s per model on Python's documentation.
 shared_tokenizer = lru_cache(maxsize=4)(train_tokenizer)
 shared_tokens = lru_cache(maxsize=8)(tokenize)
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Data to train on, to validate with and to test on, and what to save beside the weights."""
+    """Training, validation and test data, and the files to save beside the weights."""
 
     train: Dataset
     valid: Dataset | None
@@ -52,7 +52,7 @@ class Splits:
 def load_splits(
     recipe: TrainingRecipe, data: Path | None = None, begin: Path | None = None
 ) -> Splits:
-    """The splits of a recipe. A model to begin from brings its own tokenizer."""
+    """The splits of a recipe. A pretrained model (`begin`) brings its own tokenizer."""
     return LOADERS[recipe.task](recipe, data, begin)
 
 
@@ -81,10 +81,10 @@ def _image_splits(recipe: TrainingRecipe, data: Path | None, _: Path | None) -> 
 
 
 def _digits(split: str) -> FixedSamples:
-    """Digits, not augmented: shifted by a pixel they are harder, and two seeds then learn
-    features that no symmetry relates."""
+    """Digits without augmentation: shifts by a pixel make the task harder, and two seeds then
+    learn features that no symmetry relates."""
     images, labels = digits(split)
-    # In 256 steps, as the image processor sees them.
+    # Quantized to 8 bits, as the image processor sees them.
     scaled = np.rint(images * 255).astype(np.float32) / 255
     pixels = torch.from_numpy((scaled - MEAN) / STD)[:, None]
     return FixedSamples({"pixel_values": pixels}, torch.from_numpy(labels))
@@ -149,7 +149,7 @@ def _tokenizer(recipe: TrainingRecipe, text: str, data: Path | None, begin: Path
 
 
 def _labelled_splits(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> Splits:
-    """Labelled texts, tokenized as the pretrained model does."""
+    """Labelled texts, tokenized with the pretrained model's tokenizer."""
     from transformers import AutoConfig, AutoTokenizer
 
     if begin is None:
@@ -172,7 +172,7 @@ def _labelled_splits(recipe: TrainingRecipe, data: Path | None, begin: Path | No
 def _with_validation(
     recipe: TrainingRecipe, dataset: FixedSamples | Images | LabelledTexts
 ) -> tuple[Dataset, Dataset | None]:
-    """Training samples, and the last of them held back if the schedule validates."""
+    """Training and validation samples: the last ones are held back if the schedule validates."""
     if not recipe.schedule.evaluate_every:
         return dataset, None
     count = len(dataset.targets) - len(dataset.targets) // HELD_BACK

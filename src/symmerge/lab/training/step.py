@@ -1,6 +1,6 @@
 """A model and its training step: float32 on a CPU, bfloat16 with float32 masters on a GPU.
 
-Everything a step reads and writes stays in its place on the device: a captured graph needs that.
+All tensors of a step keep their addresses on the device, as CUDA graphs require.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from symmerge.matching.optimization.graphs import GraphRecorder
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-COMPILE_LIMIT = 240  # seconds until the first steps must be done
+COMPILE_LIMIT = 240  # seconds for compiling and the first steps
 WARM_UP_STEPS = 3
 MAX_STEPS_PER_GRAPH = 16
 STEPS_PER_ADVANCE = 128  # on a GPU, where nothing is evaluated in between
@@ -35,9 +35,9 @@ WeightPair = tuple[nn.Parameter, nn.Parameter]  # float32 master, bfloat16 copy
 def batch_loss(
     net: nn.Module, dataset: Dataset, order: Tensor, noise: Tensor, step: Tensor
 ) -> Tensor:
-    """Fetch, augment, forward: one function, for the compiler to fuse. `step` is on the device."""
+    """Fetch, augment, forward: one function for the compiler. `step` lives on the device."""
     inputs, targets = dataset.batch(order[step].squeeze(0), noise)
-    # No bfloat16 on a CPU: its matmuls crash Python on some.
+    # No bfloat16 on a CPU: its matmuls crash Python on some machines.
     with torch.autocast(step.device.type, torch.bfloat16) if step.is_cuda else nullcontext():
         logits = net(**inputs).logits
     return functional.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
@@ -50,7 +50,7 @@ def working_copy(model: nn.Module) -> nn.Module:
     """
     from transformers.pytorch_utils import Conv1D
 
-    embeddings = {  # stay float32, also as a tied head
+    embeddings = {  # stay in float32, even as a tied head
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
     names = {
@@ -69,9 +69,9 @@ def working_copy(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def no_packed_sequences() -> Iterator[None]:
-    """Tell transformers that no sequences are packed: none are.
+    """Tell transformers that no sequences are packed.
 
-    Its search for them waits for the device, which a graph forbids, and compiles to a full mask.
+    Its own check synchronises with the device, which a graph forbids, and compiles to a full mask.
     """
     from transformers import masking_utils
 
@@ -84,7 +84,7 @@ def no_packed_sequences() -> Iterator[None]:
 
 
 class TrainingStep:
-    """A model in training: `prepare` it, `restore` where it begins, then `advance`."""
+    """A model in training: `prepare` it, `restore` a state, then `advance`."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class TrainingStep:
         return copied, [pair for pair in copied if pair[0].requires_grad]
 
     def _optimizer(self) -> torch.optim.AdamW:
-        """Weight decay for matrices; for gains and biases only where the recipe says so."""
+        """AdamW; weight decay for matrices, for gains and biases only if the recipe says so."""
         schedule = self.schedule
         least = 0 if schedule.all_decay else 2
         groups = [
@@ -142,7 +142,7 @@ class TrainingStep:
         )
 
     def step(self) -> None:
-        """One batch."""
+        """Train on one batch."""
         for parameter in self.net.parameters():
             parameter.grad = None
         self._set_lr()
@@ -166,20 +166,20 @@ class TrainingStep:
                 group["lr"] = self.rates[int(self.losses.step)]
 
     def prepare(self, acceleration: str, begin: int) -> None:
-        """On a GPU: compile, let the optimizer make its state, capture several steps as a graph.
+        """On a GPU: compile, create the optimizer's state, capture several steps as a graph.
 
-        What these steps change is undone by `restore`.
+        `restore` undoes what these steps change.
         """
         if not self.cuda:
             return
-        signal.alarm(COMPILE_LIMIT)  # ends this process: the next acceleration takes over
+        signal.alarm(COMPILE_LIMIT)  # kills this process: the next acceleration takes over
         if "compile" in acceleration:
             self.loss = torch.compile(batch_loss, dynamic=False)
         recorder = GraphRecorder()
         recorder.warm_up(lambda: self._take(WARM_UP_STEPS))
         torch.cuda.synchronize()
         if "graph" in acceleration:
-            # evaluations and the end fall between two graphs
+            # Evaluations and the end must fall between two replays.
             span = math.gcd(self.schedule.steps, self.schedule.evaluate_every, begin)
             sizes = range(1, MAX_STEPS_PER_GRAPH + 1)
             self.steps_per_graph = max(size for size in sizes if span % size == 0)
@@ -194,7 +194,7 @@ class TrainingStep:
             self.step()
 
     def advance(self) -> int:
-        """Train up to the next place where one may stop: the number of steps done."""
+        """Train up to the next possible stop; returns the number of steps done."""
         done, span = int(self.losses.step), self.steps_per_advance
         end = min(self.schedule.steps, (done // span + 1) * span)
         for _ in range(done, end, self.steps_per_graph):
@@ -220,7 +220,7 @@ class TrainingStep:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Begin where a state says, in place. Empty moments are those of a fresh optimizer."""
+        """Load a state in place. Empty moments stand for a fresh optimizer."""
         self.model.load_state_dict(state["weights"])
         copy_all([half for _, half in self.copied], [master for master, _ in self.copied])
         for parameter, saved in zip(self.parameters, state["moments"], strict=True):

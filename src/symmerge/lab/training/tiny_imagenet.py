@@ -15,7 +15,7 @@ UNPACK = "unpack the whole archive again"
 
 
 def read_tiny_imagenet(root: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images in RGB and labels: ranks among the sorted WordNet numbers.
+    """RGB images and labels; a label is the index of the WordNet id in sorted order.
 
     Its own test split has no labels, so `test` is its `val`.
     """
@@ -43,7 +43,7 @@ def _train_rows(root: Path, numbers: list[str]) -> list[tuple[Path, int]]:
 
 
 def _val_rows(root: Path, numbers: list[str]) -> list[tuple[Path, int]]:
-    """In the order of the table, whose lines are: file, WordNet number, bounding box."""
+    """Images and labels of `val`; lines of its table are file, WordNet id, bounding box."""
     table = _existing(root / "val" / "val_annotations.txt")
     labels = {number: label for label, number in enumerate(numbers)}
     rows = []

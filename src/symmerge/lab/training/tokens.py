@@ -1,4 +1,4 @@
-"""Tokenizers trained on a text, and long texts as cached tokens."""
+"""Train tokenizers on a text; tokenize long texts into cached files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHUNK = 1_000_000  # characters
 
 
 def train_tokenizer(text: str, vocabulary: int, *, masked: bool = False) -> Any:
-    """Byte-level BPE, the same for the same text, so all seeds share one vocabulary.
+    """Train byte-level BPE. It is deterministic, so all seeds share one vocabulary.
 
     `masked`: with BERT's special tokens.
     """
@@ -55,7 +55,7 @@ def train_tokenizer(text: str, vocabulary: int, *, masked: bool = False) -> Any:
 
 
 def chunks(text: str) -> Iterator[str]:
-    """A text in chunks of whole lines: tokenizers hold a long text in memory many times over."""
+    """Split a text into chunks of whole lines: tokenizers need many times a text's memory."""
     at = 0
     while at < len(text):
         end = text.find("\n", at + CHUNK) + 1 or len(text)
@@ -64,7 +64,7 @@ def chunks(text: str) -> Iterator[str]:
 
 
 def tokenize(tokenizer: Any, text: str) -> np.ndarray:
-    """The text's tokens, without special ones."""
+    """The text's token ids, without special tokens."""
     ids = (
         tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]
         for chunk in chunks(text)
@@ -73,7 +73,7 @@ def tokenize(tokenizer: Any, text: str) -> np.ndarray:
 
 
 def cached_tokens(tokenizer: Any, text: str, place: Path, name: str) -> np.ndarray:
-    """The text's tokens from a file, which is written the first time."""
+    """The text's token ids from a cache file, which is written the first time."""
     content = tokenizer.backend_tokenizer.to_str().encode() + text.encode()
     file = place / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}.npy"
     return np.load(cached(file, lambda target: np.save(target, tokenize(tokenizer, text))))
