@@ -1,9 +1,9 @@
 """Cost of a data-free alignment: seconds, peak memory and where the time goes.
 
-Two checkpoints with independent random weights are written to a temporary folder; what models
-learned does not change the cost. Each case runs in its own process. `solve` is `sm.align` from two
-folders to a solution; `merge` also writes the merged checkpoint. The ratio is `solve` against plain
-forward passes of both models over 1,024 tokens, by the stock class, in the same run.
+Two checkpoints with independent random weights are written to a temporary folder; trained weights
+would cost the same. Each case runs in its own process. `solve` is `sm.align` from two folders to a
+solution; `merge` also writes the merged checkpoint. The ratio is `solve` against plain forward
+passes of both models over 1,024 tokens, by the stock class, in the same run.
 
     python benchmarks/align.py [--case gpt2-small|llama-1b] [--folder DIR]
 """
@@ -102,7 +102,7 @@ def make(folder: Path, case: str) -> list[Path]:
 
 
 def forward(model: Any) -> float:
-    """Seconds of one plain pass of the stock class over 1,024 tokens."""
+    """Seconds of one plain forward pass of the stock class over 1,024 tokens."""
     import torch
 
     from symmerge.verification.modules import full_module
@@ -156,7 +156,7 @@ def measure(case: str, folder: Path, merge: bool) -> dict[str, Any]:
 
 
 def _child(step: str, case: str, folder: Path) -> str:
-    """Each step in a process of its own, so that the memory of one is not counted for the other."""
+    """Run a step in its own process, so that peak memory is measured per step."""
     command = [sys.executable, __file__, "--child", step, "--case", case, "--folder", str(folder)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 

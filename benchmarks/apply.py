@@ -2,9 +2,9 @@
 
 A sharded Llama checkpoint with random values is written to a temporary folder. Every job runs in
 its own process, in turns, `--rounds` times; every run is in the JSON, none is dropped. Imports and
-the making of the alignments are not counted. Throughput is bytes of the checkpoint per second, once
-until the files are closed (page cache) and once until they are on disk. `products` does nothing but
-the matrix products with the stream's rotation: no program that applies a rotation can be faster.
+the creation of the alignments are not timed. Throughput is bytes of the checkpoint per second, once
+until the files are closed (page cache) and once until they are on disk. `products` does only the
+matrix products with the stream's rotation: a lower bound for any program that rotates.
 
     python benchmarks/apply.py [--gb 2] [--dtype float32|bfloat16] [--width 1024] [--rounds 2]
 """
@@ -67,7 +67,7 @@ def shapes(width: int, layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def make(folder: Path, gigabytes: float, dtype: str, width: int) -> dict[str, Any]:
-    """The checkpoint, shard by shard, with as many layers as it takes, and both alignments."""
+    """Write the checkpoint, shard by shard, with as many layers as needed, and both alignments."""
     import torch
     from safetensors.torch import save_file
 
@@ -123,7 +123,7 @@ def make(folder: Path, gigabytes: float, dtype: str, width: int) -> dict[str, An
     }
 
 
-# The jobs: each imports what it needs and returns the work to be measured
+# The jobs: each imports what it needs and returns the work to be measured.
 
 
 def rewrite(folder: Path, out: Path) -> Callable[[], None]:
@@ -215,7 +215,7 @@ def measure(job: str, folder: Path) -> dict[str, Any]:
 
 
 def child(*arguments: str) -> dict[str, Any]:
-    """This script in a fresh process; its last line is the result."""
+    """Run this script in a fresh process; its last line is the result."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     done = subprocess.run(
         [sys.executable, __file__, *arguments],
@@ -243,7 +243,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         runs = []
         for turn in range(arguments.rounds):
             for job in JOBS:
-                os.sync()  # nothing waits to be written when a job starts
+                os.sync()  # flush pending writes before a job starts
                 load = os.getloadavg()[0]
                 runs.append(
                     {

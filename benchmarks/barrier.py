@@ -1,10 +1,10 @@
 """Cost of a curve: 21 points on a line against 21 plain evaluations of one loaded model.
 
-Models have random weights; what they learned does not change the cost. Every case runs in its own
-process, where curve and evaluations take turns, `--rounds` times; every run is in the JSON, none is
-dropped. The curve's time counts everything from two checkpoints on disk to the finished curve; the
-evaluations start with a model that transformers has loaded. Memory is what the process gained at
-its peak, in float32 copies of the weights, for a model so large that activations hardly count.
+Models have random weights; trained ones would cost the same. Every case runs in its own process,
+where curve and evaluations take turns, `--rounds` times; every run is in the JSON, none is dropped.
+The curve's time is everything from two checkpoints on disk to the finished curve; the evaluations
+start with a loaded transformers model. Memory is the growth of the process at its peak, in float32
+copies of the weights, for a model so large that activations are negligible.
 
     python benchmarks/barrier.py [--points 21] [--rounds 3]
 """
@@ -88,7 +88,7 @@ def save_models(folder: Path, architecture: str, config: dict[str, Any]) -> list
 
 
 def make_task(name: str, model: Any, samples: int, length: int) -> Any:
-    """A task with random inputs, in batches of the size the library makes."""
+    """A task with random inputs, in batches of the library's size."""
     import torch
 
     from symmerge.evaluation.tasks import Task
@@ -117,7 +117,7 @@ def make_task(name: str, model: Any, samples: int, length: int) -> Any:
 
 
 def seconds(work: Callable[[], Any]) -> tuple[float, float]:
-    """Wall-clock and processor time; other load changes the first more than the second."""
+    """Wall-clock and CPU time; other load affects the first more than the second."""
     clock, processor = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - clock, time.process_time() - processor
@@ -156,7 +156,7 @@ def speed(case: str, points: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def memory() -> dict[str, Any]:
-    """The peak of a curve over what the process had before, in copies of the weights."""
+    """Growth of peak memory during a curve, in copies of the weights."""
     import torch
 
     from symmerge.checkpoints.writing import return_freed_memory
@@ -168,7 +168,7 @@ def memory() -> dict[str, Any]:
     return_freed_memory()
     a, b = load(folder / "a"), load(folder / "b")
     task = make_task("clm", a, 2, 16)
-    empty_module(a, torch.float32)  # what is imported for it is no copy of the weights
+    empty_module(a, torch.float32)  # imports must not count as memory of the curve
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     before = pages * resource.getpagesize()
     barrier(a, b, task, 3)
@@ -182,7 +182,7 @@ def memory() -> dict[str, Any]:
 
 
 def child(*arguments: str, **environment: str) -> Any:
-    """This script in a fresh process; its last line is the result."""
+    """Run this script in a fresh process; its last line is the result."""
     settings = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",

@@ -1,11 +1,11 @@
-"""Cost of statistics: a pass that gathers all of them against plain forward passes.
+"""Cost of activation statistics: a gathering pass against plain forward passes.
 
 Two models of BERT-base size with random weights, in canonical form. Plain passes and gathering take
-turns batch by batch in one process, so that other load falls on both alike; every round is in the
-JSON, none is dropped. The first batch allocates the sums and is reported apart. One process uses
-all threads, one a single thread: on a busy machine only the second can be trusted. Memory is
-measured in its own process: the peak while gathering, less the peak of loading both models and one
-forward pass of each.
+turns batch by batch in one process, so that other load affects both alike; every round is in the
+JSON, none is dropped. The first batch allocates the sums and is reported separately. One process
+uses all threads, another a single one: on a busy machine trust only the second. Memory is measured
+in its own process: the peak while gathering, minus the peak of loading both models and one forward
+pass of each.
 
     python benchmarks/gather.py [--rounds 8]
 """
@@ -32,7 +32,7 @@ RESULTS = Path(__file__).parent / "results" / "gather.json"
 
 
 def make(count: int) -> tuple[Any, tuple[Any, Any], list[dict[str, Any]]]:
-    """The table, both models, and random tokens."""
+    """The spec, both models, and random tokens."""
     import torch
     from transformers import BertConfig, BertForMaskedLM
 
@@ -51,7 +51,7 @@ def make(count: int) -> tuple[Any, tuple[Any, Any], list[dict[str, Any]]]:
 
 
 def plain(modules: tuple[Any, Any], batch: dict[str, Any]) -> None:
-    """What there is to pay anyway."""
+    """The baseline: plain forward passes of both models."""
     import torch
 
     with torch.no_grad():
@@ -60,14 +60,14 @@ def plain(modules: tuple[Any, Any], batch: dict[str, Any]) -> None:
 
 
 def seconds(work: Callable[[], Any]) -> tuple[float, float]:
-    """Wall-clock and processor time; other load changes the first more than the second."""
+    """Wall-clock and CPU time; other load affects the first more than the second."""
     clock, processor = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - clock, time.process_time() - processor
 
 
 def speed(rounds: int) -> list[dict[str, Any]]:
-    """The first round, numbered 0, warms up both."""
+    """Time plain passes and gathering in turns; round 0 is the warm-up."""
     from symmerge.observation.gathering import Gatherer
 
     spec, modules, batches = make(rounds + 1)
@@ -114,7 +114,7 @@ def peak() -> int:
 
 
 def child(*arguments: str, **environment: str) -> Any:
-    """This script in a fresh process; its last line is the result."""
+    """Run this script in a fresh process; its last line is the result."""
     settings = {
         name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"
     } | environment
@@ -139,7 +139,7 @@ def run(rounds: int) -> dict[str, Any]:
 
 
 def summed_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The median over batches, by the clock and in processor time."""
+    """Medians over batches, of wall-clock and CPU time."""
     warm = runs[1:]
     clock, processor = (
         [run["statistics_seconds"][at] / run["plain_seconds"][at] for run in warm] for at in (0, 1)

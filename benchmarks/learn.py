@@ -1,10 +1,10 @@
 """Cost of a learned step, against a plain forward and backward pass on the same batch.
 
-Small stock models and GPT-2 small with random weights, in canonical form. Plain passes
-and learned steps (all symmetries, permutations too; the parents' answers are computed once, as in a
-run) take turns in one process; every round is in the JSON, none is dropped. What a run does besides
-its steps is reported apart: the parents' answers, evaluations on held-out inputs, assignments. On
-a GPU both are CUDA graphs in mixed precision.
+Small stock models and GPT-2 small with random weights, in canonical form. Plain passes and learned
+steps (all symmetries, including permutations; the parents' outputs are computed once, as in a run)
+take turns in one process; every round is in the JSON, none is dropped. Costs besides the steps are
+reported separately: the parents' outputs, evaluations on held-out inputs, assignments. On a GPU
+both are CUDA graphs in mixed precision.
 
     python benchmarks/learn.py [--rounds 8] [--device cuda] [--case gpt2]
     python benchmarks/learn.py --count     operations that start a kernel: what counts on a GPU
@@ -42,7 +42,7 @@ from symmerge.models.alignment import Alignment
 from symmerge.verification.modules import full_module
 
 WANTED = 1.6
-# Of both before the rounds: the first replays of a graph took nearly twice as long.
+# Warm-up steps of both: the first replays of a graph took nearly twice as long.
 WARM_UPS = {"cpu": 1, "cuda": 20}
 RESULTS = Path(__file__).parent / "results"
 WIDE: dict[str, Any] = {
@@ -51,7 +51,7 @@ WIDE: dict[str, Any] = {
     "num_attention_heads": 8,
     "vocab_size": 4096,
 }
-# case -> class, config, samples of a batch, tokens of a sample
+# case -> class, config, batch size, tokens per sample
 CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "gpt2": (
         "GPT2LMHeadModel",
@@ -94,7 +94,7 @@ NO_KERNEL = re.compile(
     r"|(un)?squeeze|unflatten|split(_with_sizes)?|unbind|diagonal|narrow|detach|alias|as_strided"
     r"|lift_fresh|_conj|real|imag|(new_)?empty(_like|_strided)?|_record_function_.*"
 )
-COUNTED_BATCH = 2, 16  # rows and tokens: how many operations there are does not depend on it
+COUNTED_BATCH = 2, 16  # rows and tokens: the number of operations does not depend on them
 
 
 class Counting(TorchDispatchMode):
@@ -122,7 +122,7 @@ def count(case: str) -> str:
     learner = learner_of(case, "cpu", COUNTED_BATCH)
     batch = learner.data.train[0]
     learner.objective.place_midpoint()
-    learner.descend((batch,))  # what is made once is there then
+    learner.descend((batch,))  # creates everything that is made once
     bare, learned = (
         counted(lambda: plain(learner, batch)),
         counted(lambda: learner.descend((batch,))),
@@ -166,9 +166,9 @@ def learner_of(case: str, device: str, batch_shape: tuple[int, int] | None = Non
 
 
 def plain(learner: Learner, batch: DistillationBatch) -> None:
-    """What training the model itself would pay, optimiser left out."""
+    """The cost of training the model itself: forward and backward, without the optimizer."""
     distillation_loss(learner.objective.mean.module, batch).backward()
-    # the learned step that follows would add to these gradients
+    # Otherwise the next learned step would add to these gradients.
     for holders in learner.objective.mean.parameters.values():
         for holder in holders:
             holder.grad = None

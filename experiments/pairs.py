@@ -1,14 +1,14 @@
-"""A table of methods over every pair of models: barriers with standard errors.
+"""Measure a table of methods over all pairs of models: barriers with standard errors.
 
     python experiments/pairs.py --models seed-0 seed-1 seed-2 --task clm --data test.txt \\
         --train train.txt --out FILE.json [--alignments DIR] \\
         --rows vanilla weights activations learned-permutations learned:steps=1000
 
-FILE is written anew after every cell; cells that are there are skipped. A row is `vanilla` (the
+FILE is rewritten after every cell; cells that it already has are skipped. A row is `vanilla` (the
 plain average), `weights` or `activations` (ours), or a recipe's name with options of its solver
-behind a colon (`learned:steps=1000;lr=0.01`). `start=ROW` begins where an earlier row of the same
-pair ended; `data=self` learns from self-generated text. Narrow models are widened. The barrier is
-the highest point of the curve over the mean of its ends, and over the line between them.
+after a colon (`learned:steps=1000;lr=0.01`). `start=ROW` starts from the alignment of an earlier
+row of the same pair; `data=self` learns from self-generated text. Narrow models are widened.
+Barriers are the largest loss minus the mean of the ends, and above the line between them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _value(text: str) -> Any:
 def align_row(
     row: str, pair: list[Any], options: argparse.Namespace, earlier: dict[str, Any]
 ) -> Any:
-    """The pair aligned as the row says."""
+    """Align a pair by the method of a row."""
     import symmerge as sm
     from symmerge.evaluation.tasks.base import subsample
     from symmerge.matching.learning.data import max_inputs
@@ -92,7 +92,7 @@ def measure(
         more = {name: settings[name] for name in ("learned", "chosen") if name in settings}
         more |= {
             "changed": sm.verify(pair[1], b).difference
-        }  # how far B's function moved: rounding
+        }  # largest change of B's logits: rounding only
         if options.alignments:
             options.alignments.mkdir(parents=True, exist_ok=True)
             name = re.sub(r"[^\w.-]+", "-", f"{'-'.join(model.path.name for model in pair)}-{row}")

@@ -9,15 +9,15 @@ from typing import Any
 # Before any verb is imported: transformers and the hub read these on import, torch when it first
 # allocates memory.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("SYMMERGE_OFFLINE", os.environ.get("HF_HUB_OFFLINE", ""))  # the user's word
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # only hub.py downloads, and only what is named
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: far cheaper to get and give back
+os.environ.setdefault("SYMMERGE_OFFLINE", os.environ.get("HF_HUB_OFFLINE", ""))  # user's choice
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # only checkpoints/hub.py downloads
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: far cheaper to allocate and free
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 SETTINGS: dict[str, object] = {"help_option_names": ["-h", "--help"]}
-# In the order in which help shows them; a test checks that these are the verbs' own first lines.
+# In the order of the help; a test checks that these are the first lines of the verbs' docstrings.
 VERBS = {
     "inspect": "Show a model's symmetries: spaces, groups, degrees of freedom, axes of tensors.",
     "random": "Write a random member of a symmetry orbit: other weights, the same function.",
@@ -37,7 +37,7 @@ VERBS = {
 
 
 class LazyVerbs(TyperGroup):
-    """Verbs that are listed by their line in `VERBS`, and imported when they are called."""
+    """Verbs, listed from `VERBS` and imported only when called."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -73,7 +73,7 @@ app = typer.Typer(
 
 @app.callback()
 def _symmerge() -> None:
-    """Without a verb there is nothing to do: its help is above."""
+    """Callback of the app without a verb; typer shows the help instead."""
 
 
 def main() -> None:

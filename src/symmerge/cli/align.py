@@ -1,4 +1,4 @@
-"""The verb align."""
+"""The verb align: bring models into one basin."""
 
 from __future__ import annotations
 
@@ -67,12 +67,13 @@ def align(
 ) -> None:
     """Bring B into A's basin: OUT/reference and OUT/aligned, the same functions, close.
 
-    Of three models or more: OUT/aligned-1, -2, ... Also alignment.safetensors and solution.json
-    (the evidence). Ctrl-C keeps the best so far.
+    With three models or more: OUT/aligned-1, -2, ... Also writes alignment.safetensors and
+    solution.json (the evidence). Ctrl-C keeps the best so far.
     Example: [bold]symmerge align ./seed-0 ./seed-1 --out ./aligned[/]
 
-    Without data (weights), by activations on some inputs (activations), or by learning the symmetry
-    itself (learned): slower, and far closer. Learning also runs in several processes:
+    Three methods: without data (weights), by activations on some inputs (activations), or by
+    learning the symmetry itself (learned; slower, much closer). Learning also runs in several
+    processes:
     [bold]torchrun --nproc-per-node 2 -m symmerge align ... --method learned[/].
 
     Recipes for weights: [bold]symmerge[/] (ours), [bold]weights-only[/] (ours without
@@ -88,7 +89,7 @@ def align(
         return_freed_memory()
         folders = check_models(models, REMEDY)
         opened = open_models(folders, units=many.units)
-        refuse(out.absolute(), overwrite, folders)  # before the work, not after it
+        refuse(out.absolute(), overwrite, folders)  # before any work
         check_many(many.reference, len(opened), many.rounds)
         _check_config(mergekit)
         statistics = out.with_name(f"{out.name}.statistics.partial.safetensors")
@@ -153,7 +154,7 @@ def _interrupted(result: Aligned | AlignedMany) -> bool:
 
 
 def _hand_over(file: Path | None, result: Aligned | AlignedMany, out: Path) -> None:
-    """A config for mergekit, if one is asked for."""
+    """Write a mergekit config, if requested."""
     if file is None:
         return
     names = ["aligned"]

@@ -1,4 +1,4 @@
-"""The verb apply."""
+"""The verb apply: transform a model by a saved alignment."""
 
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +27,7 @@ def apply(
 ) -> None:
     """Move a model by a saved alignment: other weights, the same function.
 
-    Refuses any model the alignment was not made for. Reads and writes tensor by tensor.
+    Refuses models the alignment was not made for. Reads and writes tensor by tensor.
     Example: [bold]symmerge apply elsewhere/alignment.safetensors ./gpt2 --out ./there[/]
     """
     source = load(model)

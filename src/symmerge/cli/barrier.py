@@ -1,4 +1,4 @@
-"""The verb barrier."""
+"""The verb barrier: the loss on the line between models, by several methods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
+from symmerge import report as drawing  # the package: imports matplotlib on first use
 from symmerge.aligning.aligned import solve_pair, write_evidence
 from symmerge.aligning.comparison import (
     Comparison,
@@ -76,7 +76,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is measured, on what, and how finely."""
+    """Task, data and number of points."""
 
     task: Annotated[
         str, typer.Option(help="What to measure: mlm, clm, image or text.", show_default=False)
@@ -120,9 +120,9 @@ def barrier(
 ) -> None:
     """Measure the loss on the straight line between models: every method, both barriers.
 
-    Of three models or more every pair is aligned and measured: means and standard errors. With
-    --together all are brought to common coordinates at once: barriers of every pair there, of more
-    and more models merged, and the triangle of the first three.
+    With three models or more, every pair is aligned and measured: means and standard errors. With
+    --together all are aligned at once: barriers of all pairs, of the means of the first 2, 3, ...
+    models, and the triangle of the first three.
 
     Writes curve.json, curve.csv and curve.svg, or simplex.json, simplex.csv and figures.
     Example: [bold]symmerge barrier ./seed-0 ./seed-1 --task clm --data python-docs --out ./curve[/]
@@ -134,7 +134,7 @@ def barrier(
     folders = check_models(models, REMEDY)
     device_of(device)
     opened = [load(folder) for folder in folders]
-    task = _task(measured, opened, compared)  # bad data is refused before anything is solved
+    task = _task(measured, opened, compared)  # bad data fails before the solver runs
     comparison = Comparison(**vars(compared))
     recipes = comparison.recipes()
     if together:
@@ -176,7 +176,7 @@ def _measure_pairs(
     points: int,
     device: str,
 ) -> CurveFile | CurvesFile:
-    """The lines of every pair, written to the folder."""
+    """Measure the lines of every pair and write them to the folder."""
     pairs, records = list(combinations(models, 2)), []
     for number, (a, b) in enumerate(pairs, 1):
         which = f", pair {number} of {len(pairs)}" if len(pairs) > 1 else ""
@@ -207,7 +207,7 @@ def _measure_together(
     points: int,
     device: str,
 ) -> SimplexFile:
-    """All that lies between the models by every method, written to the folder."""
+    """Measure the simplex of all models by every method and write it to the folder."""
     methods = []
     for name, recipe in recipes.items():
         console.note(f"{len(models)} models, {name}")
@@ -223,7 +223,7 @@ def _measure_together(
 
 
 def _line_rows(record: CurveFile | CurvesFile) -> Iterator[dict[str, object]]:
-    """Both barriers of every method; of several pairs their means and standard errors."""
+    """Both barriers of every method; means and standard errors over several pairs."""
     if isinstance(record, CurveFile):
         for method in record.methods:
             yield {
@@ -244,7 +244,7 @@ def _line_rows(record: CurveFile | CurvesFile) -> Iterator[dict[str, object]]:
 
 
 def _simplex_rows(record: SimplexFile) -> Iterator[dict[str, object]]:
-    """Barriers of pairs on average, and of all models merged."""
+    """Mean barrier of the pairs, and barrier of the mean of all models."""
     count = len(record.models)
     for method in record.methods:
         pairs = [method.barriers[a][b] for a, b in combinations(range(count), 2)]

@@ -1,4 +1,4 @@
-"""The verb canonical."""
+"""The verb canonical: write a model in canonical form."""
 
 from symmerge.cli.options.common import ModelPath, Residual, Written
 from symmerge.cli.options.groups import verb

@@ -1,4 +1,4 @@
-"""How the command line talks: tables and progress for people, plain lines for pipes."""
+"""Output of the command line: tables and progress on a terminal, plain lines in pipes."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ err = Console(stderr=True, highlight=False)
 
 
 def say(line: str) -> None:
-    """One line of the answer."""
+    """Print one line of the answer."""
     out.print(line, soft_wrap=True)
 
 
 def show_json(content: object) -> None:
-    """The answer for programs."""
+    """Print the answer as JSON."""
     sys.stdout.write(json.dumps(content, indent=2) + "\n")
 
 
 def show_table(title: str, rows: Iterable[Mapping[str, object]]) -> None:
-    """A table on a terminal; tab-separated lines with a header elsewhere."""
+    """Print a table on a terminal, tab-separated lines with a header elsewhere."""
     rows = list(rows)
     columns = list(rows[0]) if rows else []
     if not out.is_terminal:
@@ -56,7 +56,7 @@ def show_table(title: str, rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def cell(value: object) -> str:
-    """A value of a table: short numbers, an empty cell for None."""
+    """Format a value of a table: short numbers, an empty cell for None."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -82,19 +82,19 @@ def bar(what: str, total: int) -> Iterator[tuple[Progress, TaskID]]:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar that moves on by one item a call."""
+    """A progress bar that advances by one item per call."""
     with bar(what, total) as (drawn, task):
         yield lambda item: drawn.update(task, advance=1, item=item)
 
 
 def note(line: str) -> None:
-    """What a long job is doing, on a terminal's standard error."""
+    """Report what a long job is doing, on standard error if it is a terminal."""
     if err.is_terminal:
         err.print(f"[dim]{line}[/]", soft_wrap=True)
 
 
 def warn(line: str) -> None:
-    """What a user must know, wherever standard error goes."""
+    """Print a warning to standard error, terminal or not."""
     err.print(f"[bold yellow]warning:[/] {_escape(line)}", soft_wrap=True)
 
 
@@ -110,14 +110,14 @@ def friendly(interrupted: str = "interrupted: nothing was written") -> Iterator[
     except KeyboardInterrupt as error:
         err.print(interrupted, soft_wrap=True)
         raise SystemExit(130) from error
-    except BrokenPipeError as error:  # the reader of a pipe went away
+    except BrokenPipeError as error:  # the reader of the pipe has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from error
 
 
 @contextmanager
 def _warnings_shown() -> Iterator[None]:
-    """Our warnings as a line, others as Python shows them."""
+    """Print our own warnings as one line, others as Python does."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", SymmergeWarning)
         usual = warnings.showwarning

@@ -1,4 +1,4 @@
-"""The verb demo."""
+"""The verb demo: train, align and merge small models."""
 
 from __future__ import annotations
 

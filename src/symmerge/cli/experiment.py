@@ -52,9 +52,9 @@ def experiment(asked: Asked, external: External, computing: Computing) -> None:
     --out. Kill it whenever you like, even with kill -9: --resume continues. A cell that fails is
     tried three times; the others are computed all the same, and the exit code is 1.
 
-    With --models nothing is trained: the table is computed of these, their pairs one column. Only
-    v-tasks trains them further, on its own tasks (python-topics, or GLUE's in --data), so it takes
-    no --test-data. Cells go by what models and data are, not by where they lie.
+    With --models nothing is trained: the table has one column, computed from all their pairs. Only
+    v-tasks fine-tunes them, on its own tasks (python-topics, or GLUE's in --data), so it takes no
+    --test-data. Models and data are identified by content, not by path.
 
     Examples: [bold]symmerge experiment NAME --size smoke --out ./smoke[/],
     [bold]symmerge experiment NAME --size published --dry-run --out ./full[/],
@@ -102,12 +102,12 @@ def _finished(asked: Asked, tables: tuple[ResultTable, ...], store: Store) -> Ru
 def _compute(
     asked: Asked, computing: Computing, size: Size, tables: tuple[ResultTable, ...], store: Store
 ) -> RunOutcome:
-    """Every cell that is not finished, on an engine."""
+    """Compute every unfinished cell on an engine."""
     name, out, cells = asked.name, asked.folder(), cells_of(tables)
     check_data(name, tables, size, store)
     read = digests(tables, size, store)
     check_same_data(out, read)
-    if not computing.cluster():  # what a cluster has, its nodes know
+    if not computing.cluster():  # a cluster's nodes check for themselves
         device_of(computing.device) if computing.device else check_device(tables, size, store)
     engine = computing.start(size.device, cells)
     with _progress(f"{name}, {asked.size}", len(missing(cells, store))) as report:

@@ -1,4 +1,4 @@
-"""The verb inspect."""
+"""The verb inspect: show a model's symmetries."""
 
 from symmerge.cli import console
 from symmerge.cli.options.common import Json, ModelPath

@@ -1,4 +1,4 @@
-"""The verb merge."""
+"""The verb merge: align and average models."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def merge(
 
 
 def _show_steps(merged: Model, merging: Merging) -> None:
-    """What a soup tried, and what REPAIR changed."""
+    """Print the attempts of a soup, and the changes of REPAIR."""
     for step in merged.history:
         details: Mapping[str, Any] = step.details
         if details.get("method") == "soup":

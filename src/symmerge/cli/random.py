@@ -1,4 +1,4 @@
-"""The verb random."""
+"""The verb random: write a random member of a model's symmetry orbit."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from symmerge.models.orbit import keep, random_member
 def random(model: ModelPath, written: Written, seed: Seed = 0, residual: Residual = "full") -> None:
     """Write a random member of a symmetry orbit: other weights, the same function.
 
-    The element is saved beside it (alignment.safetensors).
+    The symmetry is saved beside it (alignment.safetensors).
     Example: [bold]symmerge random ./gpt2 --out ./elsewhere --seed 1[/]
     """
     source, restrict = load(model), restriction(residual)

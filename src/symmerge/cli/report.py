@@ -1,11 +1,11 @@
-"""The verb report."""
+"""The verb report: make one page of result files."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from symmerge import report as drawing  # the module: matplotlib is loaded when something is drawn
+from symmerge import report as drawing  # the package: imports matplotlib on first use
 from symmerge.cli import console
 from symmerge.cli.options.groups import verb
 
@@ -32,6 +32,6 @@ def report(
 ) -> None:
     """Make one self-contained page of results: curves with a slider, sortable tables.
 
-    Computes nothing again. Example: [bold]symmerge report ./results --out page.html[/]
+    Nothing is computed again. Example: [bold]symmerge report ./results --out page.html[/]
     """
     console.say(f"wrote {drawing.report(folder, out)}")

@@ -1,4 +1,4 @@
-"""The verb same."""
+"""The verb same: are two checkpoints equal up to symmetry?"""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""The verb statistics."""
+"""The verb statistics: gather activation statistics once, for several runs."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def statistics(
 ) -> None:
     """Gather statistics of two models' activations once, for align and merge.
 
-    They take the file with --statistics. Several files can be added up. Ctrl-C keeps what was
-    gathered. Also runs in several processes:
+    Pass the file to them with --statistics. Several files can be added up. Ctrl-C keeps what was
+    gathered so far. Also runs in several processes:
     [bold]torchrun --nproc-per-node 2 -m symmerge statistics ...[/].
 
     Example: [bold]symmerge statistics ./seed-0 ./seed-1 --data text.txt --out ./pair.safetensors[/]
@@ -94,7 +94,7 @@ def _observe(
     models: tuple[Model, Model], task: Task, out: Path, resume: bool, device: str, world: int
 ) -> Statistics:
     partial = out.with_name(f"{out.name}.partial")
-    if not resume:  # of every process that an interrupted run had
+    if not resume:  # leftovers of every process of an interrupted run
         for file in (partial, *partial.parent.glob(f"{partial.name}.*-of-*")):
             file.unlink(missing_ok=True)
     with console.progress("observing both models", -(-len(task.batches) // world)) as tick:

@@ -1,4 +1,4 @@
-"""The verb train."""
+"""The verb train: train a stock model by a recipe."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from symmerge.lab.training.loop import train as run_training
 from symmerge.lab.training.recipes import TRAINING, Schedule, training_recipe, with_changes
 from symmerge.lab.training.reinitialization import COMPONENTS
 
-FLOATS = ("lr", "decay", "clip")  # YAML takes 1e-3 for a word
+FLOATS = ("lr", "decay", "clip")  # YAML reads 1e-3 as a string
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where training begins, and on what; the names are those of the training loop."""
+    """Starting point and data of training; field names are those of `train`."""
 
     data: Annotated[
         Path | None,
@@ -107,10 +107,10 @@ def train(
 ) -> None:
     """Train a stock model: small ones in seconds on installed data, or the papers' models.
 
-    Another seed gives other weights of the same quality.
+    Another seed gives different weights of the same quality.
     Example: [bold]symmerge train RECIPE --seed 1 --out ./seed-1[/]
 
-    A trained model whose attention alone begins anew:
+    Re-initialise only the attention of a trained model:
     [bold]symmerge train RECIPE --begin ./seed-1 --fresh attention --seed 2 --out ./attention-2[/]
     """
     if listed:
@@ -130,7 +130,7 @@ def train(
 
 
 def _with_changes(name: str, steps: int | None, changes: list[str]) -> Any:
-    """The recipe with what the command line changes."""
+    """The recipe with the changes of the command line."""
     known = {field.name for field in fields(Schedule)}
     schedule: dict[str, object] = {"steps": steps} if steps else {}
     sizes: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""The verb verify."""
+"""The verb verify: do two checkpoints compute the same function?"""
 
 from typing import Annotated
 
@@ -33,7 +33,7 @@ def verify(
 ) -> None:
     """Do two checkpoints compute the same function? Exit code 0 for yes, 1 for no.
 
-    Compares logits on random inputs, up to what a softmax ignores.
+    Compares logits on random inputs, ignoring constants that a softmax removes.
     Example: [bold]symmerge verify ./gpt2 ./elsewhere[/]
     """
     check_choice("--dtype", dtype, DTYPES)

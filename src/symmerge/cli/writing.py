@@ -1,4 +1,4 @@
-"""One checkpoint from one other: written, verified, and what was done."""
+"""Write a transformed checkpoint, verify it against its source, and report what was done."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from symmerge.verification.verdict import gate
 def write_moved(
     source: Model, moved: Model, options: Written, beside: Callable[[Path], None] | None = None
 ) -> None:
-    """Write a model that must compute what its source does."""
+    """Write a model that must compute the same function as its source."""
     return_freed_memory()
     verified, out = not options.no_verify, options.out
     ticks = len(moved.weights.names()) * (3 if verified else 1)
@@ -35,5 +35,5 @@ def write_moved(
 
 
 def restriction(residual: str) -> dict[str, str]:
-    """--residual as `Model.restrict` takes it."""
+    """Convert --residual to the argument of `Model.restrict`."""
     return {} if residual == "full" else {"residual": residual}

@@ -24,7 +24,7 @@ ModelB = Annotated[
         help="Another, of the same architecture and size.", metavar="B", show_default=False
     ),
 ]
-# Optional for the parser alone: too few models are refused in one line, as everything else is.
+# Optional for the parser only: our own check refuses too few models in one line.
 Models = Annotated[
     list[Path] | None,
     typer.Argument(
@@ -60,7 +60,7 @@ Residual = Annotated[
 
 @dataclass(frozen=True)
 class Written:
-    """One checkpoint to write: where, and how it is checked."""
+    """Options of verbs that write one checkpoint: where, and how it is verified."""
 
     out: Out
     overwrite: Overwrite = False
@@ -78,7 +78,7 @@ class Written:
 
 
 def check_models(models: Sequence[Path] | None, remedy: str) -> tuple[Path, ...]:
-    """Two models or more, each given once."""
+    """Check that there are two models or more, each given once."""
     folders = tuple(models or ())
     if len(folders) < 2:
         raise MismatchError(f"{' and '.join(map(str, folders)) or 'no model'}: {remedy}")

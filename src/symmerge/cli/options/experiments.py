@@ -1,4 +1,4 @@
-"""Options of the verb experiment: which table, of which models, computed where."""
+"""Options of the verb experiment: the table, external models, and where to compute."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Computing:
 
 @dataclass(frozen=True)
 class External:
-    """Models that are there already, and the data for them."""
+    """Existing models to use instead of trained ones, and their data."""
 
     more: Annotated[
         list[str] | None,
@@ -109,7 +109,7 @@ class External:
     ] = None
 
     def check(self, name: str, experiment: Experiment, trained: Mapping[str, object]) -> None:
-        """Refuse models that an experiment does not take, and options for the other kind."""
+        """Refuse models that the experiment does not accept, and options that do not apply."""
         if self.models and experiment.accepts is None:
             takers = [known for known, other in EXPERIMENTS.items() if other.accepts]
             raise MismatchError(
@@ -129,7 +129,7 @@ class External:
                 raise MismatchError(f"{option} {refused[option]}")
 
     def gather(self, name: str, experiment: Experiment, size: str) -> Any:
-        """The models and their data, checked; None where models are trained."""
+        """The checked models and their data; None if models are trained."""
         if not self.models or not experiment.accepts:
             return None
         models = [*self.models, *(self.more or ())]
@@ -140,7 +140,7 @@ class External:
 
 @dataclass(frozen=True)
 class Asked:
-    """Which table, how large, and where it goes."""
+    """Which table, its size, and the output folder."""
 
     name: Annotated[
         str,
@@ -207,7 +207,7 @@ class Asked:
     ] = False
 
     def folder(self) -> Path:
-        """--out, which every experiment needs."""
+        """The folder of --out, which every experiment needs."""
         if self.out is None:
             raise MismatchError(f"{self.name} needs a folder for its results: add --out DIR")
         return self.out

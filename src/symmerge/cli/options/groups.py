@@ -1,7 +1,7 @@
-"""Verbs as functions of option groups: a group is a dataclass whose fields are options.
+"""Define verbs as functions of option groups: dataclasses whose fields are options.
 
 `@verb()` expands the groups among a function's parameters into the signature that typer reads, and
-builds the groups again when the command is called. Every verb also gets --config.
+rebuilds the groups when the command is called. Every verb also gets --config.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from symmerge.errors import MismatchError
 def verb(
     interrupted: str = "interrupted: nothing was written",
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a verb of a function. `interrupted` is what Ctrl-C prints; it may name {options}."""
+    """Turn a function into a verb. Ctrl-C prints `interrupted`, which may name {options}."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(function, include_extras=True)
@@ -51,7 +51,7 @@ def verb(
 
 
 def _reflowed(text: str) -> str:
-    """Each paragraph on one line: help breaks lines by the terminal's width."""
+    """Join each paragraph into one line: help wraps to the terminal's width."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
@@ -84,7 +84,7 @@ def _keyword(name: str, annotation: object, default: object) -> Parameter:
 
 def _configure(context: Any, file: Path | None) -> Path | None:
     """Options from a YAML file become the defaults; unknown ones are refused."""
-    # Any, because typer passes a context of its own that is no typer.Context.
+    # Any, because typer passes its own context class, which is no typer.Context.
     if file is None:
         return None
     known = {parameter.name for parameter in context.command.params if parameter.name} - {"config"}

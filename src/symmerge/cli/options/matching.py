@@ -1,4 +1,4 @@
-"""Options of align, merge and barrier: how the symmetry is found."""
+"""Alignment options, shared by align, merge and barrier."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from symmerge.matching.recipes import BY_METHOD
 
 
 def abbreviated(names: Iterable[str]) -> str:
-    """Names in few words: a dash stands for the beginning of the name before.
+    """A compact list: a dash stands for the prefix of the name before.
 
     >>> abbreviated(["a", "b", "b-c", "b-d"])
     'a, b, -c, -d'
@@ -210,7 +210,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class Many:
-    """Many models, different widths, different vocabularies."""
+    """Options for many models, different widths and different vocabularies."""
 
     panel: ClassVar[str] = "Many models, widths, vocabularies"
     reference: Annotated[
@@ -247,5 +247,5 @@ class Many:
 
 
 def align_options(aligning: Aligning, learning: Learning, seed: int, device: str) -> AlignOptions:
-    """The options as the library takes them."""
+    """Convert to the library's options."""
     return AlignOptions(**vars(aligning), **vars(learning), seed=seed, device=device)

@@ -1,4 +1,4 @@
-"""Options of merge: how aligned models become one."""
+"""Options of merge: how aligned models are combined."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from symmerge.merging.plan import COMBINE
 
 @dataclass(frozen=True)
 class Merging:
-    """How aligned models become one."""
+    """How aligned models are combined."""
 
     panel: ClassVar[str] = "Merging"
     t: Annotated[
@@ -81,7 +81,7 @@ class Merging:
     ] = None
 
     def keywords(self) -> dict[str, object]:
-        """The options as `merge` takes them: words become numbers."""
+        """Keyword arguments of `merge`, with strings parsed to numbers."""
         return {**vars(self), "weights": _weights(self.weights), "at": _times(self.at or [])}
 
 
