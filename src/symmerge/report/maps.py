@@ -108,7 +108,7 @@ def plane_map(
     places = (np.array([point.weights for point in points]) @ triangle)[finite]
     losses = losses[finite]
     low, high = scale or (float(losses.min()), float(losses.max()))
-    # A loss range below NO_BARRIER has a single colour.
+    # At least NO_BARRIER wide: rounding must not fill the colour scale.
     levels = np.linspace(low, max(high, low + NO_BARRIER), LEVELS + 1)
 
     def paint(figure: Figure) -> None:
