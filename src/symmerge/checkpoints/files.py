@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from symmerge.errors import CheckpointError
+from symmerge.errors import CheckpointError, SymmergeWarning
 
 RESTORE = "restore it from where the model came"
 
@@ -38,6 +39,35 @@ def write_text(file: Path, text: str) -> None:
     """Write text in UTF-8: a reader sees the old file or the new one, never half of it."""
     with replacing(file) as beside:
         beside.write_text(text, "utf-8")
+
+
+def set_aside(*files: Path) -> None:
+    """Keep what an earlier run left to resume from, under another name, and say so."""
+    for file in files:
+        if file.exists():
+            copy = file.with_name(f"{file.name}.bak")
+            file.replace(copy)
+            warnings.warn(
+                f"{file.name} of an interrupted run is now {copy}: to continue that run, rename it"
+                " back and give --resume",
+                SymmergeWarning,
+                stacklevel=2,
+            )
+
+
+def write_own_text(file: Path, text: str, mark: str) -> None:
+    """Write text that holds `mark`; a file without that mark is not ours and is not replaced."""
+    assert mark in text
+    refuse_foreign(file, mark)
+    write_text(file, text)
+
+
+def refuse_foreign(file: Path, mark: str) -> None:
+    """Refuse a file that is there already and does not hold the mark of what we write."""
+    if file.exists() and not (file.is_file() and mark.encode() in file.read_bytes()):
+        raise CheckpointError(
+            f"{file} exists, and symmerge did not write it: choose another name, or move it away"
+        )
 
 
 def write_json(file: Path, content: Mapping[str, object]) -> None:

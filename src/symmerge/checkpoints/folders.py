@@ -1,4 +1,4 @@
-"""Folders that appear complete or not at all."""
+"""Folders that appear complete or not at all, and replace nothing that is not ours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from symmerge.checkpoints.files import read_json, write_json
 from symmerge.errors import CheckpointError
+
+CONTENTS = ".symmerge-contents.json"
+"""In every folder that symmerge writes: the files it wrote there. --overwrite goes by it."""
+SHOWN = 5  # files that a refusal names
 
 
 @contextmanager
@@ -23,9 +28,10 @@ def new_folder(
     """A folder that appears at `target` complete or not at all.
 
     Everything is written beside the target and renamed at the end. A killed run leaves at most a
-    hidden `.partial` folder, which the next run to the same target removes.
+    hidden `.partial` folder, which the next run to the same target removes. A link is followed.
+    With `overwrite`, a folder is replaced if symmerge wrote everything in it.
     """
-    target = Path(target).absolute()
+    target = follow_link(Path(target).absolute())
     partial = target.parent / f".{target.name}.{os.getpid()}.partial"
     try:
         _sweep(target)
@@ -39,6 +45,8 @@ def new_folder(
         ) from error
     try:
         yield partial
+        _record_contents(partial)
+        refuse(target, overwrite, ())  # again: the work may have taken hours
         _swap(partial, target, overwrite)
     except OSError as error:
         raise CheckpointError(
@@ -48,8 +56,14 @@ def new_folder(
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def follow_link(target: Path) -> Path:
+    """Where a linked target leads: the link itself is never replaced."""
+    return target.resolve() if target.is_symlink() else target
+
+
 def refuse(target: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
     """Refuse a target that exists, holds an input or lies in one; call it before long work."""
+    target = follow_link(target)
     out = target.resolve()
     for path in inputs:
         path = path.resolve()
@@ -64,6 +78,44 @@ def refuse(target: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
         )
     if target.exists() and not target.is_dir():
         raise CheckpointError(f"{target} is a file: choose another --out")
+    if target.exists() and (strange := foreign_files(target)):
+        more = f" and {len(strange) - SHOWN} more" if len(strange) > SHOWN else ""
+        raise CheckpointError(
+            f"{target} holds what symmerge did not write ({', '.join(strange[:SHOWN])}{more}):"
+            " nothing was replaced; move it away, or choose another --out"
+        )
+
+
+def foreign_files(folder: Path) -> list[str]:
+    """The files of a folder that its record does not name: all of them where there is no record."""
+    record = folder / CONTENTS
+    known = read_json(record).get("files") if record.is_file() else []
+    own = {CONTENTS, *map(str, known)} if isinstance(known, list) else {CONTENTS}
+    return sorted(set(_files(folder)) - own)
+
+
+def add_to_contents(folder: Path, *names: str) -> None:
+    """Name more files of a folder as ours, where it has a record."""
+    if (folder / CONTENTS).is_file():
+        known = read_json(folder / CONTENTS).get("files")
+        files = {*map(str, known if isinstance(known, list) else ()), *names}
+        write_json(folder / CONTENTS, {"files": sorted(files)})
+
+
+def _record_contents(folder: Path) -> None:
+    write_json(folder / CONTENTS, {"files": [name for name in _files(folder) if name != CONTENTS]})
+
+
+def _files(folder: Path) -> list[str]:
+    """Everything below a folder that is no folder, and folders that are empty."""
+    found = []
+    for root, folders, files in os.walk(folder):
+        here = Path(root).relative_to(folder)
+        links = [name for name in folders if (Path(root) / name).is_symlink()]
+        found += [(here / name).as_posix() for name in (*files, *links)]
+        if not (folders or files) and root != str(folder):
+            found.append(here.as_posix())
+    return sorted(found)
 
 
 def _check_space(folder: Path, needs_bytes: int) -> None:

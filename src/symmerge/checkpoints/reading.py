@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from symmerge.checkpoints.files import RESTORE, read_json
+from symmerge.checkpoints.plain_files import check_plain
 from symmerge.checkpoints.safetensors_files import FileWeights, TensorEntry, read_header
 from symmerge.checkpoints.weights import MemoryWeights, StoredWeights
 from symmerge.errors import CheckpointError
@@ -53,8 +54,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(f"{path} {NOT_A_FOLDER}")
-    files = sorted(file for file in path.iterdir() if file.is_file())
-    copied = tuple(file for file in files if not NOT_COPIED.search(file.name))
+    files = sorted(file for file in path.iterdir() if not file.is_dir())
+    copied = tuple(check_plain(file, path) for file in files if not NOT_COPIED.search(file.name))
     return Checkpoint(path, read_config(path), _open_weights(path), copied)
 
 
@@ -68,7 +69,7 @@ def read_config(path: Path) -> dict[str, Any]:
         )
     if not (path / "config.json").exists():
         raise CheckpointError(f"{path} has no config.json: is it a Hugging Face checkpoint folder?")
-    config = read_json(path / "config.json")
+    config = read_json(check_plain(path / "config.json", path))
     if quantisation := config.get("quantization_config"):
         is_dict = isinstance(quantisation, dict)
         method = quantisation.get("quant_method", "unknown method") if is_dict else quantisation
@@ -83,9 +84,9 @@ def weight_files(path: Path) -> list[Path]:
     """The files that hold the weights of a folder."""
     for single in WEIGHT_FILES:
         if (path / single).exists():
-            return [path / single]
+            return [check_plain(path / single, path)]
         if (index := path / f"{single}.index.json").exists():
-            return _shards(index)
+            return _shards(check_plain(index, path))
     others = sorted(file.name for file in path.iterdir() if file.suffix in OTHER_WEIGHTS)
     raise CheckpointError(
         f"{path} has no {' and no '.join(WEIGHT_FILES)} (other weight files:"
@@ -98,6 +99,8 @@ def _shards(index: Path) -> list[Path]:
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{index} has no 'weight_map': {RESTORE}")
     names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        check_plain(index.parent / name, index.parent)
     missing = [name for name in names if not (index.parent / name).exists()]
     if missing:
         raise CheckpointError(

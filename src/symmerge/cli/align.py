@@ -13,7 +13,7 @@ from symmerge.aligning.inputs import open_models
 from symmerge.aligning.many import AlignedMany, align_many, check_many, write_aligned_many
 from symmerge.aligning.pair import align as align_pair
 from symmerge.aligning.vocabularies import read_alike
-from symmerge.checkpoints.files import write_text
+from symmerge.checkpoints.files import refuse_foreign, set_aside, write_own_text
 from symmerge.checkpoints.folders import refuse
 from symmerge.checkpoints.writing import return_freed_memory
 from symmerge.cli import console
@@ -37,6 +37,8 @@ from symmerge.matching.resume import ResumeFile
 from symmerge.merging.mergekit import mergekit_config
 from symmerge.models.model import Model
 
+MARK = "# written by symmerge"
+"""The first line of a config for mergekit; only files that have it are replaced."""
 MergekitFile = Annotated[
     Path | None,
     typer.Option(
@@ -98,8 +100,7 @@ def align(
         recipe = options.to_recipe(readable, partial=statistics)
         resume_file = _resume_file(out, opened, recipe)
         if not resume and not rank:
-            resume_file.remove()
-            statistics.unlink(missing_ok=True)
+            set_aside(resume_file.path, statistics)
         result = _solve(opened, recipe, many, resume_file)
         if rank:
             return
@@ -115,6 +116,8 @@ def _check_config(file: Path | None) -> None:
         raise MismatchError(
             f"--mergekit {file}: there is no folder {file.absolute().parent}; make it first"
         )
+    if file:
+        refuse_foreign(file, MARK)
 
 
 def _resume_file(out: Path, models: Sequence[Model], recipe: Recipe) -> ResumeFile:
@@ -163,7 +166,7 @@ def _hand_over(file: Path | None, result: Aligned | AlignedMany, out: Path) -> N
         others = [number for number in universe.members if number != universe.reference]
         names = [f"aligned-{number}" for number in others]
     folders = [(out / name).absolute() for name in ("reference", *names)]
-    write_text(file, mergekit_config(folders))
+    write_own_text(file, f"{MARK}\n{mergekit_config(folders)}", MARK)
     console.note(f"wrote {file}: mergekit-yaml {file} MERGED")
 
 

@@ -11,6 +11,7 @@ import typer
 
 from symmerge.aligning.inputs import make_inputs, no_inputs
 from symmerge.aligning.options import choose_recipe
+from symmerge.checkpoints.files import set_aside
 from symmerge.checkpoints.writing import return_freed_memory
 from symmerge.cli import console
 from symmerge.cli.options.common import Device, ModelA, ModelB, Overwrite, Resume, Seed
@@ -95,8 +96,7 @@ def _observe(
 ) -> Statistics:
     partial = out.with_name(f"{out.name}.partial")
     if not resume:  # leftovers of every process of an interrupted run
-        for file in (partial, *partial.parent.glob(f"{partial.name}.*-of-*")):
-            file.unlink(missing_ok=True)
+        set_aside(partial, *partial.parent.glob(f"{partial.name}.*-of-*[0-9]"))
     with console.progress("observing both models", -(-len(task.batches) // world)) as tick:
         return gather_pair(
             models, task, partial=partial, device=local_device(device), progress=tick

@@ -10,7 +10,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from symmerge.checkpoints.files import write_text
+from symmerge.checkpoints.files import write_own_text
+from symmerge.checkpoints.folders import add_to_contents
 from symmerge.errors import SymmergeError
 from symmerge.evaluation.results import CurveFile, CurvesFile, SimplexFile
 from symmerge.report import experiment, figures, phrases, tables
@@ -20,6 +21,7 @@ from symmerge.report.sections import Section, build_section
 from symmerge.report.simplices import draw_simplex
 
 HERE = Path(__file__).parent
+MARK = '<meta name="generator" content="symmerge">'  # only pages that have it are replaced
 HEADING = "Averaging models, before and after alignment"
 
 
@@ -35,7 +37,8 @@ def report(folder: Path, out: Path) -> Path:
     alone = folders[0].experiment if len(folders) == 1 else None
     text = _render(experiment.heading(alone) if alone else HEADING, sections)
     try:
-        write_text(out, text)
+        write_own_text(out, text, MARK)
+        add_to_contents(out.parent, out.name)
     except OSError as error:
         raise SymmergeError(
             f"cannot write {out}: {error.strerror}; choose another --out"

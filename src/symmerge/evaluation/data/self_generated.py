@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from symmerge.checkpoints.pretrained import from_local
 from symmerge.models.model import Model
 
 FILLING_PASSES = 32  # of a masked model over a row of mask tokens
@@ -75,7 +76,7 @@ def mask_token(model: Model) -> int:
     from transformers import AutoTokenizer
 
     if model.path is not None and any(file.name.startswith("tokenizer") for file in model.files):
-        token = AutoTokenizer.from_pretrained(model.path, local_files_only=True).mask_token_id
+        token = from_local(AutoTokenizer, model.path).mask_token_id
         if token is not None:
             return int(token)
     return min(103, model.spec.sizes["vocabulary"] - 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from symmerge.checkpoints.pretrained import from_local
 from symmerge.errors import MismatchError
 from symmerge.models.model import Model
 from symmerge.verification.modules import empty_module
@@ -32,7 +33,7 @@ def tokenizer_of(model: Model) -> Any:
             " (tokenizer.json, tokenizer_config.json) into its folder"
         )
     try:
-        return AutoTokenizer.from_pretrained(model.path, local_files_only=True)
+        return from_local(AutoTokenizer, model.path)
     except Exception as error:  # damaged files raise many kinds
         raise MismatchError(
             f"the tokenizer of {model.where} cannot be opened ({_one_line(error)}):"
@@ -96,7 +97,7 @@ def image_processor_of(model: Model) -> Any:
             " or give an .npz with floats [n, c, h, w] that are normalized already"
         )
     try:
-        return AutoImageProcessor.from_pretrained(model.path, local_files_only=True)
+        return from_local(AutoImageProcessor, model.path)
     except Exception as error:  # damaged files raise many kinds
         raise MismatchError(
             f"the image processor of {model.where} cannot be opened ({_one_line(error)}):"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from symmerge.checkpoints.files import read_json, write_json
+from symmerge.checkpoints.files import read_json, set_aside, write_json
 from symmerge.checkpoints.folders import new_folder, refuse
 from symmerge.checkpoints.writing import write_weights
 from symmerge.errors import UnsupportedModel
@@ -68,7 +68,7 @@ def train(
     refuse(out.absolute(), overwrite, inputs)  # before any work
     file, place = partial_file(out), device_of(device)
     if not resume:
-        file.unlink(missing_ok=True)
+        set_aside(file)
     if place.type == "cuda" and acceleration is None:
         train_accelerated(origin, out, progress, overwrite=overwrite, data=data, device=device)
         return out

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from symmerge.checkpoints.pretrained import from_local
 from symmerge.evaluation.data.embedded import python_docs
 from symmerge.evaluation.data.text import read_rows, read_text
 from symmerge.lab.training.augmentation import RANDOM_NUMBERS, augment
@@ -125,8 +126,8 @@ def _fitting_rows(table: Path, begin: Path, place: Path) -> Path:
     """The rows of a table that fit a model's positions; tasks refuse longer ones."""
     from transformers import AutoConfig, AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(begin, local_files_only=True)
-    positions = AutoConfig.from_pretrained(begin, local_files_only=True).max_position_embeddings
+    tokenizer: Any = from_local(AutoTokenizer, begin)
+    positions = from_local(AutoConfig, begin).max_position_embeddings
     reader = f"{tokenizer.backend_tokenizer.to_str()}{positions}".encode()
     digest = hashlib.sha256(reader + table.read_bytes()).hexdigest()[:12]
 

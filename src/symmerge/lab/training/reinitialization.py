@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from symmerge.checkpoints.files import read_json
+from symmerge.checkpoints.pretrained import from_local
 from symmerge.errors import CheckpointError, MismatchError, UnsupportedModel
 
 if TYPE_CHECKING:
@@ -85,6 +86,6 @@ def open_model(folder: Path, architecture: str | None = None, **changes: object)
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        return kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True, **changes)
+        return from_local(kind, folder, dtype=torch.float32, **changes)
     finally:
         logging.enable_progress_bar() if shown else None

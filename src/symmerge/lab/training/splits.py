@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from symmerge.checkpoints.files import write_json
+from symmerge.checkpoints.pretrained import from_local
 from symmerge.errors import MismatchError
 from symmerge.evaluation.data.embedded import digits
 from symmerge.evaluation.data.text import read_rows
@@ -130,22 +131,20 @@ def _tokenizer(recipe: TrainingRecipe, text: str, data: Path | None, begin: Path
     from transformers import AutoTokenizer
 
     if begin is not None and (begin / "tokenizer.json").exists():
-        return AutoTokenizer.from_pretrained(begin, local_files_only=True)
+        return from_local(AutoTokenizer, begin)
     vocabulary, masked = recipe.config["vocab_size"], recipe.task == "mlm"
     if recipe.data in INSTALLED:
         return shared_tokenizer(text, vocabulary, masked=masked)
     folder = data_folder(data, recipe.data)
     if recipe.tokenizer:
         place = folder.existing("its tokenizer", recipe.tokenizer)
-        return AutoTokenizer.from_pretrained(place, local_files_only=True)
+        return from_local(AutoTokenizer, place)
 
     def write(target: Path) -> None:
         train_tokenizer(text, vocabulary, masked=masked).save_pretrained(target)
 
     name = f"{recipe.data}-tokenizer-{vocabulary}{'-masked' if masked else ''}"
-    return AutoTokenizer.from_pretrained(
-        cached(folder.prepared / name, write), local_files_only=True
-    )
+    return from_local(AutoTokenizer, cached(folder.prepared / name, write))
 
 
 def _labelled_splits(recipe: TrainingRecipe, data: Path | None, begin: Path | None) -> Splits:
@@ -157,8 +156,8 @@ def _labelled_splits(recipe: TrainingRecipe, data: Path | None, begin: Path | No
             f"{recipe.data}: classifiers begin from a pretrained model;"
             " give its folder with --begin, for example one trained by bert-docs or books-bert"
         )
-    tokenizer: Any = AutoTokenizer.from_pretrained(begin, local_files_only=True)
-    positions = AutoConfig.from_pretrained(begin, local_files_only=True).max_position_embeddings
+    tokenizer: Any = from_local(AutoTokenizer, begin)
+    positions = from_local(AutoConfig, begin).max_position_embeddings
     train, test = (
         _encoded(tokenizer, labelled_table(recipe, data, held_out=held_out), positions)
         for held_out in (False, True)
