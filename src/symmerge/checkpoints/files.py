@@ -79,7 +79,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file, or an error that names the file."""
     try:
         content = json.loads(file.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
         raise CheckpointError(f"{file} is not valid JSON ({error}): {RESTORE}") from error
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error

@@ -78,6 +78,9 @@ def _symmerge() -> None:
 
 def main() -> None:
     """The entry point of the `symmerge` command."""
+    from symmerge.cli.console import show_any_text
+
+    show_any_text()
     app()
 
 

@@ -43,7 +43,10 @@ Out = Annotated[
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it exists.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
+LARGEST_SEED = 2**63 - 1  # as torch takes them
+Seed = Annotated[
+    int, typer.Option(help="The same seed gives the same result.", min=0, max=LARGEST_SEED)
+]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Resume = Annotated[

@@ -102,7 +102,7 @@ def _configure(context: Any, file: Path | None) -> Path | None:
 def _read_options(file: Path) -> dict[str, object]:
     try:
         content = yaml.safe_load(file.read_text("utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise MismatchError(
             f"{file} cannot be read as YAML ({error}): write one option per line, 'seed: 1'"
         ) from error
