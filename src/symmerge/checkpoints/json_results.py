@@ -84,7 +84,7 @@ def read_result(file: Path, *types: type[AnyFile]) -> AnyFile:
     again = f"write it again with {types[0].WRITER}"
     try:
         content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SymmergeError(f"{file} cannot be read as JSON ({error}): {again}") from error
     schema = content.get("schema") if isinstance(content, dict) else None
     for kind in types:

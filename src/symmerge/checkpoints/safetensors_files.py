@@ -87,6 +87,13 @@ class _Item:
     shape: Shape
 
 
+LARGEST_HEADER = 100_000_000  # the limit of safetensors itself
+HEADER_ERRORS = (
+    *(ValueError, KeyError, TypeError, AttributeError, AssertionError),
+    *(OverflowError, RecursionError, RuntimeError),  # infinite, deep or huge
+)
+
+
 def read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
     """The tensors of one file, from its header alone; its length is checked against the header."""
     header_size, length, items = _parsed_header(path)
@@ -111,14 +118,17 @@ def _parsed_header(path: Path) -> tuple[int, int, list[_Item]]:
             length = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if size > LARGEST_HEADER:
+                raise _corrupt(path, f"its header has {size} bytes, {LARGEST_HEADER} at most")
             if not 2 <= size <= length - 8:
                 raise _corrupt(path, f"its header is cut short ({length} bytes in all)")
             header = json.loads(file.read(size))
         metadata = header.pop("__metadata__", None)
         assert metadata is None or isinstance(metadata, dict)
         return size, length, sorted(_item(name, content) for name, content in header.items())
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise _corrupt(path, f"its header does not parse ({error})") from error
+    except HEADER_ERRORS as error:
+        reason = " ".join(str(error).split())[:120]
+        raise _corrupt(path, f"its header does not parse ({reason})") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -41,7 +41,7 @@ def read_tensors(
             # Copies: mapped bytes are not aligned, and complex arithmetic on them crashes torch.
             names = file.keys()
             tensors = {name: file.get_tensor(name).clone() for name in names}
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not {what} ({error}): {remedy}") from error
     if not isinstance(header, dict) or header.get("format") != format:
         raise CheckpointError(f"{path} is not {what} of this version ({format}): {remedy}")

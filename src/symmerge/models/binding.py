@@ -14,6 +14,19 @@ from symmerge.errors import CheckpointError, UnsupportedModel
 from symmerge.families import Family
 from symmerge.symmetry.spec import Spec
 
+LAYER_FIELDS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+def check_layers(config: Mapping[str, object], names: Collection[str], where: str) -> None:
+    """Refuse more layers than there are tensors, before anything is made for each of them."""
+    for field in LAYER_FIELDS:
+        layers = config.get(field)
+        if isinstance(layers, int) and not 0 <= layers <= len(names):
+            raise UnsupportedModel(
+                f"{where}: config.json has impossible sizes ({field} {str(layers)[:20]},"
+                f" with {len(names)} tensors): {RESTORE}"
+            )
+
 
 def typed_config(config: Mapping[str, Any], where: str) -> Any:
     """The config as transformers' class for this model type."""
@@ -30,6 +43,7 @@ def typed_config(config: Mapping[str, Any], where: str) -> Any:
 
 def bind(family: Family, config: Mapping[str, object], names: Collection[str], where: str) -> Spec:
     """The table for a config and the tensors of a checkpoint."""
+    check_layers(config, names, where)
     typed, declared = typed_config(config, where), config.get("architectures")
     if declared is not None and not isinstance(declared, list):
         raise UnsupportedModel(

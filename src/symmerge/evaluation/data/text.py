@@ -103,7 +103,7 @@ def _read_jsonl(data: str, labelled: bool) -> TextRows:
         try:
             if line.strip():
                 rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise DataError(
                 f"{data}, line {number} is not a JSON object:"
                 " write one per line, with the keys label and text"
