@@ -432,7 +432,7 @@ def test_align_merge_same(saved, tmp_path):
     assert "the same function up to symmetry" in run("same", a, tmp_path / "moved").stdout
     assert json.loads(run("same", a, b, "--json", expect=1).stdout)["same"] is False
     run("align", a, b, "--out", tmp_path / "pair")
-    assert sorted(path.name for path in (tmp_path / "pair").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "pair").glob("[!.]*")) == [
         "aligned",
         "alignment.safetensors",
         "reference",

@@ -55,7 +55,7 @@ def test_align_learns_and_says_what_it_did(pair, tmp_path):
     said = run("align", *pair, "--out", tmp_path / "out", *LEARN).stdout
     found = solution(tmp_path / "out")
     assert (
-        "loss of the middle on held-out inputs" in said
+        "loss of the midpoint on held-out inputs" in said
         and found["settings"]["learned"]["steps"] == 4
     )
     assert (
@@ -97,7 +97,7 @@ def test_permutations_only_is_the_published_recipe(pair, tmp_path):
         "--permutations-only",
     )
     found = solution(tmp_path / "out")
-    assert "permutations alone" in found["recipe"] and found["settings"]["target"] == "labels"
+    assert "learned permutations" in found["recipe"] and found["settings"]["target"] == "labels"
 
 
 def test_soft_is_hardened_before_it_is_written(pair, tmp_path):
@@ -206,7 +206,7 @@ REFUSED = {
     "one sample": (
         "gpt2",
         (*LEARN[:-6], "--samples", 1, "--steps", 1),
-        "too few to learn from and to judge by",
+        "too few to learn from and to evaluate on",
     ),
     "no GPU": ("gpt2", (*LEARN, "--device", "cuda:99"), "PyTorch sees"),
 }

@@ -73,7 +73,7 @@ def three(measure, model):
 
 
 def names(folder):
-    return sorted(item.name for item in folder.iterdir())
+    return sorted(item.name for item in folder.glob("[!.]*"))
 
 
 def task_of(place, *folders):
@@ -369,7 +369,7 @@ def trained(place):
         run("train", "vit-digits", "--out", place / "vit-digits-0", expect=2)  # it is there
         unknown = run("train", "magic", "--out", place / "magic", expect=2).stderr
     assert (
-        unknown.startswith("error: no training recipe called 'magic': there are ")
+        unknown.startswith("error: no training recipe called 'magic': choose one of ")
         and not (place / "magic").exists()
     )
     return lambda name: [place / f"{name}-{seed}" for seed in (0, 1)], said

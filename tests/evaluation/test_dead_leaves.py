@@ -222,7 +222,8 @@ def test_activations_are_seen_on_them_when_asked(saved, tmp_path):
         == "dead leaves"
     )
     assert (
-        "or self: synthetic images" in run(*command, "--overwrite", expect=2).stderr
+        "or self, which needs no data: synthetic images"
+        in run(*command, "--overwrite", expect=2).stderr
     )  # the control: not unless asked
 
 

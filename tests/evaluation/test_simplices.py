@@ -320,7 +320,7 @@ def test_what_is_printed_and_drawn(folder, measured):
             f"{fmean(pairs):.3g}",
             f"{method['means'][-1]['barrier']:.3g}",
         ]
-    names = {file.name for file in (folder / "out").iterdir()}
+    names = {file.name for file in (folder / "out").glob("[!.]*")}
     figures = {
         f"{kind}-{name}.svg" for kind in ("triangle", "barriers") for name in ("none", FAST)
     } | {"together.svg"}

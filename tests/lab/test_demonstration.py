@@ -76,7 +76,7 @@ def test_page_and_results_are_there(out):
     assert all(name in page for name in DEMO) and outcome.page == place / "page.html"
     for name in DEMO:
         assert {"curve.json", "curve.csv", "curve.svg", "structure.json", "averaged", "merged"} <= {
-            item.name for item in (place / name).iterdir()
+            item.name for item in (place / name).glob("[!.]*")
         }
         record = json.loads((place / name / "curve.json").read_text())
         assert [method["name"] for method in record["methods"]] == ["none", *METHODS] and len(

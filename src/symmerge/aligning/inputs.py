@@ -13,6 +13,7 @@ from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks import Task, make_task, task_of
 from symmerge.matching.learning.data import max_inputs
 from symmerge.models.model import Model, load
+from symmerge.models.tables import layer_count
 from symmerge.models.widening import Units, widen
 
 ModelLike = Model | str | PathLike[str]
@@ -59,9 +60,15 @@ def _as_wide_as(model: Model, widest: Model, units: str) -> Model:
 
 
 def _narrower(model: Model, widest: Model) -> bool:
-    """Whether any hidden space common to both differs in size."""
+    """Whether any hidden space common to both differs in size, or the depth does.
+
+    `widen` refuses models of another depth, in clearer words than a list of tensors.
+    """
     common = {*model.spec.hidden} & {*widest.spec.hidden}
-    return any(model.spec.sizes[name] != widest.spec.sizes[name] for name in common)
+    sizes = (model.spec.sizes, widest.spec.sizes)
+    return layer_count(model) != layer_count(widest) or any(
+        sizes[0][name] != sizes[1][name] for name in common
+    )
 
 
 def make_inputs(

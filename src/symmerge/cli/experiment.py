@@ -15,7 +15,7 @@ from symmerge.cli.options.experiments import Asked, Computing, External
 from symmerge.cli.options.groups import verb
 from symmerge.errors import MismatchError
 from symmerge.evaluation.experiment_results import ExperimentFile
-from symmerge.lab.experiments.catalog import EXPERIMENTS
+from symmerge.lab.experiments import catalog
 from symmerge.lab.experiments.cells import Cell
 from symmerge.lab.experiments.external import relink
 from symmerge.lab.experiments.plan import (
@@ -117,7 +117,7 @@ def _compute(
 
 
 def _experiment(name: str) -> Experiment:
-    if name not in EXPERIMENTS:
+    if name not in catalog.EXPERIMENTS:
         rows = (
             {
                 "name": known,
@@ -125,11 +125,11 @@ def _experiment(name: str) -> Experiment:
                 "paper": other.paper,
                 "--models": "yes" if other.accepts else "no",
             }
-            for known, other in EXPERIMENTS.items()
+            for known, other in catalog.EXPERIMENTS.items()
         )
         console.show_table("Experiments", rows)
         raise MismatchError(f"no experiment is called {name}: choose one of those listed")
-    return EXPERIMENTS[name]
+    return catalog.EXPERIMENTS[name]
 
 
 @contextmanager

@@ -14,8 +14,9 @@ from symmerge.cli import console
 from symmerge.cli.options.common import Json, Overwrite, Resume, Seed
 from symmerge.cli.options.groups import verb
 from symmerge.errors import MismatchError
+from symmerge.lab.training import recipes
 from symmerge.lab.training.loop import train as run_training
-from symmerge.lab.training.recipes import TRAINING, Schedule, training_recipe, with_changes
+from symmerge.lab.training.recipes import Schedule, training_recipe, with_changes
 from symmerge.lab.training.reinitialization import COMPONENTS
 
 FLOATS = ("lr", "decay", "clip")  # YAML reads 1e-3 as a string
@@ -147,6 +148,6 @@ def _with_changes(name: str, steps: int | None, changes: list[str]) -> Any:
 def _list(json: bool) -> None:
     rows = [
         {"recipe": name, "takes": one.duration, "data": one.data, "what it is": one.about}
-        for name, one in TRAINING.items()
+        for name, one in recipes.TRAINING.items()
     ]
     console.show_json(rows) if json else console.show_table("What symmerge trains", rows)

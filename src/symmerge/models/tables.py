@@ -8,6 +8,11 @@ from symmerge.errors import MismatchError
 from symmerge.models.model import Model
 
 
+def layer_count(model: Model) -> int:
+    """How many layers a model has, counted by their feed-forward spaces."""
+    return sum(name.startswith("ff.") for name in model.spec.spaces)
+
+
 def check_same_table(models: Sequence[Model], verb: str = "merged") -> None:
     """Refuse models whose tables differ from the first one's; the error lists the differences."""
     first, *others = models

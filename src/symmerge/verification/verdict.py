@@ -13,6 +13,7 @@ from torch import Tensor
 from symmerge.checkpoints.provenance import Verdict
 from symmerge.errors import FunctionChanged, MismatchError
 from symmerge.models.model import Model, Progress
+from symmerge.models.tables import layer_count
 from symmerge.symmetry.spec import listing
 from symmerge.verification.inputs import describe_inputs, example_inputs
 from symmerge.verification.modules import logits_of
@@ -97,7 +98,7 @@ def _check_comparable(a: Model, b: Model) -> None:
     """
     fields = {
         "class": (a.spec.architecture, b.spec.architecture),
-        "layers": (_layers(a), _layers(b)),
+        "layers": (layer_count(a), layer_count(b)),
     }
     hidden = a.spec.hidden.keys() | b.spec.hidden.keys()
     visible = [name for name in a.spec.spaces if name in b.spec.spaces and name not in hidden]
@@ -107,10 +108,6 @@ def _check_comparable(a: Model, b: Model) -> None:
         raise MismatchError(
             f"{a.where} and {b.where} cannot be compared; they differ in: {listing(differing, 6)}"
         )
-
-
-def _layers(model: Model) -> int:
-    return sum(name.startswith("ff.") for name in model.spec.spaces)
 
 
 def _visible(model: Model, logits: Tensor) -> Tensor:

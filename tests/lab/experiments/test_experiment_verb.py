@@ -16,7 +16,7 @@ import pytest
 from experiment_steps import EXPERIMENTS, Here
 from fixtures import run
 
-from symmerge.cli import experiment as verb_module
+from symmerge.cli.options import experiments
 from symmerge.lab.experiments import catalog
 from symmerge.lab.experiments.store import Store
 
@@ -27,7 +27,7 @@ STEPS = Path(experiment_steps.__file__)
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
     monkeypatch.setattr(catalog, "EXPERIMENTS", EXPERIMENTS)
-    monkeypatch.setattr(verb_module, "LocalEngine", lambda workers, heavy: Here())
+    monkeypatch.setattr(experiments, "LocalEngine", lambda workers, heavy: Here())
 
 
 def results(folder):

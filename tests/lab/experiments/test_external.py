@@ -11,6 +11,7 @@ from fixtures import checkpoint, run
 
 from symmerge.checkpoints.hub import USER_OFFLINE
 from symmerge.cli import experiment as verb_module
+from symmerge.cli.options import experiments
 from symmerge.errors import MismatchError
 from symmerge.evaluation.data.embedded import python_docs
 from symmerge.lab.experiments.catalog import EXPERIMENTS
@@ -42,7 +43,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch, home):
-    monkeypatch.setattr(verb_module, "LocalEngine", lambda workers, heavy: Here())
+    monkeypatch.setattr(experiments, "LocalEngine", lambda workers, heavy: Here())
     monkeypatch.chdir(home)
 
 

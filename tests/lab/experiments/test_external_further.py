@@ -7,7 +7,7 @@ import pytest
 from experiment_steps import Here
 from fixtures import checkpoint, run
 
-from symmerge.cli import experiment as verb_module
+from symmerge.cli.options import experiments
 from symmerge.evaluation.data.text import read_rows
 from symmerge.lab.experiments.catalog import EXPERIMENTS
 from symmerge.lab.experiments.cells import with_needs
@@ -48,7 +48,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch, home):
-    monkeypatch.setattr(verb_module, "LocalEngine", lambda workers, heavy: Here())
+    monkeypatch.setattr(experiments, "LocalEngine", lambda workers, heavy: Here())
     monkeypatch.chdir(home)
 
 

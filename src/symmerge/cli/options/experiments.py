@@ -12,7 +12,7 @@ import typer
 
 from symmerge.aligning.choices import check_choice, either
 from symmerge.errors import MismatchError
-from symmerge.lab.experiments.catalog import EXPERIMENTS
+from symmerge.lab.experiments import catalog
 from symmerge.lab.experiments.cells import Cell
 from symmerge.lab.experiments.cluster import RayEngine
 from symmerge.lab.experiments.components import MEASURED
@@ -111,7 +111,7 @@ class External:
     def check(self, name: str, experiment: Experiment, trained: Mapping[str, object]) -> None:
         """Refuse models that the experiment does not accept, and options that do not apply."""
         if self.models and experiment.accepts is None:
-            takers = [known for known, other in EXPERIMENTS.items() if other.accepts]
+            takers = [known for known, other in catalog.EXPERIMENTS.items() if other.accepts]
             raise MismatchError(
                 f"{name} has to train its models itself: leave out --models,"
                 f" or choose {either(takers) if takers else 'another experiment'}"
