@@ -7,10 +7,16 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
+from jaxtyping import config, install_import_hook
+from type_checks import is_checked
 
 install_import_hook("symmerge", "beartype.beartype")
 torch.set_num_threads(1)  # the suite runs two workers on two cores
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    config.update("jaxtyping_disable", not is_checked(item.path))
 
 
 @pytest.fixture

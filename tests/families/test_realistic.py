@@ -29,11 +29,6 @@ REALISTIC = {
         {"vocab_size": 2000, "n_positions": 128, "bos_token_id": 0, "eos_token_id": 0},
         "transformer.h.6.mlp.c_proj.weight",
     ),
-    "vit-base": (
-        "ViTForImageClassification",
-        {"image_size": 96, "num_labels": 100},
-        "vit.layers.6.mlp.fc2.weight",
-    ),
     "llama": (
         "LlamaForCausalLM",
         {**TEXT, "num_key_value_heads": 4, "intermediate_size": 2048},

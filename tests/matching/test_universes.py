@@ -57,7 +57,8 @@ def strangers(name, count=3):
     return [canonical(name, seed) for seed in range(count)]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# Without neox: its norms are GPT-2's, its rotary pairs Llama's, and it takes as long as both.
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "neox"])
 def test_planted_copies_are_recovered_and_their_noise_falls_by_the_root(name):
     clean, models = copies(name, 5, 0.01)
     universe = match_universe(models, ONE)
@@ -211,7 +212,7 @@ def uninterrupted():
     return match_universe(strangers("gpt2", 4), ONE)
 
 
-@pytest.mark.parametrize("at", [2, 4, 5])
+@pytest.mark.parametrize("at", [2, 5])
 def test_an_interrupted_run_goes_on_where_it_was(at, uninterrupted, tmp_path):
     models = strangers("gpt2", 4)
     resume_file = ResumeFile(tmp_path / "resume.safetensors", {"what": "test"})

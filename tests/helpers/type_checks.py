@@ -1,0 +1,13 @@
+"""Which tests check types and shapes of symmerge's functions while they run."""
+
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+# Where whole solves and commands run again through what other tests check, types are not checked
+# once more: it made them take 52 s instead of 33.
+UNCHECKED = ("cli/", "lab/", "matching/test_universes", "matching/test_joint", "matching/test_rec")
+
+
+def is_checked(path):
+    """Whether types and shapes are checked in the tests of a file; in doctests they are."""
+    return TESTS not in path.parents or not path.relative_to(TESTS).as_posix().startswith(UNCHECKED)
