@@ -5,13 +5,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo check test lint benchmark clean
+.PHONY: demo check quick test lint benchmark clean
 
 demo: $(READY)
 	$(BIN)/symmerge demo
 
-check: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m quick
+# types and tests beside one another: pyright uses one core
+check: $(READY)
+	$(MAKE) --no-print-directory -j2 --output-sync lint quick
+
+quick: $(READY)
+	$(BIN)/python -m pytest -n 1 -m quick
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
