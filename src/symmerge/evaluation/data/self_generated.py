@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from symmerge.checkpoints.pretrained import from_local
 from symmerge.models.model import Model
 
 FILLING_PASSES = 32  # of a masked model over a row of mask tokens
@@ -73,11 +72,13 @@ def _device(module: nn.Module) -> torch.device:
 
 def mask_token(model: Model) -> int:
     """The id of the mask token; 103, as in BERT, where no tokenizer names one."""
-    from transformers import AutoTokenizer
+    # Here, because tasks import this module.
+    from symmerge.evaluation.tasks.preprocessing import check_tokens, tokenizer_of
 
     if model.path is not None and any(file.name.startswith("tokenizer") for file in model.files):
-        token = from_local(AutoTokenizer, model.path).mask_token_id
+        token = tokenizer_of(model).mask_token_id
         if token is not None:
+            check_tokens(model, token)
             return int(token)
     return min(103, model.spec.sizes["vocabulary"] - 1)
 

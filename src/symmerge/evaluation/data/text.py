@@ -14,6 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from symmerge.checkpoints.limits import (
+    LARGEST_ROW,
+    LARGEST_TABLE,
+    LARGEST_TEXT,
+    open_plain,
+    read_plain,
+    unpack_xz,
+)
 from symmerge.errors import DataError
 from symmerge.evaluation.data.embedded import python_docs, python_topics
 from symmerge.evaluation.data.hub import is_hub, read_hub
@@ -34,6 +42,7 @@ TEXTS = (
     ("sentence",),
     ("content",),
 )
+COLUMNS = {*LABELS, *(name for columns in TEXTS for name in columns)}
 
 
 @dataclass(frozen=True)
@@ -77,10 +86,9 @@ def _suffix(data: str) -> str:
 
 
 def _read_file(data: str) -> str:
-    opener = lzma.open if data.endswith(".xz") else open
+    """The whole text, without a byte order mark."""
     try:
-        with opener(data, "rt", encoding="utf-8-sig") as file:  # drops a byte order mark
-            return file.read()
+        return _content(data).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise DataError(
             f"{data} is not there: give self, digits, python-docs, python-topics, hf:NAME,"
@@ -90,33 +98,59 @@ def _read_file(data: str) -> str:
         raise DataError(
             f"{data} is not text in UTF-8 ({error.reason} at byte {error.start}): convert it first"
         ) from error
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(
-            f"{data} cannot be read ({reason}): is it complete, and a text file?"
+            f"{data} cannot be read ({reason}): is it complete, and a text file? Give a part of it"
+            " where it is too large"
         ) from error
 
 
+def _content(data: str) -> bytes:
+    if not data.endswith(".xz"):
+        return read_plain(data, LARGEST_TEXT)
+    with open_plain(data, LARGEST_TEXT) as file:
+        return unpack_xz(file)
+
+
 def _read_jsonl(data: str, labelled: bool) -> TextRows:
-    rows = []
-    for number, line in enumerate(_read_file(data).split("\n"), 1):
+    rows, names = [], set()
+    for number, line in enumerate(io.StringIO(_read_file(data), newline="\n"), 1):
+        _check_size(data, number, len(line))
         try:
             if line.strip():
-                rows.append(dict(json.loads(line)))
+                row = dict(json.loads(line))
+                names |= row.keys()
+                rows.append({name: row[name] for name in row.keys() & COLUMNS})
         except (ValueError, TypeError, RecursionError) as error:
             raise DataError(
                 f"{data}, line {number} is not a JSON object:"
                 " write one per line, with the keys label and text"
             ) from error
-    return _select(data, sorted({name for row in rows for name in row}), rows, labelled)
+    return _select(data, sorted(names), rows, labelled)
+
+
+def _check_size(data: str, number: int, characters: int = 0) -> None:
+    """Refuse a row too many, or one that is too long, before it takes memory."""
+    if number > LARGEST_TABLE:
+        raise DataError(f"{data} has more than {LARGEST_TABLE:,} rows: give some of them")
+    if characters > LARGEST_ROW:
+        raise DataError(
+            f"{data}, line {number} has {characters:,} characters, {LARGEST_ROW:,} at most:"
+            " shorten or remove it"
+        )
 
 
 def _read_separated(data: str, separator: str, labelled: bool) -> TextRows:
     # Quotes are ordinary characters in tab-separated text.
     quoting = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
     file = io.StringIO(_read_file(data))
+    lines = []
     try:
-        lines = [line for line in csv.reader(file, delimiter=separator, quoting=quoting) if line]
+        for line in csv.reader(file, delimiter=separator, quoting=quoting):
+            _check_size(data, len(lines) + 1)
+            if line:
+                lines.append(line)
     except csv.Error as error:
         raise DataError(
             f"{data} is not a table ({error}): fix it, or write the rows as JSONL"
@@ -126,9 +160,15 @@ def _read_separated(data: str, separator: str, labelled: bool) -> TextRows:
         if len(line) != len(names):
             raise DataError(
                 f"{data}, line {number} has {len(line)} columns, not {len(names)}"
-                f" ({', '.join(names)}): fix it, or name the columns in the first line"
+                f" ({_some(names)}): fix it, or name the columns in the first line"
             )
     return _select(data, names, [dict(zip(names, line, strict=True)) for line in body], labelled)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Names of columns for a message; a damaged table can have thousands, or long ones."""
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(name[:40] for name in names[:8]) + more
 
 
 def _column_names(lines: list[list[str]]) -> tuple[list[str], list[list[str]]]:
@@ -152,14 +192,14 @@ def _select(data: str, names: Sequence[str], rows: Any, labelled: bool) -> TextR
     if missing:
         raise DataError(
             f"{data} has no column {' and no column '.join(missing)};"
-            f" it has: {', '.join(names)}. Rename those you mean"
+            f" it has: {_some(names)}. Rename those you mean"
         )
     columns = [*([label] if label else []), *texts]
     table = [tuple(row.get(name) for name in columns) for row in rows]
     for number, cells in enumerate(table, 1):
-        if None in cells:
+        if not all(isinstance(cell, str | int | float) for cell in cells):
             raise DataError(
-                f"{data}, row {number} lacks one of {', '.join(columns)}:"
+                f"{data}, row {number} lacks one of {', '.join(columns)}, or holds a list there:"
                 " complete or remove that row"
             )
     strings = tuple(tuple(str(cell) for cell in cells[-len(texts) :]) for cells in table)

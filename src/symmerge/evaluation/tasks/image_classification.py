@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,11 @@ from symmerge.evaluation.data.dead_leaves import as_pixels, draw_dead_leaves
 from symmerge.evaluation.data.images import LabelledImages, check_file, decode_image, read_images
 from symmerge.evaluation.tasks.base import IGNORED, Batch, Task, batched
 from symmerge.evaluation.tasks.labels import class_indices
-from symmerge.evaluation.tasks.preprocessing import has_image_processor, image_processor_of
+from symmerge.evaluation.tasks.preprocessing import (
+    has_image_processor,
+    image_processor_of,
+    process_image,
+)
 from symmerge.evaluation.tasks.readouts import ImageReadout, UnlabelledReadout
 from symmerge.evaluation.tasks.sampling import Sampling
 from symmerge.models.model import Model
@@ -68,19 +72,19 @@ def _collate_synthetic(
     images = draw_dead_leaves([number for number, _ in samples], shape, seed)
     if processor is None:
         return _batch(torch.from_numpy(images), samples)
-    return _batch(_normalize(processor, model, list(as_pixels(images))), samples)
+    return _batch(_normalize(processor, model, as_pixels(images)), samples)
 
 
 def _collate_normalized(images: LabelledImages, samples: Sequence[Sample]) -> Batch:
-    values = np.stack([images.items[number] for number, _ in samples])
-    return _batch(torch.from_numpy(values).float(), samples)
+    values = np.stack([images.items[number] for number, _ in samples]).astype(np.float32)
+    return _batch(torch.from_numpy(values), samples)
 
 
 def _collate(
     images: LabelledImages, processor: Any, model: Model, samples: Sequence[Sample]
 ) -> Batch:
     channels = model.spec.sizes["channel"]
-    decoded = [decode_image(images.items[number], channels) for number, _ in samples]
+    decoded = (decode_image(images.items[number], channels) for number, _ in samples)
     return _batch(_normalize(processor, model, decoded), samples)
 
 
@@ -96,12 +100,14 @@ def _identity(images: LabelledImages, sample: Sample) -> object:
     return number
 
 
-def _normalize(processor: Any, model: Model, images: list[np.ndarray]) -> torch.Tensor:
+def _normalize(processor: Any, model: Model, images: Iterable[np.ndarray]) -> torch.Tensor:
     """Pixel values for the model, from uint8 images with channels first."""
-    batch = processor(images, input_data_format="channels_first", return_tensors="pt")
-    values = batch["pixel_values"].float()
-    _check_shape(model, tuple(values.shape[1:]), f"the image processor of {model.where}")
-    return values
+    values = []
+    for image in images:
+        values.append(process_image(processor, model, image))
+        shape = tuple(values[-1].shape[1:])
+        _check_shape(model, shape, f"the image processor of {model.where}")
+    return torch.cat(values)
 
 
 def _image_shape(model: Model) -> Shape:

@@ -18,7 +18,7 @@ from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.data.self_generated import first_logits, mask_token, sample_text
 from symmerge.evaluation.data.text import read_text
 from symmerge.evaluation.tasks.base import IGNORED, Batch, LazyBatches, Task, batched
-from symmerge.evaluation.tasks.preprocessing import check_tokens, max_length, tokenizer_of
+from symmerge.evaluation.tasks.preprocessing import check_tokens, encode, max_length, tokenizer_of
 from symmerge.evaluation.tasks.readouts import TokenReadout
 from symmerge.evaluation.tasks.sampling import Sampling
 from symmerge.models.model import Model
@@ -28,6 +28,7 @@ MASKING, MASK_SEED = 0.15, 7  # the same masks for every model, method and point
 MASKED_BLOCK, CAUSAL_BLOCK = 128, 256
 MASKED_SAMPLES, CAUSAL_SAMPLES = 128, 64
 BATCH_ROWS, MAX_LOGITS = 32, 1 << 25  # of a batch; large vocabularies get fewer rows
+EXCERPTS, EXCERPT = 8, 1_000_000  # of a long text: two million tokens
 
 Tokens = Int[Tensor, "rows length"]
 
@@ -69,22 +70,40 @@ class _Blocks:
 def _read_blocks(
     model: Model, tokenizer: Any, data: str, length: int, sampling: Sampling, default: int
 ) -> _Blocks:
-    fast = tokenizer.is_fast
-    encoded = tokenizer(
-        read_text(data), add_special_tokens=False, return_offsets_mapping=fast, verbose=False
-    )
-    tokens = np.asarray(encoded["input_ids"], dtype=np.int64)
-    check_tokens(model, int(tokens.max(initial=0)))
+    tokens, ends = _tokenize(model, tokenizer, excerpts(read_text(data)))
     count = len(tokens) // length
     what = f"{data}, {len(tokens)} tokens in blocks of {length}"
     indices = sampling.choose(count, default, what=what)
     blocks = torch.from_numpy(tokens[: count * length].reshape(count, length)[indices])
-    if not fast:
+    if ends is None:
         return _Blocks(blocks, None)
-    ends = np.asarray(encoded["offset_mapping"])[: count * length, 1]
-    ends = ends.reshape(count, length)[indices]
+    ends = ends[: count * length].reshape(count, length)[indices]
     characters = (ends[:, -1] - ends[:, 0]).sum() / (len(indices) * (length - 1))
     return _Blocks(blocks, float(characters))
+
+
+def excerpts(text: str) -> tuple[str, ...]:
+    """The text, or pieces from all over a long one: a token takes 250 bytes while it is made."""
+    if len(text) <= EXCERPTS * EXCERPT:
+        return (text,)
+    return tuple(text[at * len(text) // EXCERPTS :][:EXCERPT] for at in range(EXCERPTS))
+
+
+def _tokenize(
+    model: Model, tokenizer: Any, texts: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Tokens of all texts, and where each ends, in characters, if the tokenizer knows."""
+    fast, start = tokenizer.is_fast, 0
+    tokens, ends = [], []
+    for text in texts:
+        options = {"add_special_tokens": False, "return_offsets_mapping": fast}
+        encoded = encode(model, tokenizer, text, **options)
+        tokens.append(np.asarray(encoded["input_ids"], dtype=np.int64))
+        if fast:
+            offsets = np.asarray(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+            ends.append(start + offsets[:, 1])
+        start += len(text)
+    return np.concatenate(tokens), np.concatenate(ends) if fast else None
 
 
 def _masked_blocks(
@@ -108,6 +127,7 @@ def _tokenizer_mask(model: Model, tokenizer: Any) -> int:
             f"the tokenizer of {model.where} has no mask token:"
             " set mask_token in its tokenizer_config.json"
         )
+    check_tokens(model, tokenizer.mask_token_id)
     return int(tokenizer.mask_token_id)
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
+from symmerge.checkpoints.limits import LARGEST_JSON, LARGEST_TOKENIZER
 from symmerge.checkpoints.pretrained import from_local
-from symmerge.errors import MismatchError
+from symmerge.errors import MismatchError, SymmergeError
 from symmerge.models.model import Model
+from symmerge.verification.inputs import example_inputs
 from symmerge.verification.modules import empty_module
 
+TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "spiece", "special_tokens", "added_tokens")
+RESTORE_TOKENIZER = "restore its files from the model's source"
+RESTORE_PROCESSOR = "restore preprocessor_config.json"
+LARGEST_ENLARGEMENT = 4  # of a processor's sides over the model's; 256 for 224 is usual
 # The sections of a tokenizer.json that decide how text is tokenized
 SECTIONS = ("normalizer", "pre_tokenizer", "model", "post_processor", "added_tokens")
 
@@ -32,13 +40,35 @@ def tokenizer_of(model: Model) -> Any:
             f"{model.where} has no tokenizer: copy the files it was trained with"
             " (tokenizer.json, tokenizer_config.json) into its folder"
         )
-    try:
+    with _damages(f"the tokenizer of {model.where} cannot be opened", RESTORE_TOKENIZER):
+        _check_files(model, LARGEST_TOKENIZER, TOKENIZER_FILES)
         return from_local(AutoTokenizer, model.path)
-    except Exception as error:  # damaged files raise many kinds
-        raise MismatchError(
-            f"the tokenizer of {model.where} cannot be opened ({_one_line(error)}):"
-            " restore its files from the model's source"
-        ) from error
+
+
+def encode(model: Model, tokenizer: Any, *texts: str, **options: Any) -> Any:
+    """Tokenize; a damaged tokenizer may fail only here. Token ids must be the model's."""
+    with _damages(f"the tokenizer of {model.where} fails", RESTORE_TOKENIZER):
+        encoded = tokenizer(*texts, verbose=False, **options)
+        tokens = encoded["input_ids"]
+        check_tokens(model, min(tokens, default=0), max(tokens, default=0))
+        return encoded
+
+
+def _check_files(model: Model, limit: int, prefixes: tuple[str, ...]) -> None:
+    for file in model.files:
+        if file.name.startswith(prefixes) and file.stat().st_size > limit:
+            raise ValueError(f"{file.name} has more than {limit:,} bytes")
+
+
+@contextmanager
+def _damages(what: str, remedy: str) -> Iterator[None]:
+    """One line for whatever a library raises: damaged files raise many kinds."""
+    try:
+        yield
+    except (SymmergeError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the tokenizers' Rust code is no Exception
+        raise MismatchError(f"{what} ({_one_line(error)}): {remedy}") from error
 
 
 def check_same_tokenizers(models: Sequence[Model]) -> None:
@@ -69,14 +99,15 @@ def _difference(first: Any, second: Any) -> str | None:
     return f"{sections[0]} in tokenizer.json" if sections else None
 
 
-def check_tokens(model: Model, largest: int) -> None:
+def check_tokens(model: Model, *tokens: int) -> None:
     """Refuse token ids outside the model's vocabulary."""
     vocabulary = model.spec.sizes["vocabulary"]
-    if largest >= vocabulary:
-        raise MismatchError(
-            f"the tokenizer of {model.where} has a token {largest}, the model knows {vocabulary}:"
-            " it is another model's; restore its own"
-        )
+    for token in tokens:
+        if token not in range(vocabulary):
+            raise MismatchError(
+                f"the tokenizer of {model.where} has a token {token}, the model knows {vocabulary}:"
+                " it is another model's; restore its own"
+            )
 
 
 def has_image_processor(model: Model) -> bool:
@@ -96,17 +127,40 @@ def image_processor_of(model: Model) -> Any:
             " put its preprocessor_config.json into the folder,"
             " or give an .npz with floats [n, c, h, w] that are normalized already"
         )
-    try:
-        return from_local(AutoImageProcessor, model.path)
-    except Exception as error:  # damaged files raise many kinds
-        raise MismatchError(
-            f"the image processor of {model.where} cannot be opened ({_one_line(error)}):"
-            " restore preprocessor_config.json"
-        ) from error
+    what = f"the image processor of {model.where} cannot be opened"
+    with _damages(what, RESTORE_PROCESSOR):
+        _check_files(model, LARGEST_JSON, ("preprocessor_config",))
+        processor = from_local(AutoImageProcessor, model.path)
+        _check_sizes(processor, model)
+        return processor
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]
+def _check_sizes(processor: Any, model: Model) -> None:
+    """Refuse to enlarge images far beyond what the model takes: memory grows with the square."""
+    shape = example_inputs(model, seed=0)["pixel_values"].shape
+    largest = LARGEST_ENLARGEMENT * max(shape[2:])
+    for name in ("size", "crop_size", "pad_size"):
+        size = getattr(processor, name, None)
+        for key, value in dict(size or {}).items():
+            if value is not None and value not in range(1, largest + 1):
+                raise ValueError(f"{name} has {key} {value}, it must be from 1 to {largest}")
+
+
+def process_image(processor: Any, model: Model, image: np.ndarray) -> torch.Tensor:
+    """Pixel values for the model, from a uint8 image with channels first.
+
+    One at a time: what a batch of large pictures takes together does not fit.
+    """
+    with _damages(f"the image processor of {model.where} fails", RESTORE_PROCESSOR):
+        options = {"input_data_format": "channels_first", "return_tensors": "pt"}
+        values = processor([image], **options)["pixel_values"].float()
+        if not values.isfinite().all():
+            raise ValueError("it gives pixels that are NaN or infinite")
+        return values
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{error or type(error).__name__}".split())[:160]
 
 
 def max_length(model: Model) -> int:

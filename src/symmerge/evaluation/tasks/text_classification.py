@@ -12,7 +12,7 @@ from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.data.text import TextRows, read_rows
 from symmerge.evaluation.tasks.base import Batch, Readout, Task, batched
 from symmerge.evaluation.tasks.labels import class_indices, regression_targets
-from symmerge.evaluation.tasks.preprocessing import check_tokens, max_length, tokenizer_of
+from symmerge.evaluation.tasks.preprocessing import check_tokens, encode, max_length, tokenizer_of
 from symmerge.evaluation.tasks.readouts import ClassReadout, ValueReadout
 from symmerge.evaluation.tasks.sampling import Sampling
 from symmerge.models.model import Model
@@ -32,7 +32,9 @@ def text_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
     tokenizer = tokenizer_of(model)
     encodings = _encode(model, tokenizer, rows, indices, data)
     samples = list(zip(encodings, (labels[number] for number in indices), strict=True))
-    collate = partial(_pad, tokenizer.pad_token_id or 0)
+    padding = tokenizer.pad_token_id or 0
+    check_tokens(model, padding)
+    collate = partial(_pad, padding)
     batches = batched(samples, BATCH_ROWS, key=_length_first, collate=collate)
     return Task("text", data, len(samples), sampling.seed, readout, batches, {})
 
@@ -56,10 +58,9 @@ def _encode(
 ) -> list[Encoding]:
     """Tokenize the chosen rows; rows that are too long for the model are an error."""
     limit = max_length(model)
-    encodings = [tokenizer(*rows.texts[number], verbose=False) for number in indices]
+    encodings = [encode(model, tokenizer, *rows.texts[number]) for number in indices]
     for number, encoding in zip(indices, encodings, strict=True):
         tokens = encoding["input_ids"]
-        check_tokens(model, max(tokens, default=0))
         if len(tokens) > limit:
             raise DataError(
                 f"{data}, row {number + 1} has {len(tokens)} tokens;"

@@ -12,6 +12,7 @@ import torch
 from symmerge.checkpoints.pretrained import from_local
 from symmerge.evaluation.data.embedded import python_docs
 from symmerge.evaluation.data.text import read_rows, read_text
+from symmerge.evaluation.tasks.language import excerpts
 from symmerge.lab.training.augmentation import RANDOM_NUMBERS, augment
 from symmerge.lab.training.cache import cached, with_progress
 from symmerge.lab.training.files import FILES, INSTALLED, DataFolder, data_folder
@@ -21,8 +22,6 @@ from symmerge.lab.training.recipe import TrainingRecipe
 # Start and end of the validation split, in percent of the characters; the test split follows.
 VALIDATION = {"python-docs": (90, 100), "shakespeare": (90, 95), "books": (99, 100)}
 IMAGES_AT_ONCE = 1000
-# Number and length of excerpts from a long text: two million tokens to align with.
-EXCERPTS, EXCERPT = 8, 1_000_000
 
 
 def text_splits(recipe: TrainingRecipe, root: Path | None) -> dict[str, str]:
@@ -111,15 +110,9 @@ def _task_data(
     split = "test" if held_out else "train"
 
     def write(file: Path) -> None:
-        file.write_text(_excerpts(text_splits(recipe, root)[split]), "utf-8")
+        file.write_text("".join(excerpts(text_splits(recipe, root)[split])), "utf-8")
 
     return str(cached(folder.prepared / f"{recipe.data}-{split}.txt", write))
-
-
-def _excerpts(text: str) -> str:
-    if len(text) <= EXCERPTS * EXCERPT:
-        return text
-    return "".join(text[at * len(text) // EXCERPTS :][:EXCERPT] for at in range(EXCERPTS))
 
 
 def _fitting_rows(table: Path, begin: Path, place: Path) -> Path:
