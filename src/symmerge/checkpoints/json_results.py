@@ -27,7 +27,9 @@ from typing import (
 )
 
 from symmerge.checkpoints.files import write_json
+from symmerge.checkpoints.limits import LARGEST_JSON, LARGEST_STRING, read_plain
 from symmerge.errors import SymmergeError
+from symmerge.symmetry.spec import listing
 
 
 class Flag(Enum):
@@ -37,6 +39,7 @@ class Flag(Enum):
     OMIT = "left out of the file where it is None"
 
 
+LARGEST_FLOAT = 10**300  # sums of larger ones overflow
 INLINE, OMIT = Flag.INLINE, Flag.OMIT
 
 
@@ -83,16 +86,18 @@ def read_result(file: Path, *types: type[AnyFile]) -> AnyFile:
     """Read a result file as the one of `types` that its schema names."""
     again = f"write it again with {types[0].WRITER}"
     try:
-        content = json.loads(file.read_text("utf-8"))
+        content = json.loads(read_plain(file, LARGEST_JSON))
     except (OSError, ValueError, RecursionError) as error:
-        raise SymmergeError(f"{file} cannot be read as JSON ({error}): {again}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise SymmergeError(f"{file} cannot be read as JSON ({reason}): {again}") from error
     schema = content.get("schema") if isinstance(content, dict) else None
     for kind in types:
         if schema == kind.SCHEMA:
             return kind.from_json(content, str(file), again)
     known = " or ".join(kind.SCHEMA for kind in types)
     raise SymmergeError(
-        f"{file} has schema {schema!r}, this version reads {known}: {again}, or update symmerge"
+        f"{file} has schema {_shown(schema)}, this version reads {known}:"
+        f" {again}, or update symmerge"
     )
 
 
@@ -166,7 +171,7 @@ def _parse_record(record: type[AnyRecord], content: object, at: str) -> AnyRecor
         raise _Malformed(f"has another schema than {record.SCHEMA} in {at or 'it'}")
     arguments = dict(_take_fields(record, values, at))
     if values:
-        unknown = ", ".join(f"'{_inside(at, key)}'" for key in values)
+        unknown = listing(f"'{_inside(at, key[:40])}'" for key in values)
         raise _Malformed(f"has {unknown}, which this version does not know")
     try:
         return record(**arguments)
@@ -228,7 +233,7 @@ def _parse_mapping(key: object, hint: object, value: object, at: str) -> dict[ob
 
 def _parse_key(hint: object, name: object, at: str) -> object:
     if hint is not int:
-        return name
+        return _parse_text(name, at)
     return int(str(_checked(name, str(name).lstrip("-").isdigit(), "a number", _inside(at, "key"))))
 
 
@@ -238,13 +243,22 @@ def _parse_float(value: object, at: str) -> float:
         return nan
     _checked(value, isinstance(value, int | float) and not isinstance(value, bool), "a number", at)
     assert isinstance(value, int | float)
+    _checked(value, abs(value) <= LARGEST_FLOAT, "a number within 1e300", at)
     return float(value)
+
+
+def _parse_text(value: object, at: str) -> str:
+    _checked(value, isinstance(value, str), "text", at)
+    assert isinstance(value, str)
+    expected = f"text of at most {LARGEST_STRING:,} characters"
+    _checked(value, len(value) <= LARGEST_STRING, expected, at)
+    return value
 
 
 SCALARS: Mapping[object, Callable[[object, str], object]] = {
     float: _parse_float,
     int: lambda value, at: _checked(value, type(value) is int, "a whole number", at),
-    str: lambda value, at: _checked(value, isinstance(value, str), "text", at),
+    str: lambda value, at: _parse_text(value, at),
     bool: lambda value, at: _checked(value, isinstance(value, bool), "true or false", at),
 }
 
@@ -260,5 +274,7 @@ def _inside(at: str, name: str) -> str:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, int) and abs(value) > LARGEST_FLOAT:
+        return "a huge number"  # Python refuses to print thousands of digits
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from symmerge.checkpoints.files import replacing
+from symmerge.checkpoints.limits import plain_size
 from symmerge.errors import CheckpointError
 
 # A single metadata entry: safetensors writes several in arbitrary order, but equal content should
@@ -36,16 +37,36 @@ def read_tensors(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors of a file with this format; any other is refused, with the remedy."""
     try:
+        plain_size(path)
         with safe_open(path, "pt") as file:
             header = json.loads((file.metadata() or {}).get(KEY, "{}"))
             # Copies: mapped bytes are not aligned, and complex arithmetic on them crashes torch.
             names = file.keys()
             tensors = {name: file.get_tensor(name).clone() for name in names}
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not {what} ({error}): {remedy}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path} is not {what} ({reason}): {remedy}") from error
     if not isinstance(header, dict) or header.get("format") != format:
         raise CheckpointError(f"{path} is not {what} of this version ({format}): {remedy}")
     return header, tensors
+
+
+def refuse_foreign_tensors(path: Path, format: str) -> None:
+    """Refuse to replace a file that is there already and has another format, by its header."""
+    try:
+        plain_size(path)
+        with safe_open(path, "pt") as file:
+            header = json.loads((file.metadata() or {}).get(KEY, "{}"))
+            if isinstance(header, dict) and header.get("format") == format:
+                return
+    except FileNotFoundError:
+        return
+    except (OSError, SafetensorError, ValueError, RecursionError):
+        pass
+    raise CheckpointError(
+        f"{path} exists, and is no {format} file that symmerge wrote: choose another name, or"
+        " move it away"
+    )
 
 
 def _umask() -> int:

@@ -12,9 +12,10 @@ import typer
 from symmerge.aligning.inputs import make_inputs, no_inputs
 from symmerge.aligning.options import choose_recipe
 from symmerge.checkpoints.files import set_aside
+from symmerge.checkpoints.tensor_file import refuse_foreign_tensors
 from symmerge.checkpoints.writing import return_freed_memory
 from symmerge.cli import console
-from symmerge.cli.options.common import Device, ModelA, ModelB, Overwrite, Resume, Seed
+from symmerge.cli.options.common import Device, ModelA, ModelB, Resume, Seed
 from symmerge.cli.options.groups import verb
 from symmerge.cli.options.matching import Data, Samples
 from symmerge.distributed import local_device, process_group
@@ -24,7 +25,7 @@ from symmerge.matching.activations import warn_of_poor_statistics
 from symmerge.matching.recipes import BY_METHOD, Recipe
 from symmerge.models.model import Model, device_of, load
 from symmerge.observation.calibration import gather_pair, pair_header
-from symmerge.observation.statistics import Statistics
+from symmerge.observation.statistics import FORMAT, Statistics
 
 
 @verb("interrupted: what was gathered so far is saved, --resume continues from it")
@@ -48,7 +49,9 @@ def statistics(
     seed: Seed = 0,
     device: Device = "cpu",
     resume: Resume = False,
-    overwrite: Overwrite = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace --out if it is a statistics file.")
+    ] = False,
 ) -> None:
     """Gather statistics of two models' activations once, for align and merge.
 
@@ -66,13 +69,14 @@ def statistics(
             raise CheckpointError(
                 f"{out} exists: choose another --out, or --overwrite to replace it"
             )
+        refuse_foreign_tensors(out, FORMAT)
         if not data and (not add or samples is not None):
             raise no_inputs(models[0], "nothing to gather", "--data (or --add FILE)")
         chosen = _recipe(recipe)
         prepared = chosen.prepare(models[0]), chosen.prepare(models[1])
         gathered = [Statistics.load(file) for file in add or []]
         for one in gathered:
-            one.header.check(pair_header(*prepared))
+            one.check(pair_header(*prepared), prepared[0].spec)
         if data:
             task = make_inputs(models, data, samples=samples, seed=seed, device=device)
             gathered.append(_observe(prepared, task, out, resume, device, world))

@@ -76,7 +76,7 @@ class ActivationMatching(Matching):
     def _observe(self, a: Model, b: Model, progress: Progress) -> Probe:
         statistics = self.statistics
         if statistics is not None:
-            statistics.header.check(pair_header(a, b))
+            statistics.check(pair_header(a, b), a.spec)
         if self.data is None:
             assert statistics is not None
             probe = Probe("the objective", statistics)

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symmerge.checkpoints.arrays import read_npy
 from symmerge.checkpoints.json_results import Record
 from symmerge.checkpoints.weights import Weights
 from symmerge.errors import MismatchError
@@ -220,15 +221,12 @@ class Evidence:
 
 def read_token_counts(path: Path) -> Float[Tensor, " vocabulary"]:
     """How often each token occurred, from a .npy file."""
-    try:
-        counts = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise MismatchError(
-            f"{path} is no .npy file of counts ({error}): save one with numpy.save"
-        ) from error
-    if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.number) or (counts < 0).any():
+    counts = read_npy(path, "counts")
+    with np.errstate(over="ignore"):
+        numbers = counts.astype(np.float32)
+    if counts.ndim != 1 or not np.isfinite(numbers).all() or (counts < 0).any():
         raise MismatchError(
             f"{path} holds {counts.dtype} of shape {list(counts.shape)}:"
-            " one count per token is needed, none negative"
+            " one count per token is needed, none negative or infinite"
         )
-    return torch.from_numpy(counts.astype(np.float32))
+    return torch.from_numpy(numbers)

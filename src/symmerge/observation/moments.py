@@ -75,6 +75,26 @@ class Moments:
 SUMS = tuple(item.name for item in fields(Moments) if item.name != "axis")
 
 
+def problem_of(sums: Mapping[str, Tensor]) -> str | None:
+    """Why these cannot be the sums of an activation: shapes, types or values; None if they can."""
+    cross, inside = sums["cross"], sums["inside"]
+    if cross.ndim != 2 or inside.ndim != 3:
+        return "products that are no matrices"
+    a, b = cross.shape
+    shapes = {"count": (), "sum_a": (a,), "sum_b": (b,), "square_a": (a,), "square_b": (b,)}
+    for name, total in sums.items():
+        if total.dtype != torch.float64 or total.shape != shapes.get(name, total.shape):
+            return f"{name} of {total.dtype} {list(total.shape)}"
+        if not total.isfinite().all():
+            return f"{name} with NaN or infinite values"
+    heads, rows, columns = inside.shape
+    if rows != columns or heads * rows not in (0, b):
+        return f"inside of shape {list(inside.shape)} for {b} coordinates"
+    if sums["count"] < 1 or (sums["square_a"] < 0).any() or (sums["square_b"] < 0).any():
+        return "no samples, or negative squares"
+    return None
+
+
 def _variance(total: Tensor, square: Tensor, count: Tensor) -> Tensor:
     """The variance; zero for constant coordinates, where rounding leaves a tiny value."""
     mean = total / count

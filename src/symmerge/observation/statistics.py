@@ -20,8 +20,9 @@ from symmerge.checkpoints.tensor_file import read_tensors, write_tensors
 from symmerge.errors import CheckpointError, MismatchError, NotationError
 from symmerge.evaluation.results import TaskRecord
 from symmerge.observation.activations import Activations, Score
-from symmerge.observation.moments import SUMS, Moments, samples_with_moments
-from symmerge.symmetry.notation import Product, parse, unparse
+from symmerge.observation.moments import SUMS, Moments, problem_of, samples_with_moments
+from symmerge.symmetry.notation import Product, atoms, parse, size, unparse
+from symmerge.symmetry.spec import Spec
 
 FORMAT = "symmerge.statistics/1"
 REMEDY = "make it again with symmerge statistics"
@@ -75,11 +76,28 @@ class Statistics:
     def __add__(self, other: Statistics) -> Statistics:
         """Statistics of both sets of inputs, for the same pair in the same form."""
         self.header.check(other.header)
+        if self._shapes() != other._shapes():
+            raise MismatchError(f"statistics of other activations cannot be added: {REMEDY}")
         total = {name: moments.clone() for name, moments in self.moments.items()}
         for name, moments in other.moments.items():
             total[name].add_(moments.sums())
         inputs = (*self.header.inputs, *other.header.inputs)
         return Statistics(total, replace(self.header, inputs=inputs))
+
+    def _shapes(self) -> dict[str, object]:
+        return {name: (one.axis, one.cross.shape) for name, one in self.moments.items()}
+
+    def check(self, header: StatisticsHeader, spec: Spec) -> None:
+        """Refuse statistics of another pair or form, and activations the model does not have."""
+        self.header.check(header)
+        for name, moments in self.moments.items():
+            spaces = {atom.space for atom in atoms((moments.axis,))}
+            known = name.rpartition(":")[0] in spec.tensors and spaces <= spec.spaces.keys()
+            if not known or moments.cross.shape != 2 * (size(moments.axis, spec.sizes),):
+                raise MismatchError(
+                    f"statistics of {name} {list(moments.cross.shape)} do not fit the model:"
+                    f" {REMEDY}"
+                )
 
     def without(self, names: Collection[str]) -> Statistics:
         """The same without these activations."""
@@ -100,9 +118,16 @@ class Statistics:
         try:
             axes = {name: parse(axis)[0] for name, axis in content["axes"].items()}
             header = StatisticsHeader.from_json(content["header"], str(path), REMEDY)
-            return Statistics(unflatten(axes, tensors), header)
-        except (KeyError, AttributeError, TypeError, NotationError) as error:
-            raise CheckpointError(f"{path} is incomplete ({error!r}): {REMEDY}") from error
+            sums = {name: {part: tensors[f"{name}/{part}"] for part in SUMS} for name in axes}
+        except (KeyError, AttributeError, TypeError, IndexError, NotationError) as error:
+            reason = " ".join(repr(error).split())[:120]
+            raise CheckpointError(f"{path} is incomplete ({reason}): {REMEDY}") from error
+        for name, one in sums.items():
+            if problem := problem_of(one):
+                raise CheckpointError(f"{path}: {name} has {problem}: {REMEDY}")
+        if not sums:
+            raise CheckpointError(f"{path} holds no activations: {REMEDY}")
+        return Statistics({name: Moments(axes[name], **one) for name, one in sums.items()}, header)
 
     def activations(self, score: Score = "product") -> tuple[Activations, Activations]:
         """Samples with these moments, computed per activation on access."""

@@ -18,6 +18,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 import yaml
 
+from symmerge.checkpoints.limits import LARGEST_OPTIONS, read_plain
 from symmerge.cli import console
 from symmerge.errors import MismatchError
 
@@ -101,13 +102,24 @@ def _configure(context: Any, file: Path | None) -> Path | None:
 
 def _read_options(file: Path) -> dict[str, object]:
     try:
-        content = yaml.safe_load(file.read_text("utf-8")) or {}
+        text = read_plain(file, LARGEST_OPTIONS).decode("utf-8")
+        # A kilobyte of aliases can merge into gigabytes; options need none.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise MismatchError(f"{file} has an alias (*name): write the value itself there")
+        content = yaml.safe_load(text) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise MismatchError(
-            f"{file} cannot be read as YAML ({error}): write one option per line, 'seed: 1'"
+            f"{file} cannot be read as YAML ({reason}): write one option per line, 'seed: 1'"
         ) from error
     if not isinstance(content, dict):
         raise MismatchError(f"{file} holds no options: write one per line, 'seed: 1'")
+    for name, value in content.items():
+        values = value if isinstance(value, list) else [value]
+        if not all(one is None or isinstance(one, str | int | float) for one in values):
+            raise MismatchError(
+                f"{file}: {name} is neither a value nor a list of values: write 'seed: 1'"
+            )
     return {str(name).replace("-", "_"): value for name, value in content.items()}
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
+from symmerge.checkpoints.arrays import read_npz
 from symmerge.errors import DataError
 from symmerge.lab.training.cifar import read_cifar
 from symmerge.lab.training.tiny_imagenet import read_tiny_imagenet
@@ -83,16 +83,12 @@ def _check_classes(data: str, where: str, labels: set[int], *, complete: bool) -
 
 def _read_npz(file: Path, split: str) -> Arrays:
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            if {f"x_{split}", f"y_{split}"} <= set(arrays):
-                return arrays[f"x_{split}"], arrays[f"y_{split}"]
-            compact = f"d_{split}" in arrays
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise DataError(
-            f"{file} cannot be read as .npz without running code ({error}):"
-            " write it with numpy.savez"
-        ) from error
-    if compact:
+        content = read_npz(file, [(f"x_{split}", f"y_{split}")])
+    except FileNotFoundError as error:
+        raise DataError(f"{file} is not there: put it there, or give another --data") from error
+    if isinstance(content, tuple):
+        return content[0], content[1]
+    if f"d_{split}" in content:
         raise DataError(
             f"{file} is compressed, not plain arrays: convert it with `python load_data.py IN OUT`"
             " (the script beside the data)"
