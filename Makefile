@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo check quick test lint benchmark clean
+.PHONY: demo check quick test fuzz lint benchmark clean
 
 demo: $(READY)
 	$(BIN)/symmerge demo
@@ -19,6 +19,13 @@ quick: $(READY)
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# damaged inputs of every format; `make fuzz REPLAY=fuzz-unclean/X.json` does one again
+SEED  ?= 1
+CASES ?= 2000
+fuzz: $(READY)
+	PYTHONPATH=tests:tests/helpers $(BIN)/python -m fuzz --seed $(SEED) --cases $(CASES) \
+		$(if $(REPLAY),--replay $(REPLAY))
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks experiments
