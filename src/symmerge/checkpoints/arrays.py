@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from io import BufferedIOBase
 from lzma import LZMAError
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ KINDS = "biuf"  # bool, whole numbers, floats
 DAMAGES = (  # of zip files and headers, as Python's libraries raise them
     *(OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, MemoryError),
     *(RecursionError, SyntaxError, NotImplementedError, RuntimeError, UnicodeError),
-    *(zipfile.BadZipFile, zlib.error, LZMAError),
+    *(zipfile.BadZipFile, zlib.error, LZMAError, TokenError),
 )
 
 

@@ -5,6 +5,7 @@ The package `datasets` is optional.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ OFFLINE = (
 def is_hub(data: str) -> bool:
     """Whether this is the name or the folder of a Hugging Face data set."""
     files = ("dataset_info.json", "dataset_dict.json")
-    return data.startswith("hf:") or any((Path(data) / name).is_file() for name in files)
+    return data.startswith("hf:") or any(os.path.isfile(Path(data) / name) for name in files)
 
 
 def read_hub(data: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import warnings
 from collections.abc import Iterator, Sequence
@@ -52,7 +53,7 @@ def read_images(data: str) -> LabelledImages:
         return LabelledImages(np.rint(images * 255).astype(np.uint8), labels.tolist())
     if is_hub(data):
         return _from_hub(data)
-    if Path(data).is_dir():
+    if os.path.isdir(data):
         return _from_folder(Path(data))
     if data.endswith(".npz"):
         return _from_arrays(data)
@@ -154,7 +155,7 @@ def _load_arrays(data: str) -> tuple[np.ndarray, ...]:
     if isinstance(content, tuple):
         return content
     known = " or ".join("/".join(pair) for pair in ARRAYS)
-    raise DataError(f"{data} has the arrays {listing(content) or 'none'}; needed are {known}")
+    raise DataError(f"{data} has the arrays {listing(content) or 'none'}: needed are {known}")
 
 
 def decode_image(item: Any, channels: int) -> np.ndarray:
@@ -182,7 +183,10 @@ def _open(path: Path) -> Any:
     plain_size(path)
     with warnings.catch_warnings():  # of 90 million pixels: our own limit is lower
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        image = Image.open(path, formats=FORMATS)
+        try:
+            image = Image.open(path, formats=FORMATS)
+        except Image.DecompressionBombError as error:
+            raise ValueError(f"more than {LARGEST_PICTURE:,} pixels") from error
     if reason := _unusual(*image.size):
         image.close()
         raise ValueError(reason)
@@ -200,11 +204,9 @@ def _unusual(width: int, height: int) -> str | None:
 
 @contextmanager
 def _readable(item: object) -> Iterator[None]:
-    from PIL import Image
-
     try:
         yield
-    except (*DAMAGES, Image.DecompressionBombError) as error:
+    except DAMAGES as error:
         what = str(item) if isinstance(item, Path) else "an image of the data"
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:120]
         raise DataError(

@@ -46,17 +46,27 @@ def _numbers(labels: Sequence[Any]) -> list[float] | None:
 
 def _by_name(labels: Sequence[str], model: Model, data: str) -> list[float]:
     names, classes = sorted(set(labels)), model.spec.sizes["label"]
-    label2id = model.config.get("label2id") or {}
-    known = {str(name): float(number) for name, number in label2id.items()}
+    known = _class_names(model)
     # LABEL_0, LABEL_1, ...: transformers' placeholders for unnamed classes
     if not known or all(name.startswith("LABEL_") for name in known):
         known = {name: float(number) for number, name in enumerate(names)}
         known = known if len(names) == classes else {}
     unknown = [name for name in names if name not in known]
     if unknown:
-        available = ", ".join(known) or f"{classes} classes without names"
+        available = listing(known) or f"{classes} classes without names"
+        shown = listing(name[:40] for name in unknown)
         raise MismatchError(
-            f"{data} has the label {listing(unknown)}; {model.where} has {available}:"
+            f"{data} has the label {shown}; {model.where} has {available}:"
             " rename them, or use numbers"
         )
     return [known[label] for label in labels]
+
+
+def _class_names(model: Model) -> dict[str, float]:
+    """Names of the model's classes, if its config has any."""
+    names = model.config.get("label2id") or {}
+    if not isinstance(names, dict) or not all(type(index) is int for index in names.values()):
+        raise MismatchError(
+            f"label2id in the config of {model.where} does not map names to numbers: correct it"
+        )
+    return {str(name): float(index) for name, index in names.items()}

@@ -151,7 +151,8 @@ def process_image(processor: Any, model: Model, image: np.ndarray) -> torch.Tens
 
     One at a time: what a batch of large pictures takes together does not fit.
     """
-    with _damages(f"the image processor of {model.where} fails", RESTORE_PROCESSOR):
+    what = f"the image processor of {model.where} fails"
+    with _damages(what, RESTORE_PROCESSOR), np.errstate(all="ignore"):
         options = {"input_data_format": "channels_first", "return_tensors": "pt"}
         values = processor([image], **options)["pixel_values"].float()
         if not values.isfinite().all():
