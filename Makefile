@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo check quick test fuzz lint benchmark clean
+.PHONY: demo check quick test fuzz kills lint benchmark clean
 
 demo: $(READY)
 	$(BIN)/symmerge demo
@@ -31,6 +31,10 @@ lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks experiments
 	$(BIN)/ruff format --check src tests benchmarks experiments
 	$(BIN)/pyright
+
+# kill -9 fifty times in every verb that writes: about half an hour; `make test` kills three times
+kills: $(READY)
+	$(BIN)/python tests/helpers/killed_verbs.py build/kills --table
 
 benchmark: $(READY)
 	set -e; for file in benchmarks/*.py; do echo $$file; $(BIN)/python $$file; done

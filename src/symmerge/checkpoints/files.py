@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import socket
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,23 +20,71 @@ from symmerge.errors import CheckpointError, SymmergeWarning
 RESTORE = "restore it from where the model came"
 
 
+HOST = sha256(socket.gethostname().encode()).hexdigest()[:8]
+TEMPORARY = re.compile(r"\.(.*)\.([0-9a-f]{8})-(\d{1,9})-[0-9a-f]{8}\.partial(\..*)?")
+"""Names of temporary files: stem, machine, process, suffix."""
+_writing: set[Path] = set()  # temporary files of this process
+
+
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path beside `target`, for a file or a folder; renamed to `target` at the end.
 
-    After an error, `target` is unchanged. The suffix is kept: NumPy depends on it.
+    After an error, `target` is unchanged. What killed writers of it left here is removed.
     """
-    # Unique across machines that share a file system, too.
-    beside = target.with_name(f".{target.stem}.{uuid4().hex}.partial{target.suffix}")
+    # Unique across machines that share a file system, too. The suffix is kept for NumPy.
+    writer = f"{HOST}-{os.getpid()}-{uuid4().hex[:8]}"
+    beside = target.with_name(f".{target.stem}.{writer}.partial{target.suffix}")
     target.parent.mkdir(parents=True, exist_ok=True)
+    sweep_temporary(target)
+    _writing.add(beside)
     try:
         yield beside
         beside.replace(target)
     finally:
-        if beside.is_dir():
-            shutil.rmtree(beside, ignore_errors=True)
-        else:
-            beside.unlink(missing_ok=True)
+        _remove(beside)
+        _writing.discard(beside)
+
+
+def discard(file: Path) -> None:
+    """Remove a file, and what killed writers of it left."""
+    file.unlink(missing_ok=True)
+    sweep_temporary(file)
+
+
+def sweep_temporary(target: Path) -> None:
+    """Remove temporary files for `target` of processes that were killed on this machine."""
+    for name in os.listdir(target.parent) if target.parent.is_dir() else ():
+        match = TEMPORARY.fullmatch(name)
+        if match is None or (match[1], match[4] or "", match[2]) != (
+            target.stem,
+            target.suffix,
+            HOST,
+        ):
+            continue
+        left = target.with_name(name)
+        if left not in _writing and not process_alive(int(match[3])):
+            _remove(left)
+
+
+def process_alive(process: int) -> bool:
+    """Whether another process has this number; our own may have been a killed one's."""
+    if process == os.getpid():  # containers reuse low numbers
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_text(file: Path, text: str) -> None:
@@ -47,6 +99,7 @@ def set_aside(*files: Path) -> None:
         if file.exists():
             copy = file.with_name(f"{file.name}.bak")
             file.replace(copy)
+            sweep_temporary(file)
             warnings.warn(
                 f"{file.name} of an interrupted run is now {copy}: to continue that run, rename it"
                 " back and give --resume",

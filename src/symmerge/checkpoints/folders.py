@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from symmerge.checkpoints.files import read_json, write_json
+from symmerge.checkpoints.files import TEMPORARY, process_alive, read_json, write_json
 from symmerge.errors import CheckpointError
 
 CONTENTS = ".symmerge-contents.json"
@@ -91,7 +91,9 @@ def foreign_files(folder: Path) -> list[str]:
     record = folder / CONTENTS
     known = read_json(record).get("files") if record.is_file() else []
     own = {CONTENTS, *map(str, known)} if isinstance(known, list) else {CONTENTS}
-    return sorted(set(_files(folder)) - own)
+    strange = set(_files(folder)) - own
+    # What a killed report left of its page is ours, too.
+    return sorted(name for name in strange if not TEMPORARY.fullmatch(Path(name).name))
 
 
 def add_to_contents(folder: Path, *names: str) -> None:
@@ -135,24 +137,12 @@ def _sweep(target: Path) -> None:
     pattern = re.compile(rf"\.{re.escape(target.name)}\.(\d{{1,9}})(\.old)?\.partial")
     for stale in target.parent.glob(".*.partial"):
         match = pattern.fullmatch(stale.name)
-        if match is None or _alive(int(match[1])):
+        if match is None or process_alive(int(match[1])):
             continue
         if match[2] and not target.exists():
             stale.rename(target)
         else:
             shutil.rmtree(stale, ignore_errors=True)
-
-
-def _alive(process: int) -> bool:
-    if process == os.getpid():  # left by an earlier run with our PID: containers reuse low numbers
-        return False
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _swap(partial: Path, target: Path, overwrite: bool) -> None:

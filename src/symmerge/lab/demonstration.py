@@ -121,7 +121,8 @@ class _Demo:
         if trained(recipe, seed, folder):
             return folder
         with self.bar(f"{name}: training, seed {seed}", recipe.schedule.steps) as tick:
-            return train(recipe, seed, folder, tick, overwrite=(folder / METRICS).exists())
+            there = (folder / METRICS).exists()
+            return train(recipe, seed, folder, tick, overwrite=there, resume=True)
 
     def _align(self, name: str, recipe: TrainingRecipe, a: Model, b: Model) -> dict[str, Aligned]:
         source, pairs = f"{recipe.data}:train", {}

@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from symmerge.distributed import decided_by_first, rank_and_world_size
-from symmerge.matching.base import Solution, Trial, Universe
-from symmerge.matching.evidence import Weighting
+from symmerge.matching.base import Solution, Universe
 from symmerge.matching.learning.data import check_data, load_data
 from symmerge.matching.learning.learner import Learner, joint_learner, pair_learner
 from symmerge.matching.learning.options import LearningOptions
 from symmerge.matching.learning.samplers import DIRICHLET, Shares
 from symmerge.matching.learning.spaces import choose_spaces
-from symmerge.matching.learning.start import first_solution
+from symmerge.matching.learning.start import first_solution, resumed_start, saver_with_start
 from symmerge.matching.optimization.loop import Hooks, Loop, Saver
 from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.models.alignment import Alignment
@@ -82,7 +81,7 @@ class LearnedMatching(LearningOptions):
         if rank_and_world_size()[0]:  # the first process reports and saves
             progress, resume_file = _silent, None
         if entry:
-            start = _resumed_start(a.spec, entry)
+            start = resumed_start(Alignment(a.spec, entry.elements["best"]), entry.record)
         else:
             start = first_solution(self.start_solver(), a, b, progress, resume_file)
         if start.interrupted:
@@ -92,7 +91,7 @@ class LearnedMatching(LearningOptions):
             learner = pair_learner(self, a, b, start.alignment, data)
         except KeyboardInterrupt:  # while inputs are generated
             return replace(start, interrupted=True)
-        loop = _loop(learner, progress, _saver(resume_file, start))
+        loop = _loop(learner, progress, saver_with_start(resume_file, start))
         if entry:
             loop.resume(entry)
         return replace(self._solution(start, loop), seconds=time.perf_counter() - began)
@@ -151,31 +150,6 @@ def _loop(
 ) -> Loop[ResumeEntry]:
     hooks = Hooks(report=progress, after_step=learner.after_step, saver=saver)
     return Loop(learner, learner.plan, hooks)
-
-
-def _saver(file: ResumeFile | None, start: Solution) -> Saver[ResumeEntry] | None:
-    """Saves states together with the solution of the start."""
-    if file is None:
-        return None
-    known: dict[str, object] = {
-        "weighting": asdict(start.weighting) if start.weighting else None,
-        "trials": [trial.to_json() for trial in start.trials],
-    }
-
-    def write(entry: ResumeEntry) -> None:
-        file.write(replace(entry, record={**entry.record, "start": known}))
-
-    return Saver(write)
-
-
-def _resumed_start(table: Spec, entry: ResumeEntry) -> Solution:
-    """What is known of the start of an interrupted run."""
-    start = entry.record["start"]
-    return Solution(
-        alignment=Alignment(table, entry.elements["best"]),
-        weighting=Weighting(**start["weighting"]) if start["weighting"] else None,
-        trials=tuple(map(Trial.from_json, start["trials"])),
-    )
 
 
 def _silent(line: str) -> None:

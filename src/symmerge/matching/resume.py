@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from symmerge.checkpoints.files import discard
 from symmerge.checkpoints.tensor_file import read_tensors, write_tensors
 from symmerge.errors import MismatchError
 from symmerge.symmetry.groups import Element
@@ -63,7 +64,7 @@ class ResumeFile:
         return ResumeEntry(json.loads(header["record"]), _nested(tensors))
 
     def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
+        discard(self.path)
 
 
 def _nested(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, dict[str, Tensor]]]:

@@ -220,7 +220,8 @@ class _Search:
                     yield weighting
 
     def _attempt(self, weighting: Weighting, start: int) -> None:
-        candidate = self._recall(weighting, start) or self._solve(weighting, start)
+        recalled = self._recall(weighting, start)
+        candidate = recalled or self._solve(weighting, start)
         trial = candidate.trial
         better = self.best is None or trial.score < self.best.trial.score
         self.best = candidate if better else self.best
@@ -229,7 +230,8 @@ class _Search:
         best = ", the best so far" if better and number > 1 else ""
         self.progress(f"try {number} ({weighting}): score {trial.score:.4f}{best}")
         self.running = None
-        self._store(None)
+        if not recalled:  # a recalled one may not be the best, whose elements are stored
+            self._store(None)
 
     def _recall(self, weighting: Weighting, start: int) -> _Candidate | None:
         """A stored trial. Only the best one's elements were stored; no other's are needed."""

@@ -21,8 +21,8 @@ from symmerge.matching.learning.options import LearningOptions
 from symmerge.matching.learning.soft_learner import SoftLearner
 from symmerge.matching.learning.soft_permutations import SINKHORN, hardened, relax
 from symmerge.matching.learning.spaces import choose_spaces
-from symmerge.matching.learning.start import first_solution
-from symmerge.matching.optimization.loop import History, Hooks, Loop, Saver, evenly
+from symmerge.matching.learning.start import first_solution, resumed_start, saver_with_start
+from symmerge.matching.optimization.loop import History, Hooks, Loop, evenly
 from symmerge.matching.resume import ResumeFile
 from symmerge.models.alignment import Alignment
 from symmerge.models.model import Model, Progress
@@ -89,13 +89,13 @@ class SoftMatching(LearningOptions):
             progress, resume_file = None, None
         progress = progress or (lambda line: None)
         if entry:
-            start = Solution(alignment=Alignment(a.spec, entry.elements["start"]))
+            start = resumed_start(Alignment(a.spec, entry.elements["start"]), entry.record)
         else:
             start = first_solution(self.start_solver(), a, b, progress, resume_file)
         if start.interrupted:
             return start
         learner = SoftLearner(self, a, b, start.alignment, load_data(self, [a, b], progress))
-        hooks = Hooks(report=progress, saver=resume_file and Saver(resume_file.write))
+        hooks = Hooks(report=progress, saver=saver_with_start(resume_file, start))
         loop = Loop(learner, evenly(self.steps), hooks)
         if entry:
             loop.resume(entry)

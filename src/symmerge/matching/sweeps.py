@@ -53,6 +53,7 @@ class Sweeps:
         """Continue from where an earlier solve was stopped."""
         self._set(elements)
         self.objective, self.changes = list(objective), list(changes)
+        self._measure()  # the last sweep may have been the last of all
 
     def sweep(self) -> None:
         """Update every space once. If only certain tensors determine the stream, once is enough."""

@@ -69,9 +69,8 @@ def match_universe(
     run = _Run(list(models), solver, progress or (lambda line: None), resume_file)
     try:
         run.begin(reference)
-        for number in range(1, rounds + 1):
-            if len(run.members) < 3 or not run.round(number):
-                break
+        while run.goes_on(rounds):
+            run.round()
     except KeyboardInterrupt:
         if len(run.alignments) < 2:
             raise
@@ -97,6 +96,7 @@ class _Run:
         self.reference = 0
         self.spreads: list[float] = []
         self.moved: list[int] = []
+        self.tried: dict[int, bool] = {}  # in the round that runs: members, whether they moved
         self.total: dict[str, Tensor] = {}
         self.probe: Probe | None = None
         self.interrupted = False
@@ -112,33 +112,46 @@ class _Run:
         else:
             self.reference = self._medoid() if reference == MEDOID else int(reference)
         self.alignments.setdefault(self.reference, Alignment.identity(self.models[0].spec))
-        self.total = {name: tensor.clone() for name, tensor in self._tensors(self.reference)}
         for number in range(len(self.models)):
-            if number != self.reference and number not in self.left_out:
-                self._join(number)
+            if number not in self.alignments and number not in self.left_out:
+                self._align(number)
         if len(self.alignments) < 2:
             reasons = "; ".join(self.left_out.values())
             raise MismatchError(
                 f"no model could be aligned to {self.models[self.reference].where}: {reasons}"
             )
+        self._sum()
         if not self.spreads:
             self.spreads.append(self._spread())
             self._store()
         if len(self.alignments) > 2 and isinstance(self.solver, Matching):
             self.probe = self.solver.probe_of_many([self.models[number] for number in self.members])
 
-    def round(self, number: int) -> bool:
-        """Match each member to the mean of the others, the reference last. Whether to continue."""
-        moved = 0
+    def goes_on(self, rounds: int) -> bool:
+        """Whether there is another round. Depends on what is stored alone, so resuming is exact."""
+        if len(self.members) < 3 or len(self.moved) >= rounds:
+            return False
+        if not self.moved:
+            return True
+        before, after = self.spreads[-2:]
+        return self.moved[-1] > 0 and (self.probe is not None or after < (1 - GAIN) * before)
+
+    def round(self) -> None:
+        """Match each member to the mean of the others, the reference last."""
+        number = len(self.moved) + 1
         for member in sorted(self.members, key=lambda member: member == self.reference):
+            if member in self.tried:
+                continue
             self.progress(f"round {number}: {self.models[member].where} to the mean of all others")
-            moved += self._improve(member)
-        self.moved.append(moved)
+            self.tried[member] = self._improve(member)
+            self._store()
+        self.moved.append(sum(self.tried.values()))
+        self.tried = {}
         self.spreads.append(self._spread())
         self._store()
         before, after = self.spreads[-2:]
-        self.progress(f"round {number}: {moved} moved; spread {after:.4f}, before {before:.4f}")
-        return moved > 0 and (self.probe is not None or after < (1 - GAIN) * before)
+        moved = f"round {number}: {self.moved[-1]} moved"
+        self.progress(f"{moved}; spread {after:.4f}, before {before:.4f}")
 
     def universe(self) -> Universe:
         """All alignments, relative to the original coordinates of the reference."""
@@ -164,12 +177,6 @@ class _Run:
 
     # to the reference
 
-    def _join(self, number: int) -> None:
-        if number not in self.alignments:
-            self._align(number)
-        if number in self.alignments:
-            self._add(number, 1)
-
     def _align(self, number: int) -> None:
         """Align a model to the reference; one that fails is left out, and the others go on."""
         a, b = self.models[self.reference].cached(), self.models[number].cached()
@@ -183,9 +190,9 @@ class _Run:
             return
         self.alignments[number] = solution.alignment
         self.settings.setdefault("first", solution.settings)
-        self._store()
-        if solution.interrupted:
+        if solution.interrupted:  # not stored: a resumed run solves it to the end
             raise KeyboardInterrupt
+        self._store()
 
     def _medoid(self) -> int:
         """The model closest to all others, pair by pair."""
@@ -213,10 +220,8 @@ class _Run:
         candidate = apply(solution.alignment, member)
         if not self._cost(others, candidate) < self._cost(others, member):
             return False
-        self._add(number, -1)
         self.alignments[number] = solution.alignment.compose(self.alignments[number])
-        self._add(number, 1)
-        self._store()
+        self._sum()
         return True
 
     def _solve(self, number: int, others: Model, member: Model) -> Solution:
@@ -254,9 +259,13 @@ class _Run:
         weights = self._aligned(number).weights
         return ((name, weights[name]) for name in weights)
 
-    def _add(self, number: int, sign: int) -> None:
-        for name, tensor in self._tensors(number):
-            self.total[name] += sign * tensor
+    def _sum(self) -> None:
+        """The sum of all members, always in this order: a resumed run must round alike."""
+        first, *others = self.members
+        self.total = {name: tensor.clone() for name, tensor in self._tensors(first)}
+        for number in others:
+            for name, tensor in self._tensors(number):
+                self.total[name] += tensor
 
     def _spread(self) -> float:
         """Root of the members' squared distance from their mean, over their squared norms."""
@@ -279,6 +288,7 @@ class _Run:
             "left_out": self.left_out,
             "spreads": self.spreads,
             "moved": self.moved,
+            "tried": self.tried,
             "settings": self.settings,
         }
         elements = {str(number): one.elements for number, one in self.alignments.items()}
@@ -288,6 +298,7 @@ class _Run:
         record, table = entry.record, self.models[0].spec
         self.reference, self.settings = record["reference"], dict(record["settings"])
         self.spreads, self.moved = list(record["spreads"]), list(record["moved"])
+        self.tried = {int(number): moved for number, moved in record["tried"].items()}
         self.left_out = {int(number): why for number, why in record["left_out"].items()}
         self.alignments = {
             int(number): Alignment(table, elements) for number, elements in entry.elements.items()

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from symmerge.checkpoints.files import discard
 from symmerge.distributed import broadcast, rank_and_world_size, sum_over_processes
 from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.tasks.base import Batch, Batches
@@ -137,7 +138,7 @@ def gather(
         raise
     moments = _over_processes(gatherer.moments) if world > 1 else gatherer.moments
     if partial:
-        partial.unlink(missing_ok=True)
+        discard(partial)
     return Statistics(moments, header)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from symmerge.checkpoints.files import read_json, set_aside, write_json
+from symmerge.checkpoints.files import discard, read_json, set_aside, write_json
 from symmerge.checkpoints.folders import new_folder, refuse
 from symmerge.checkpoints.writing import write_weights
 from symmerge.errors import UnsupportedModel
@@ -84,7 +84,7 @@ def train(
         splits = load_splits(recipe, data, origin.begin)
         training = _Training(origin, splits, place, acceleration or "eager")
         training.write(folder, _run(training, file, progress))
-    file.unlink(missing_ok=True)
+    discard(file)
     return out
 
 

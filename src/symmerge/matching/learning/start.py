@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from symmerge.distributed import decided_by_first
 from symmerge.evaluation.tasks.base import Task, subsample
 from symmerge.matching.activations import ActivationMatching
-from symmerge.matching.base import Solution
-from symmerge.matching.resume import ResumeFile
+from symmerge.matching.base import Solution, Trial
+from symmerge.matching.evidence import Weighting
+from symmerge.matching.optimization.loop import Saver
+from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.search import Matching
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment
@@ -44,3 +48,30 @@ def first_solution(
     alignment = Alignment.identity(a.spec) if identity else Alignment(a.spec, start.elements)
     alignment.check()
     return Solution(alignment=alignment, converged=True)
+
+
+def saver_with_start(file: ResumeFile | None, start: Solution) -> Saver[ResumeEntry] | None:
+    """Saves states together with what the result will say of the start."""
+    if file is None:
+        return None
+    known: dict[str, object] = {
+        "weighting": asdict(start.weighting) if start.weighting else None,
+        "trials": [trial.to_json() for trial in start.trials],
+        "changes": start.changes,
+    }
+
+    def write(entry: ResumeEntry) -> None:
+        file.write(replace(entry, record={**entry.record, "start": known}))
+
+    return Saver(write)
+
+
+def resumed_start(alignment: Alignment, record: Mapping[str, Any]) -> Solution:
+    """The start of an interrupted run, as `saver_with_start` saved it."""
+    start = record["start"]
+    return Solution(
+        alignment=alignment,
+        weighting=Weighting(**start["weighting"]) if start["weighting"] else None,
+        trials=tuple(map(Trial.from_json, start["trials"])),
+        changes=tuple(start["changes"]),
+    )
