@@ -13,7 +13,7 @@ def inspect(model: ModelPath, json: Json = False) -> None:
 
     Reads no weights. Example: [bold]symmerge inspect ./gpt2[/]
     """
-    about = summary(load(model))
+    about = summary(load(model, check_class=False))
     if json:
         console.show_json(about)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from symmerge.errors import UnsupportedModel
+from symmerge.errors import UnsupportedModel, shown
 from symmerge.families import bert, dinov3, gpt2, llama, modernbert, neox, roformer, vit
 from symmerge.families.base import Family
 
@@ -31,7 +31,7 @@ def family_of(model_type: object, where: object) -> Family:
         )
     if not isinstance(model_type, str) or model_type not in BY_MODEL_TYPE:
         raise UnsupportedModel(
-            f"{where}: no table for model_type '{model_type}'; supported: {supported}"
+            f"{where}: no table for model_type {shown(model_type)}; supported: {supported}"
         )
     return BY_MODEL_TYPE[model_type]
 

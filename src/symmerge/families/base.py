@@ -225,6 +225,17 @@ def attention(*, heads: int, queries: int = 1, qk: Group, vo: Group) -> tuple[Sp
     )
 
 
+ACTIVATIONS = frozenset(
+    (
+        *("gelu", "gelu_10", "gelu_accurate", "gelu_fast"),
+        *("gelu_new", "gelu_python", "gelu_python_tanh", "gelu_pytorch_tanh"),
+        *("hardswish", "laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu"),
+        *("relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh"),
+    )
+)
+"""Activations that act on every unit alike; those with weights of their own are not among them."""
+
+
 def feed_forward(activation: str, n: int) -> Group:
     """The group of a plain hidden layer: what commutes with its activation."""
     if activation in ("relu", "leaky_relu"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,23 +10,12 @@ from typing import Any
 import torch
 
 from symmerge.checkpoints.files import RESTORE
+from symmerge.checkpoints.safetensors_files import DTYPES
 from symmerge.checkpoints.weights import Weights
-from symmerge.errors import CheckpointError, UnsupportedModel
+from symmerge.errors import CheckpointError, UnsupportedModel, shown
 from symmerge.families import Family
+from symmerge.models.config_rules import check_values
 from symmerge.symmetry.spec import Spec
-
-LAYER_FIELDS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-
-
-def check_layers(config: Mapping[str, object], names: Collection[str], where: str) -> None:
-    """Refuse more layers than there are tensors, before anything is made for each of them."""
-    for field in LAYER_FIELDS:
-        layers = config.get(field)
-        if isinstance(layers, int) and not 0 <= layers <= len(names):
-            raise UnsupportedModel(
-                f"{where}: config.json has impossible sizes ({field} {str(layers)[:20]},"
-                f" with {len(names)} tensors): {RESTORE}"
-            )
 
 
 def typed_config(config: Mapping[str, Any], where: str) -> Any:
@@ -33,21 +23,24 @@ def typed_config(config: Mapping[str, Any], where: str) -> Any:
     from transformers import CONFIG_MAPPING  # slow to import, and only needed here
 
     try:
-        return CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+        with warnings.catch_warnings(action="ignore"):  # an error comes alone
+            typed = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
     except Exception as error:  # transformers validates configs with many kinds of exceptions
         reason = " ".join(str(error).split())[:200]
         raise UnsupportedModel(
             f"{where}: transformers refuses config.json ({reason}): {RESTORE}"
         ) from error
+    check_values(typed, where)
+    return typed
 
 
 def bind(family: Family, config: Mapping[str, object], names: Collection[str], where: str) -> Spec:
     """The table for a config and the tensors of a checkpoint."""
-    check_layers(config, names, where)
     typed, declared = typed_config(config, where), config.get("architectures")
-    if declared is not None and not isinstance(declared, list):
+    if declared is not None and not _is_list_of_names(declared):
         raise UnsupportedModel(
-            f"{where}: 'architectures' in config.json is {declared!r}, not a list: {RESTORE}"
+            f"{where}: 'architectures' in config.json is {shown(declared)}, not a list of names:"
+            f" {RESTORE}"
         )
     if not declared:
         import transformers
@@ -65,10 +58,14 @@ def bind(family: Family, config: Mapping[str, object], names: Collection[str], w
         raise UnsupportedModel(f"{where}: {error}") from error
     try:
         return family.bind(typed, names, architecture)
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UnsupportedModel(
             f"{where}: config.json has impossible sizes ({error!r}): {RESTORE}"
         ) from error
+
+
+def _is_list_of_names(declared: object) -> bool:
+    return isinstance(declared, list) and all(isinstance(name, str) for name in declared)
 
 
 def current_names(family: Family, weights: Weights, where: str) -> dict[str, str]:
@@ -82,7 +79,7 @@ def current_names(family: Family, weights: Weights, where: str) -> dict[str, str
             raise CheckpointError(
                 f"{where}: {stored} and {names[name]} are two names of the same tensor: remove one"
             )
-        if not weights.dtype(stored).is_floating_point:
+        if weights.dtype(stored) not in DTYPES.values():
             raise CheckpointError(
                 f"{where}: {stored} is stored as {weights.dtype(stored)}, quantised:"
                 " use the float16 or float32 checkpoint"

@@ -31,6 +31,8 @@ from symmerge.checkpoints.writing import DEFAULT_SHARD, write_weights
 from symmerge.errors import MismatchError
 from symmerge.families import family_of
 from symmerge.models.binding import bind, current_names, untangle_ties
+from symmerge.models.config_rules import check_counts
+from symmerge.models.stock import check_stock
 from symmerge.symmetry.groups import GeneralLinear, Group, Permutation, RotaryPairs, Trivial
 from symmerge.symmetry.spec import Space, Spec, listing
 
@@ -169,16 +171,21 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def load(source: str | os.PathLike[str] | PreTrainedModel) -> Model:
+def load(source: str | os.PathLike[str] | PreTrainedModel, *, check_class: bool = True) -> Model:
     """Open a checkpoint folder or a hub name, or take a transformers model that is in memory.
 
     Preconditions: a supported architecture. No tensor is read yet, no code of the folder is run.
+    Without `check_class`, the stock class is not built to see whether the config suits it: that
+    takes the second and more that importing the class takes.
     """
     if isinstance(source, str | os.PathLike):
         where = str(Path(source))
         fetched = is_hub_name(where) and not Path(where).exists()
         opened = open_checkpoint(local_folder(where) if fetched else where)
-        return _model(opened.weights, opened.config, where, opened.path, opened.files)
+        model = _model(opened.weights, opened.config, where, opened.path, opened.files)
+        if check_class and model.stock:
+            check_stock(model.spec, model.config, where)
+        return model
     config = {
         **json.loads(source.config.to_json_string(use_diff=False)),
         "architectures": [type(source).__name__],
@@ -195,6 +202,7 @@ def _model(
     files: tuple[Path, ...],
 ) -> Model:
     family = family_of(config.get("model_type"), where)
+    check_counts(config, weights, where)
     stored_as = current_names(family, weights, where)
     config = untangle_ties(family, weights, stored_as, config, where)
     spec = bind(family, config, stored_as.keys(), where)

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from symmerge.models.model import Model, Progress
 from symmerge.models.pooled_logits import with_pooled_logits
+from symmerge.models.stock import stock_module
 
 # Attributes that hold the size of a head, in transformers' attention modules.
 HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", "head_size"}
@@ -47,14 +48,7 @@ def logits_of(
 
 def empty_module(model: Model, dtype: torch.dtype) -> nn.Module:
     """The stock class with its buffers but without weights."""
-    import transformers
-
-    architecture = getattr(transformers, model.spec.architecture)
-    config = architecture.config_class.from_dict(dict(model.config))
-    # SDPA keeps float64, which eager attention may round.
-    config._attn_implementation = "sdpa" if architecture._supports_sdpa else "eager"
-    with torch.device("meta"):
-        module = architecture(config).to(dtype).eval()
+    module = stock_module(model.config, model.spec.architecture, model.where).to(dtype)
     for owner in module.modules():
         if owner._buffers:
             owner._buffers = {

@@ -1,0 +1,127 @@
+"""What the values of a config may be: a table of rules, checked before a model is used.
+
+transformers checks types. Ranges it leaves to torch, which fails when the class is built or run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from symmerge.checkpoints.files import RESTORE
+from symmerge.checkpoints.weights import Weights
+from symmerge.errors import UnsupportedModel, shown
+from symmerge.families.base import ACTIVATIONS
+
+LAYER_FIELDS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+LABEL_FIELDS = ("num_labels", "_num_labels", "id2label", "label2id")
+MOST_LABELS = 100_000  # unless a tensor has more rows; ImageNet-21k has 21,843
+LARGEST_SIDE = 4096  # of an image, in pixels
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Fields whose whole name matches must hold an allowed value."""
+
+    fields: str
+    allowed: Callable[[Any], bool]
+    expected: str
+
+
+def _whole(value: object, low: int, high: int = 2**31 - 1) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _number(value: object, low: float, high: float = 1e300) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and low <= value <= high
+
+
+def _sides(value: object) -> bool:
+    both = value if isinstance(value, list | tuple) else (value, value)
+    return len(both) == 2 and all(_whole(side, 1, LARGEST_SIDE) for side in both)
+
+
+def _ids(value: object) -> bool:
+    every = value if isinstance(value, list) else [value]
+    return all(_whole(one, -(2**31)) for one in every)
+
+
+RULES = (
+    Rule(
+        r"hidden_act|hidden_activation|activation_function|classifier_activation|pooler_act",
+        lambda value: isinstance(value, str) and value in ACTIVATIONS,
+        f"one of {', '.join(sorted(ACTIVATIONS))}",
+    ),
+    Rule(
+        r".*dropout.*|.*_pdrop|drop_path_rate|partial_rotary_factor|rotary_pct",
+        lambda value: _number(value, 0.0, 1.0),
+        "a number from 0 to 1",
+    ),
+    Rule(r".*_(eps|epsilon)", lambda value: _number(value, 0.0), "a finite number from 0 up"),
+    Rule(r"rope_theta|.*_rope_theta", lambda value: _number(value, 1e-30), "a positive number"),
+    Rule(
+        r"n_head|num_attention_heads|num_key_value_heads|n_embd|hidden_size|vocab_size",
+        lambda value: _whole(value, 1),
+        "a positive whole number",
+    ),
+    Rule(
+        r"(n|num)_(?!labels).*|.*_(dim|position_embeddings|stride|layers|vocab_size)"
+        r"|(embedding|intermediate|chunk)_size.*|sliding_window|local_attention",
+        lambda value: _whole(value, 0),
+        "a whole number from 0 up, within 32 bits",
+    ),
+    Rule(r"(image|patch)_size", _sides, f"one or two whole numbers of pixels, to {LARGEST_SIDE:,}"),
+    Rule(r".*_token_id", _ids, "whole numbers within 32 bits"),
+    Rule(
+        r".*",
+        lambda value: not isinstance(value, float) or isfinite(value),
+        "a finite number",
+    ),
+)
+
+
+def check_counts(config: Mapping[str, object], weights: Weights, where: str) -> None:
+    """Refuse more layers or labels than the tensors allow, before anything is made for each."""
+    names = weights.names()
+    for field in LAYER_FIELDS:
+        layers = config.get(field)
+        if isinstance(layers, int) and not 0 <= layers <= len(names):
+            problem = f"{field} {shown(layers)}, with {len(names)} tensors"
+            raise UnsupportedModel(
+                f"{where}: config.json has impossible sizes ({problem}): {RESTORE}"
+            )
+    most = max([MOST_LABELS, *(max(weights.shape(name), default=0) for name in names)])
+    for field in LABEL_FIELDS:
+        labels = config.get(field)
+        count = len(labels) if isinstance(labels, dict | list | str) else labels
+        if isinstance(count, int | float) and not 0 <= count <= most:
+            raise UnsupportedModel(
+                f"{where}: config.json has {shown(count)} labels in '{field}',"
+                f" which no tensor of the checkpoint has: {RESTORE}"
+            )
+
+
+def check_values(typed: Any, where: str) -> None:
+    """Refuse a config with a value out of its range; the error names the field and the range."""
+    for field, name, value in _items(vars(typed)):
+        for rule in RULES:
+            if value is not None and re.fullmatch(rule.fields, name) and not rule.allowed(value):
+                raise UnsupportedModel(
+                    f"{where}: config.json has {field} {shown(value)}, not {rule.expected}:"
+                    f" {RESTORE}"
+                )
+
+
+def _items(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Path, name and value of every field, also inside objects such as rope_parameters."""
+    for key, value in content.items():
+        if key in LABEL_FIELDS:
+            continue
+        if isinstance(value, dict):
+            yield from _items(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(key), value
