@@ -90,9 +90,35 @@ def act(case: Case) -> None:
 
 def concluded(case: Case, folder: Path, before: Snapshot, ended: Ended) -> Outcome:
     """Judge what a child did with a case."""
-    codes = (0, 1, 2) if case.command[0] in ("verify", "same") else (0, 2)
     writes = tuple(f"box/{name}" for name in case.of.writes)
-    return judge(ended, before, _seen(folder), writes, codes)
+    outcome = judge(ended, before, _seen(folder), writes, _codes(case))
+    if outcome.kind in ("done", "no") and (wrong := _not_json(case, folder, ended)):
+        return Outcome("bad json", said=wrong)
+    return outcome
+
+
+def _codes(case: Case) -> tuple[int, ...]:
+    """Exit codes that can be right: two models of different seeds are never the same."""
+    if case.command[0] not in ("verify", "same"):
+        return (0, 2)
+    return (0, 1, 2) if case.of.sample == "moved" else (1, 2)
+
+
+def _not_json(case: Case, folder: Path, ended: Ended) -> str:
+    """Which JSON of the answer other programs could not read: NaN is none."""
+    texts = {"stdout": ended.out} if "--json" in case.command else {}
+    out = folder / "box" / "out"
+    texts |= {file.name: file.read_text("utf-8") for file in out.rglob("*.json")}
+    for name, text in texts.items():
+        try:
+            json.loads(text, parse_constant=_refuse)
+        except ValueError as error:
+            return f"{name}: {error}"
+    return ""
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
 
 
 def _seen(folder: Path) -> Snapshot:

@@ -6,17 +6,23 @@ import json
 import lzma
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import report_data
 import torch
-from fixtures import checkpoint, run
+from fixtures import SPECIAL, checkpoint, run
 from PIL import Image
 from safetensors.torch import load_file
 from task_data import ROWS, TEXT
+
+from symmerge.evaluation.data.embedded import SPLITS
+from symmerge.lab.training import loop as training_loop
 
 _GPT2 = {"n_embd": 16, "n_head": 2, "n_inner": 32}
 _BODY = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
@@ -44,10 +50,12 @@ def make_samples(root: Path) -> None:
     """One folder per sample; a case works on a copy of one."""
     for name, sizes in FAMILIES.items():
         _pair(root / name, name, sizes)
+    _tokenizer_files(root / "bert" / "model")
     _texts(root / "gpt2")
     _tables(root / "bert-classifier")
     _images(root / "vit")
     _other_weights(root)
+    _training_data(root / "training" / "data")
     _written(root / "gpt2", root)
     _results(root / "results")
 
@@ -58,6 +66,12 @@ def _pair(folder: Path, name: str, sizes: Mapping[str, object]) -> None:
         checkpoint(folder / which, name, seed=seed, **sizes)
     (folder / "options.yaml").write_text(json.dumps(OPTIONS["random"]))
     (folder / "merge.yaml").write_text(json.dumps(OPTIONS["merge"]))
+
+
+def _tokenizer_files(folder: Path) -> None:
+    """Files that older tokenizers have beside tokenizer.json."""
+    (folder / "special_tokens_map.json").write_text(json.dumps(SPECIAL))
+    (folder / "added_tokens.json").write_text(json.dumps({"[MASK]": 4}))
 
 
 def _texts(folder: Path) -> None:
@@ -108,28 +122,62 @@ def _written(folder: Path, root: Path) -> None:
     gathered = shutil.copytree(folder, root / "statistics")
     how = ("--data", folder / "text.txt", "--samples", 4)
     run("statistics", a, b, *how, "--out", gathered / "pair.safetensors")
-    _resumable(shutil.copytree(folder, root / "resume"))
-
-
-def _resumable(folder: Path) -> None:
-    """A run with two weightings that stopped after the first."""
-    verb = import_module("symmerge.cli.align")  # the package's name is the function's
-    here = os.getcwd()
-    write, verb._write = verb._write, _stop
-    os.chdir(folder)  # the file names the models as the command does
-    try:
-        run(*RESUMED, expect=2)
-    finally:
-        verb._write = write
-        os.chdir(here)
-    assert (folder / "result.partial.safetensors").exists()
+    _resumable(folder, root)
 
 
 RESUMED = ("align", "model", "other", "--recipe", "symmerge", "--tries", "2", "--out", "result")
+GATHERED = (
+    *("statistics", "model", "other", "--data", "python-docs", "--samples", "70"),
+    *("--out", "result"),
+)
+SIZES = ("hidden_size=16", "num_attention_heads=2", "intermediate_size=32", "num_hidden_layers=1")
+CHANGES = tuple(word for size in (*SIZES, "batch_size=8") for word in ("--change", size))
+TRAINED = ("train", "vit-digits", "--steps", "3", *CHANGES, "--out", "result")
+FROM_IMAGES = (
+    *("train", "cifar10-vit", "--data", "data", "--steps", "1", *CHANGES),
+    *("--change", "warmup=0", "--out", "out"),
+)
+
+
+def _resumable(folder: Path, root: Path) -> None:
+    """Runs that were interrupted: a search for a symmetry, statistics, training."""
+    _interrupt(shutil.copytree(folder, root / "resume"), RESUMED, "_write")
+    _interrupt(shutil.copytree(folder, root / "gathering"), GATHERED, "console")
+    with mock.patch.object(training_loop, "SAVE_SECONDS", 0.0):
+        _interrupt(root / "training", TRAINED, "console")
+
+
+def _interrupt(folder: Path, command: Sequence[str], replaced: str) -> None:
+    """Run a verb in a folder until it writes, or reports progress."""
+    verb, here = import_module(f"symmerge.cli.{command[0]}"), os.getcwd()
+    stop = _stop if replaced == "_write" else SimpleNamespace(progress=_stopping)
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)  # the file names the models as the command does
+    try:
+        with mock.patch.object(verb, replaced, stop):
+            run(*command, expect=130)
+    finally:
+        os.chdir(here)
+    assert list(folder.glob("result*partial*")), command
 
 
 def _stop(*_: object) -> None:
-    raise RuntimeError("stopped before writing")
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _stopping(*_: object) -> Iterator[Callable[[str], None]]:
+    """Progress that is interrupted when it is reported again."""
+    ticks = iter([None])
+    yield lambda _: next(ticks, _stop) and _stop()
+
+
+def _training_data(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    random = np.random.RandomState(0)
+    images = {f"x_{split}": random.randint(0, 256, (20, 32, 32, 3), np.uint8) for split in SPLITS}
+    labels = {f"y_{split}": np.arange(20) % 10 for split in SPLITS}
+    np.savez(folder / "cifar10.npz", **images, **labels)
 
 
 def _results(folder: Path) -> None:

@@ -16,8 +16,14 @@ from fuzz.data_mutators import (
     mutate_yaml,
 )
 from fuzz.json_mutators import mutate_json, mutate_json_lines
-from fuzz.samples import FAMILIES, RESUMED, TINY
-from fuzz.tensor_mutators import mutate_data, mutate_header, mutate_pickle, mutate_tensors
+from fuzz.samples import FAMILIES, FROM_IMAGES, GATHERED, RESUMED, TINY, TRAINED
+from fuzz.tensor_mutators import (
+    mutate_data,
+    mutate_header,
+    mutate_pickle,
+    mutate_state,
+    mutate_tensors,
+)
 
 Command = tuple[str, ...]
 
@@ -60,6 +66,7 @@ TASKS = {
 DATA = {"clm": "python-docs", "mlm": "python-docs", "text": "rows.tsv", "image": "images"}
 SAFETENSORS = (mutate_header, mutate_header, mutate_data, mutate_tensors, mutate_tensors)
 PLACES = (mutate_bytes, replace_file)
+PREPARED = ("out", "data/prepared")
 CONTENTS = "result/.symmerge-contents.json"
 OVERWRITE = (("random", "model", "--out", "result", "--overwrite"),)
 
@@ -113,12 +120,15 @@ def _preprocessing() -> list[Target]:
         commands = (measure(task, DATA[task]), ("merge", "model", "other", *TINY, *OUT))
         for file in ("tokenizer.json", "tokenizer_config.json"):
             found.append(Target("tokenizer", family, f"model/{file}", mutators, commands))
+    others = ("special_tokens_map.json", "added_tokens.json")
+    masked = (measure("mlm", "python-docs"),)
+    found += [Target("tokenizer", "bert", f"model/{one}", mutators, masked) for one in others]
     commands = (measure("image", "images"), gather("self"), gather("images"))
     processor = "model/preprocessor_config.json"
     return [
         *found,
         Target("processor", "vit", processor, mutators, commands),
-        Target("config", "bert", "model/config.json", mutators, (measure("mlm", "python-docs"),)),
+        Target("config", "bert", "model/config.json", mutators, masked),
         Target("config", "vit", "model/config.json", mutators, (measure("image", "images"),)),
     ]
 
@@ -142,6 +152,7 @@ def _data() -> list[Target]:
         Target("arrays", "vit", "images.npz", arrays, (measure("image", "images.npz"),)),
         Target("arrays", "vit", "normalized.npz", arrays, (measure("image", "normalized.npz"),)),
         Target("arrays", "gpt2", "counts.npy", (*[mutate_npy] * 3, *PLACES), counts),
+        Target("arrays", "training", "data/cifar10.npz", arrays, (FROM_IMAGES,), PREPARED),
         Target("image", "vit", "images/0/0.png", (*[mutate_image] * 2, *PLACES), pictures),
     ]
 
@@ -155,14 +166,25 @@ def _written() -> list[Target]:
         ("statistics", "model", "other", "--add", "pair.safetensors", *OUT),
         ("merge", "model", "other", *statistics, "activations", *OUT),
     )
-    resume = ((*RESUMED, "--resume"),)
     tensors = (*SAFETENSORS, *[mutate_header] * 2, *PLACES)
     return [
         Target("alignment", "moved", "other/alignment.safetensors", tensors, apply),
         Target("alignment", "moved", "other/alignment.safetensors", tensors, apply),
         Target("statistics", "statistics", "pair.safetensors", tensors, gathered),
         Target("statistics", "statistics", "pair.safetensors", tensors, gathered),
-        Target("resume", "resume", "result.partial.safetensors", tensors, resume, ("result",)),
+        *_interrupted(tensors),
+    ]
+
+
+def _interrupted(tensors: Sequence[Mutator]) -> list[Target]:
+    """Files to resume from, of every verb that has them."""
+    align, gather, train = (((*line, "--resume"),) for line in (RESUMED, GATHERED, TRAINED))
+    state = (mutate_pickle, mutate_state, mutate_state, *PLACES)
+    pair = "result.partial.safetensors"
+    return [
+        Target("resume", "resume", pair, tensors, align, writes=("result",)),
+        Target("resume", "gathering", "result.partial", tensors, gather, writes=("result",)),
+        Target("resume", "training", "result.partial", state, train, writes=("result",)),
     ]
 
 

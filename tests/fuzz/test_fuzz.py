@@ -82,6 +82,12 @@ def _touch_outside(_):
     raise SystemExit(0)
 
 
+def _write_nan(_):
+    Path("out").mkdir()
+    Path("out/x.json").write_text('{"loss": NaN}')
+    raise SystemExit(0)
+
+
 def _babble(_):
     print("one\ntwo", file=sys.stderr)
     raise SystemExit(2)
@@ -100,6 +106,7 @@ PLANTED = {
     "touched: left behind": _leave,
     "touched: outside": _touch_outside,
     "crash": lambda _: os.kill(os.getpid(), 11),
+    "bad json": _write_nan,
     "noise": _babble,
     "exit code": lambda _: sys.exit(3),
 }
