@@ -19,6 +19,7 @@ from fuzz.sandbox import Ended
 from fuzz.targets import TARGETS, Command, Target
 
 SAID = ("stdout", "stderr", "memory")
+COPIED = ("tokenizer", "special", "added", "preprocessor", "generation")  # as they are
 SWAPPED = 0.05  # share of cases in which the file of another format takes the place
 
 
@@ -108,7 +109,8 @@ def _not_json(case: Case, folder: Path, ended: Ended) -> str:
     """Which JSON of the answer other programs could not read: NaN is none."""
     texts = {"stdout": ended.out} if "--json" in case.command else {}
     out = folder / "box" / "out"
-    texts |= {file.name: file.read_text("utf-8") for file in out.rglob("*.json")}
+    files = [file for file in out.rglob("*.json") if not file.name.startswith(COPIED)]
+    texts |= {file.name: file.read_text("utf-8") for file in files}
     for name, text in texts.items():
         try:
             json.loads(text, parse_constant=_refuse)

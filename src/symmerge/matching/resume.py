@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from torch import Tensor
 
 from symmerge.checkpoints.files import discard
 from symmerge.checkpoints.tensor_file import read_tensors, write_tensors
-from symmerge.errors import MismatchError
+from symmerge.checkpoints.weights import buffer
+from symmerge.errors import CheckpointError, MismatchError
 from symmerge.symmetry.groups import Element
 
-FORMAT = "symmerge.resume/1"
+FORMAT = "symmerge.resume/2"
+REMEDY = "remove it and start again"
 Elements = Mapping[str, Element]
 
 
@@ -42,10 +45,12 @@ class ResumeFile:
             for space, element in elements.items()
             for part, value in element.items()
         }
+        record = json.dumps(entry.record)
         header = {
             "format": FORMAT,
             "task": json.dumps(self.task, sort_keys=True),
-            "record": json.dumps(entry.record),
+            "record": record,
+            "sha256": _digest(record, tensors),
         }
         write_tensors(self.path, tensors, header)
 
@@ -53,18 +58,29 @@ class ResumeFile:
         """The last entry, if there is one."""
         if not self.path.exists():
             return None
-        header, tensors = read_tensors(
-            self.path, FORMAT, "a file to resume from", "remove it and start again"
-        )
-        if header["task"] != json.dumps(self.task, sort_keys=True):
+        header, tensors = read_tensors(self.path, FORMAT, "a file to resume from", REMEDY)
+        record = str(header.get("record"))
+        # What is in it is used in many places: none has to expect anything but what was written.
+        if header.get("sha256") != _digest(record, tensors):
+            raise CheckpointError(f"{self.path} is damaged (its SHA-256 differs): {REMEDY}")
+        if header.get("task") != json.dumps(self.task, sort_keys=True):
             raise MismatchError(
                 f"{self.path} was left by another run (other models or settings):"
                 " repeat that command with --resume, or remove the file"
             )
-        return ResumeEntry(json.loads(header["record"]), _nested(tensors))
+        return ResumeEntry(json.loads(record), _nested(tensors))
 
     def remove(self) -> None:
         discard(self.path)
+
+
+def _digest(record: str, tensors: Mapping[str, Tensor]) -> str:
+    """The hash of all that a file holds, beside its task."""
+    digest = hashlib.sha256(record.encode("utf-8", "surrogatepass"))
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode("utf-8", "replace"))
+        digest.update(buffer(tensor.contiguous()))
+    return digest.hexdigest()
 
 
 def _nested(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, dict[str, Tensor]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,11 @@ from typing import Any
 import torch
 
 from symmerge.checkpoints.files import replacing
+from symmerge.checkpoints.limits import plain_size
 from symmerge.errors import CheckpointError, MismatchError
+
+DIGEST, LENGTH = 32, 8  # bytes before the content: its SHA-256, and how many there are
+REMEDY = "remove it, or leave out --resume"
 
 
 def partial_file(out: Path) -> Path:
@@ -20,8 +26,12 @@ def partial_file(out: Path) -> Path:
 def save_state(file: Path, origin: Mapping[str, object], state: Mapping[str, object]) -> None:
     """Replace the saved state atomically: a run killed here leaves the old one."""
     try:
-        with replacing(file) as beside:
-            torch.save({"origin": dict(origin), "state": dict(state)}, beside)
+        buffer = io.BytesIO()
+        torch.save({"origin": dict(origin), "state": dict(state)}, buffer)
+        content = buffer.getbuffer()
+        digest, length = hashlib.sha256(content).digest(), len(content).to_bytes(LENGTH, "little")
+        with replacing(file) as beside, open(beside, "wb") as opened:
+            opened.writelines((digest, length, content))
     except OSError as error:
         raise CheckpointError(
             f"{file} cannot be written ({error.strerror}): free some space or change --out"
@@ -33,13 +43,17 @@ def load_state(file: Path, origin: Mapping[str, object]) -> dict[str, Any] | Non
     if not file.exists():
         return None
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-        before, state = content["origin"], content["state"]
-    except Exception as error:  # torch raises many kinds for damaged files
-        reason = " ".join(str(error).split())[:100]
-        raise CheckpointError(
-            f"{file} cannot be read ({reason}): remove it, or leave out --resume"
-        ) from error
+        size = plain_size(file)
+        with open(file, "rb") as opened:
+            digest, length = opened.read(DIGEST), int.from_bytes(opened.read(LENGTH), "little")
+            content = opened.read() if size == DIGEST + LENGTH + length else b""
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read ({error.strerror}): {REMEDY}") from error
+    # What is in it is used in many places: none has to expect anything but what was written.
+    if digest != hashlib.sha256(content).digest():
+        raise CheckpointError(f"{file} is damaged (its SHA-256 differs): {REMEDY}")
+    saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    before, state = saved["origin"], saved["state"]
     differs = sorted(name for name in origin if before.get(name) != origin[name])
     if differs:
         raise MismatchError(
