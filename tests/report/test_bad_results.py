@@ -1,6 +1,7 @@
 """Results that cannot be shown are one line with a remedy."""
 
 import json
+import os
 
 import pytest
 from report_data import (
@@ -14,7 +15,9 @@ from report_data import (
 )
 
 from symmerge.errors import SymmergeError
+from symmerge.evaluation.results import PlanePoint, SimplexFile
 from symmerge.report import report
+from symmerge.report.maps import plane_map
 
 BAD = {
     "experiment": (
@@ -126,3 +129,101 @@ def test_bad_places_are_one_line_with_a_remedy(tmp_path):
         with pytest.raises(SymmergeError, match=said):
             report(folder, out)
     assert json.loads((results / "curve.json").read_text()) == curve()
+
+
+def point_without_loss():
+    line = method("none", "x", 1)
+    return {**line, "points": [{"t": point["t"], "perplexity": 1.0} for point in line["points"]]}
+
+
+def changed_task(**changes):
+    return curve(task={**curve()["task"], **changes})
+
+
+def mixture(**changes):
+    """A simplex whose first mixture is changed."""
+    simplex = together()
+    simplex["methods"][0]["triangle"]["points"][0] |= changes
+    return {"simplex": simplex}
+
+
+# raw text or content of curve.json -> what is said
+VALUES = {
+    "deep": ("[" * 100_000, "cannot be read as JSON"),
+    "thousands of digits": ('{"schema": ' + "9" * 5000 + "}", "cannot be read as JSON"),
+    "no UTF-8": (b"\xff\xfe\x00", "cannot be read as JSON"),
+    "half a character": (changed_task(data="\ud800"), "cannot be read as JSON"),
+    "too large": (" " * 16_000_001, "16,000,000 at most"),
+    "a schema of a megabyte": (curve(schema="x" * 10**6), "has schema 'xxx"),
+    "a name of a megabyte": (changed_task(data="x" * 10**6), "at most 10,000 characters"),
+    "a metric of a megabyte": (
+        curve(ensemble={"loss": 1.0, "perplexity": 1.0, "x" * 10**6: 1.0}),
+        "at most 10,000 characters",
+    ),
+    "unknown keys of a megabyte": (curve(**{"x" * 10**6: 1}), "does not know"),
+    "thousands of unknown keys": (curve(**{f"x{n}": 1 for n in range(5000)}), "and 4996 more"),
+    "a huge whole number": (changed_task(samples=10**30), "a whole number of 64 bits"),
+    "a huge number": (curve(ensemble={"loss": 10**400, "perplexity": 1}), "within 1e300"),
+    "NaN": (curve(ensemble={"loss": float("nan"), "perplexity": 1}), "within 1e300"),
+    "infinity": (curve(ensemble={"loss": float("inf"), "perplexity": 1}), "within 1e300"),
+    "points without a loss": (curve(methods=[point_without_loss()]), "some points have no loss"),
+    "a metric that no point has": (
+        changed_task(metrics=["loss", "colour"]),
+        "some points have no colour",
+    ),
+    "an ensemble without a loss": (curve(ensemble={"perplexity": 1.0}), "have no loss"),
+    "text as a number": (curve(ensemble={"loss": "1", "perplexity": 1}), "should be a number"),
+    "a list as a name": (changed_task(name=["clm"]), "should be text"),
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_values_that_no_page_can_show(tmp_path, case):
+    content, said = VALUES[case]
+    if isinstance(content, dict):
+        content = json.dumps(content)
+    raw = content.encode() if isinstance(content, str) else content
+    (tmp_path / "curve.json").write_bytes(raw)
+    with pytest.raises(SymmergeError) as caught:
+        report(tmp_path, tmp_path / "page.html")
+    line = str(caught.value)
+    assert said in line and "\n" not in line and len(line) < 600
+    assert "write it again with symmerge barrier" in line
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"weights": [1e299, 0, 0]}, "do not add up to 1"),
+        ({"weights": [None, 0, 1]}, "do not add up to 1"),
+        ({"weights": [5e3, -4e3, -999]}, "do not add up to 1"),
+    ],
+)
+def test_mixtures_that_are_none(tmp_path, change, said):
+    with pytest.raises(SymmergeError, match=said):
+        report(write(tmp_path / "results", **mixture(**change)), tmp_path / "page.html")
+
+
+def test_pipes_and_devices_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "curve.json")
+    with pytest.raises(SymmergeError, match="no plain file"):
+        report(tmp_path, tmp_path / "page.html")
+
+
+def test_equal_models_have_no_triangle():
+    """Corners on one point, or no finite loss: a drawing without colours, no error."""
+    points = SimplexFile.from_json(together()).methods[0].triangle.points
+    drawn = plane_map(points)
+    assert "loss" in drawn and "<svg" in drawn  # the control
+    assert "<svg" in plane_map(points, corners=((0.0, 0.0),) * 3)
+    overflowed = [PlanePoint(point.weights, {"loss": float("nan")}) for point in points]
+    assert "<svg" in plane_map(overflowed)
+
+
+def test_the_same_values_undamaged(tmp_path):
+    """The control of the tests above: what is at the limits is shown."""
+    content = changed_task(data="x" * 10_000, samples=2**63 - 1)
+    content["ensemble"]["loss"] = 1e299
+    page = report(write(tmp_path / "results", curve=content, **mixture()), tmp_path / "page.html")
+    assert "x" * 10_000 in page.read_text("utf-8")

@@ -87,6 +87,7 @@ def read_result(file: Path, *types: type[AnyFile]) -> AnyFile:
     again = f"write it again with {types[0].WRITER}"
     try:
         content = json.loads(read_plain(file, LARGEST_JSON))
+        json.dumps(content, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SymmergeError(f"{file} cannot be read as JSON ({reason}): {again}") from error
@@ -247,6 +248,13 @@ def _parse_float(value: object, at: str) -> float:
     return float(value)
 
 
+def _parse_int(value: object, at: str) -> int:
+    _checked(value, type(value) is int, "a whole number", at)
+    assert isinstance(value, int)
+    _checked(value, abs(value) < 1 << 63, "a whole number of 64 bits", at)
+    return value
+
+
 def _parse_text(value: object, at: str) -> str:
     _checked(value, isinstance(value, str), "text", at)
     assert isinstance(value, str)
@@ -257,7 +265,7 @@ def _parse_text(value: object, at: str) -> str:
 
 SCALARS: Mapping[object, Callable[[object, str], object]] = {
     float: _parse_float,
-    int: lambda value, at: _checked(value, type(value) is int, "a whole number", at),
+    int: lambda value, at: _parse_int(value, at),
     str: lambda value, at: _parse_text(value, at),
     bool: lambda value, at: _checked(value, isinstance(value, bool), "true or false", at),
 }

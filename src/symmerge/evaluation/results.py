@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -101,11 +101,19 @@ class CurveFile(ResultFile):
             raise ValueError("it holds no curve")
         if len({_grid(method) for method in self.methods}) > 1:
             raise ValueError("the curves have different values of t")
+        points = [point.metrics for method in self.methods for point in method.points]
+        _check_metrics(self.task, points + ([self.ensemble] if self.ensemble else []))
 
     @property
     def ts(self) -> tuple[float, ...]:
         """Where each line was measured."""
         return _grid(self.methods[0])
+
+
+def _check_metrics(task: TaskRecord, points: Iterable[Metrics]) -> None:
+    missing = {"loss", *task.metrics} - set.intersection(*(set(point) for point in points))
+    if missing:
+        raise ValueError(f"some points have no {', '.join(sorted(missing))[:80]}")
 
 
 def _grid(line: LineRecord) -> tuple[float, ...]:
@@ -143,6 +151,8 @@ class CurvesFile(ResultFile):
             raise ValueError("it holds no curve")
         if len({tuple(method.name for method in pair.methods) for pair in self.pairs}) > 1:
             raise ValueError("the pairs were merged by different methods")
+        if len({frozenset(pair.task.metrics) for pair in self.pairs}) > 1:
+            raise ValueError("the pairs have different metrics")
         if len({pair.ts for pair in self.pairs}) > 1:
             raise ValueError("the curves have different values of t")
 
@@ -170,6 +180,13 @@ class PlanePoint(Record):
 
     weights: Annotated[tuple[float, float, float], "Share of each model."]
     metrics: Annotated[Metrics, INLINE, "Value of each metric."]
+
+    def __post_init__(self) -> None:
+        # Written so that NaN fails, too.
+        if not (abs(sum(self.weights) - 1) < 1e-3 and max(map(abs, self.weights)) < 1e3):
+            raise ValueError("the shares of a mixture do not add up to 1")
+        if "loss" not in self.metrics:
+            raise ValueError("a mixture has no loss")
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,10 @@ def plane_map(
 ) -> str:
     """The loss on the plane through three models; `scale` is a shared colour scale."""
     losses = np.array([point.metrics["loss"] for point in points])
-    finite, triangle = np.isfinite(losses), np.array(corners)
+    # Equal models have no triangle between them.
+    finite, triangle = np.isfinite(losses), np.array(corners if _spans(corners) else EVEN)
     places = (np.array([point.weights for point in points]) @ triangle)[finite]
-    losses = losses[finite]
+    losses = losses[finite] if finite.any() else np.zeros(1)
     low, high = scale or (float(losses.min()), float(losses.max()))
     # At least NO_BARRIER wide: rounding must not fill the colour scale.
     levels = np.linspace(low, max(high, low + NO_BARRIER), LEVELS + 1)
@@ -115,6 +116,9 @@ def plane_map(
         axes = figure.add_subplot(aspect="equal")
         axes.set_axis_off()
         axes.margins(0.06)
+        if not _spans(places):
+            _paint_triangle(axes, triangle, names)
+            return
         filled = axes.tricontourf(places[:, 0], places[:, 1], losses, levels=levels, cmap=RISING)
         _paint_triangle(axes, triangle, names)
         _colour_bar(figure, filled, axes, "loss", below=True)
@@ -125,6 +129,15 @@ def plane_map(
     )
     title = title or f"Loss on the plane through {', '.join(names)}"
     return draw(name, title, description, size, paint)
+
+
+def _spans(places: np.ndarray | Corners) -> bool:
+    """Whether these points of a plane are finite and do not lie on one line."""
+    array = np.asarray(places, dtype=np.float64)
+    if len(array) < 3 or not (np.abs(array) < 1e12).all():
+        return False
+    spread = np.linalg.svd(array - array.mean(0), compute_uv=False)
+    return bool(spread[1] > 1e-6 * spread[0])
 
 
 def _paint_triangle(axes: Axes, corners: np.ndarray, names: Sequence[str]) -> None:
