@@ -26,9 +26,9 @@ def local_folder(name: str) -> Path:
     only the cache is used.
     """
     path = Path(name)
-    if path.is_dir():
+    if os.path.isdir(path):
         return path.absolute()
-    if path.exists() or not is_hub_name(name):
+    if os.path.exists(path) or not is_hub_name(name):
         raise CheckpointError(f"{name} {NOT_A_FOLDER}")
     try:
         return _fetch(name)
@@ -47,7 +47,7 @@ def is_hub_name(text: str) -> bool:
 
     If the parent folder exists, it is taken for a mistyped path.
     """
-    return bool(NAME.fullmatch(text)) and not Path(text).parent.is_dir()
+    return bool(NAME.fullmatch(text)) and not os.path.isdir(Path(text).parent)
 
 
 def _fetch(name: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from symmerge.errors import CheckpointError
+from symmerge.errors import CheckpointError, shown
 
 SNAPSHOTS, BLOBS = "snapshots", "blobs"  # the hub's cache links snapshots/HASH/file to blobs/HASH
 
@@ -19,7 +19,7 @@ def check_plain(file: Path, folder: Path) -> Path:
         raise CheckpointError(
             f"{file} lies outside {folder}: only files of the folder are read; correct its name"
         )
-    place = file.resolve()
+    place = _place(file)
     inside = place.is_relative_to(folder.resolve()) or place.is_relative_to(_blobs(folder))
     if not inside:
         raise CheckpointError(
@@ -28,6 +28,18 @@ def check_plain(file: Path, folder: Path) -> Path:
     if place.exists() and not stat.S_ISREG(place.stat().st_mode):
         raise CheckpointError(f"{file} is no plain file: replace it with one, or remove it")
     return file
+
+
+def _place(file: Path) -> Path:
+    """The file that a name leads to; names that no file can have are refused."""
+    try:
+        place = file.resolve()
+        place.exists()
+        return place
+    except (OSError, ValueError, RuntimeError) as error:  # too long, with a zero byte, a loop
+        raise CheckpointError(
+            f"{shown(str(file), 200)} cannot be the name of a file: correct its name"
+        ) from error
 
 
 def _blobs(folder: Path) -> Path:

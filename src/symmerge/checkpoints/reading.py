@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from symmerge.checkpoints.files import RESTORE, read_json
 from symmerge.checkpoints.plain_files import check_plain
 from symmerge.checkpoints.safetensors_files import FileWeights, TensorEntry, read_header
 from symmerge.checkpoints.weights import MemoryWeights, StoredWeights
-from symmerge.errors import CheckpointError
+from symmerge.errors import CheckpointError, shown
 
 # In transformers' order of preference, so that both read the same files of a folder.
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -52,7 +54,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     Preconditions: config.json and safetensors (or .bin) files. No code is run.
     """
     path = Path(path)
-    if not path.is_dir():
+    if not os.path.isdir(path):  # False for a name that is too long, where Path raises
         raise CheckpointError(f"{path} {NOT_A_FOLDER}")
     files = sorted(file for file in path.iterdir() if not file.is_dir())
     copied = tuple(check_plain(file, path) for file in files if not NOT_COPIED.search(file.name))
@@ -73,8 +75,9 @@ def read_config(path: Path) -> dict[str, Any]:
     if quantisation := config.get("quantization_config"):
         is_dict = isinstance(quantisation, dict)
         method = quantisation.get("quant_method", "unknown method") if is_dict else quantisation
+        named = method if isinstance(method, str) and len(method) <= 40 else shown(method)
         raise CheckpointError(
-            f"{path} is quantised ({method}): symmetries act on full weights;"
+            f"{path} is quantised ({named}): symmetries act on full weights;"
             " use the float16 or float32 checkpoint"
         )
     return config
@@ -98,7 +101,12 @@ def _shards(index: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{index} has no 'weight_map': {RESTORE}")
-    names = sorted({str(name) for name in weight_map.values()})
+    if wrong := [name for name in weight_map.values() if not isinstance(name, str)]:
+        raise CheckpointError(
+            f"{index} has {shown(wrong[0])} in 'weight_map' where the name of a file should be:"
+            f" {RESTORE}"
+        )
+    names = sorted({*weight_map.values()})
     for name in names:
         check_plain(index.parent / name, index.parent)
     missing = [name for name in names if not (index.parent / name).exists()]
@@ -135,14 +143,47 @@ def _open_pickles(shards: list[Path]) -> MemoryWeights:
         try:
             # Files from before torch 1.6 are not zip archives and cannot be mapped.
             mapped = zipfile.is_zipfile(shard)
+            if mapped:
+                _refuse_compression(shard)
             content = torch.load(shard, map_location="cpu", weights_only=True, mmap=mapped)
-            tensors |= {
-                name: value.detach() for name, value in content.items() if isinstance(value, Tensor)
-            }
+            found = {name: value for name, value in content.items() if isinstance(value, Tensor)}
+        except CheckpointError:
+            raise
         except Exception as error:  # many types; all mean that it needs code, or is damaged
             reason = str(error).splitlines()[0][:120]
             raise CheckpointError(
                 f"{shard} cannot be loaded without running code from it, or is damaged ({reason}):"
                 " convert it to safetensors where you trust it"
             ) from error
+        tensors |= {name: _plain_tensor(shard, name, value) for name, value in found.items()}
     return MemoryWeights(tensors)
+
+
+def _refuse_compression(shard: Path) -> None:
+    """torch.save compresses nothing: what is compressed may be a bomb."""
+    with zipfile.ZipFile(shard) as archive:
+        if any(item.compress_type != zipfile.ZIP_STORED for item in archive.infolist()):
+            raise CheckpointError(f"{shard} is compressed, which torch.save never does: {RESTORE}")
+
+
+# What a tensor of a .bin file may be, other than an array of numbers.
+STRANGE: tuple[tuple[str, Callable[[Tensor], bool]], ...] = (
+    ("has no values (it is on the meta device)", lambda tensor: tensor.is_meta),
+    ("is sparse or nested", lambda tensor: tensor.layout != torch.strided or tensor.is_nested),
+    ("is quantised", lambda tensor: tensor.is_quantized),
+    (
+        "is larger than what is stored of it (an expanded view)",
+        lambda tensor: tensor.nbytes > tensor.untyped_storage().nbytes(),
+    ),
+)
+
+
+def _plain_tensor(shard: Path, name: object, tensor: Tensor) -> Tensor:
+    problem = next((words for words, is_so in STRANGE if is_so(tensor)), None)
+    if not isinstance(name, str):
+        problem = "has no text as its name"
+    if problem:
+        raise CheckpointError(
+            f"{shard}: {shown(name)} {problem}: save the model again with plain float32 tensors"
+        )
+    return tensor.detach().resolve_neg()

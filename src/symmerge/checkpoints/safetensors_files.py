@@ -14,16 +14,24 @@ import torch
 from torch import Tensor
 
 from symmerge.checkpoints.weights import Shape, StoredWeights, buffer
-from symmerge.errors import CheckpointError
+from symmerge.errors import CheckpointError, shown
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Parsed only so that errors can name them; float8 is read as bytes.
+# Parsed only so that errors can name them.
 OTHER_DTYPES = {
     "I64": torch.int64,
     "I32": torch.int32,
+    "I16": torch.int16,
     "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "C64": torch.complex64,
     "BOOL": torch.bool,
-    **dict.fromkeys(("U8", "F8_E4M3", "F8_E5M2"), torch.uint8),
 }
 COPY_AGAIN = "download or copy it again"
 
@@ -134,16 +142,23 @@ def _parsed_header(path: Path) -> tuple[int, int, list[_Item]]:
 
 
 def _item(name: str, content: Mapping[str, object]) -> _Item:
-    start, end = (int(offset) for offset in content["data_offsets"])  # type: ignore[attr-defined]
-    shape = tuple(torch.Size(content["shape"]))  # type: ignore[arg-type]
+    start, end = _counts(content["data_offsets"])
+    shape = tuple(torch.Size(_counts(content["shape"])))
     return _Item(start, end, name, str(content["dtype"]), shape)
+
+
+def _counts(numbers: object) -> list[int]:
+    if isinstance(numbers, list) and all(type(one) is int and one >= 0 for one in numbers):
+        return numbers
+    raise ValueError(f"{shown(numbers)} where whole numbers should be")
 
 
 def _checked_dtype(path: Path, item: _Item, expected_start: int) -> torch.dtype:
     dtype = DTYPES.get(item.code) or OTHER_DTYPES.get(item.code)
     if dtype is None:
         raise CheckpointError(
-            f"{path}: {item.name} has the unknown precision {item.code}; {COPY_AGAIN}"
+            f"{path}: {item.name} has the unknown precision {shown(item.code)}:"
+            f" use the float16 or float32 checkpoint, or {COPY_AGAIN}"
         )
     size = torch.Size(item.shape).numel() * dtype.itemsize
     if item.start != expected_start or item.end - item.start != size:

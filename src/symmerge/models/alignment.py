@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,33 @@ from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.tensor_file import read_tensors, write_tensors
 from symmerge.checkpoints.versions import installed_versions
 from symmerge.checkpoints.weights import DerivedWeights
-from symmerge.errors import CheckpointError, MismatchError, SymmetryError
+from symmerge.errors import CheckpointError, MismatchError, SymmetryError, shown
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import Element
 from symmerge.symmetry.notation import Piece
 from symmerge.symmetry.spec import Spec
 
 FORMAT = "symmerge.alignment/1"
+PLACES, NUMBERS = (torch.int64,), (torch.float64, torch.float32)  # of indices, of all else
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _maps_text(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
+
+
+HEADER: dict[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(("family", "spec", "source", "source_sha256"), (_is_text, "text")),
+    **dict.fromkeys(("source_tensors", "restrict"), (_maps_text, "an object of texts")),
+    "canonical": (
+        lambda value: isinstance(value, list) and all(map(_is_text, value)),
+        "a list of names",
+    ),
+}
+"""What the fields of a header hold; those not named here are for readers."""
 ANOTHER_TABLE = "the alignment was made for another architecture"
 
 
@@ -203,6 +223,17 @@ def read_alignment(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]
         raise CheckpointError(
             f"{path} is not an alignment file (its header is incomplete): {remedy}"
         )
+    for key, (is_right, expected) in HEADER.items():
+        if key in header and not is_right(header[key]):
+            raise CheckpointError(
+                f"{path} is not an alignment file (its '{key}' is {shown(header[key])},"
+                f" not {expected}): {remedy}"
+            )
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (PLACES if name.endswith("/index") else NUMBERS):
+            raise CheckpointError(
+                f"{path} is not an alignment file ({name} is stored as {tensor.dtype}): {remedy}"
+            )
     return header, tensors
 
 

@@ -64,7 +64,7 @@ RULES = (
     Rule(r".*_(eps|epsilon)", lambda value: _number(value, 0.0), "a finite number from 0 up"),
     Rule(r"rope_theta|.*_rope_theta", lambda value: _number(value, 1e-30), "a positive number"),
     Rule(
-        r"n_head|num_attention_heads|num_key_value_heads|n_embd|hidden_size|vocab_size",
+        r"n_head|num_(attention|key_value)_heads|head_dim|n_embd|hidden_size|vocab_size",
         lambda value: _whole(value, 1),
         "a positive whole number",
     ),
@@ -75,6 +75,11 @@ RULES = (
         "a whole number from 0 up, within 32 bits",
     ),
     Rule(r"(image|patch)_size", _sides, f"one or two whole numbers of pixels, to {LARGEST_SIDE:,}"),
+    Rule(
+        r"(text|vision|audio|encoder|decoder)_config",
+        lambda value: False,
+        "a model of one part",
+    ),
     Rule(r".*_token_id", _ids, "whole numbers within 32 bits"),
     Rule(
         r".*",
@@ -121,7 +126,6 @@ def _items(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
     for key, value in content.items():
         if key in LABEL_FIELDS:
             continue
+        yield f"{prefix}{key}", str(key), value
         if isinstance(value, dict):
             yield from _items(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", str(key), value

@@ -112,7 +112,7 @@ class Model:
         """
         return replace(self, weights=CachedWeights(self.weights))
 
-    def restrict(self, **groups: str) -> Model:
+    def restrict(self, /, **groups: str) -> Model:
         """The same model with smaller groups in all layers, as ``residual="permutation"``."""
         known = {name.partition(".")[0] for name in self.spec.spaces}
         if unknown := groups.keys() - known:
@@ -180,7 +180,7 @@ def load(source: str | os.PathLike[str] | PreTrainedModel, *, check_class: bool 
     """
     if isinstance(source, str | os.PathLike):
         where = str(Path(source))
-        fetched = is_hub_name(where) and not Path(where).exists()
+        fetched = is_hub_name(where) and not os.path.exists(where)
         opened = open_checkpoint(local_folder(where) if fetched else where)
         model = _model(opened.weights, opened.config, where, opened.path, opened.files)
         if check_class and model.stock:
