@@ -58,7 +58,13 @@ def new_folder(
 
 def follow_link(target: Path) -> Path:
     """Where a linked target leads: the link itself is never replaced."""
-    return target.resolve() if target.is_symlink() else target
+    try:
+        place = target.resolve() if target.is_symlink() else target
+        place.exists()
+        return place
+    except (OSError, RuntimeError) as error:  # a name that is too long, links in a circle
+        reason = getattr(error, "strerror", None) or "its links lead nowhere"
+        raise CheckpointError(f"cannot write {target}: {reason}; choose another --out") from error
 
 
 def refuse(target: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
