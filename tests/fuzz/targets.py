@@ -21,7 +21,6 @@ from fuzz.tensor_mutators import (
     mutate_data,
     mutate_header,
     mutate_pickle,
-    mutate_state,
     mutate_tensors,
 )
 
@@ -179,12 +178,11 @@ def _written() -> list[Target]:
 def _interrupted(tensors: Sequence[Mutator]) -> list[Target]:
     """Files to resume from, of every verb that has them."""
     align, gather, train = (((*line, "--resume"),) for line in (RESUMED, GATHERED, TRAINED))
-    state = (mutate_pickle, mutate_state, mutate_state, *PLACES)
     pair = "result.partial.safetensors"
     return [
         Target("resume", "resume", pair, tensors, align, writes=("result",)),
         Target("resume", "gathering", "result.partial", tensors, gather, writes=("result",)),
-        Target("resume", "training", "result.partial", state, train, writes=("result",)),
+        Target("resume", "training", "result.partial", PLACES, train, writes=("result",)),
     ]
 
 

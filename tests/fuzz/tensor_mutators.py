@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fuzz.byte_mutators import mutate_bytes
 from fuzz.damage import Damage
-from fuzz.json_mutators import mutate_document, random_spot
+from fuzz.json_mutators import mutate_document
 
 SIZES = (0, 1, 2, 7, 8, 2**20, 10**8, 10**8 + 1, 2**31, 2**40, 2**63 - 1, 2**64 - 1)
 FLOATS = (float("nan"), float("inf"), -float("inf"), 1e38, 3e38, 1e-45, 0.0, 1e19, -1.0)
@@ -158,18 +158,3 @@ def mutate_pickle(rng: random.Random, content: bytes) -> Damage:
         nested = {"state_dict": tensors}
         tensors = rng.choice(([tensors], [*tensors], None, tensors[name], nested, {}, "x"))
     return Damage(f"pickle: {kind}", content=_pickled(tensors))
-
-
-def mutate_state(rng: random.Random, content: bytes) -> Damage:
-    """A file to resume training from: other values at a random place of what it holds."""
-    state: Any = torch.load(io.BytesIO(content), weights_only=True)
-    spot = random_spot(rng, state)
-    assert spot is not None
-    value = spot.value
-    if isinstance(value, Tensor) and rng.random() < 0.7:
-        spot.set(odd_tensor(rng, value))
-    elif rng.random() < 0.3:
-        del spot.container[spot.key]
-    else:
-        spot.set(rng.choice((None, 1, -1, 10**9, 1.5, "x", [], {}, float("nan"), [1], {"x": 1})))
-    return Damage("state", content=_pickled(state))

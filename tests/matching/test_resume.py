@@ -50,5 +50,5 @@ def test_what_was_written_is_read(file):
 )
 def test_damage_is_refused(file, damage):
     changed(file, **damage)
-    with pytest.raises(CheckpointError, match="is damaged .*: remove it and start again"):
+    with pytest.raises(CheckpointError, match=r"is damaged .*: remove it and start again"):
         file.read()
