@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fuzz.byte_mutators import mutate_bytes
 from fuzz.damage import OUTSIDE, SECRET, Damage, Mutator
-from fuzz.judge import Outcome, Snapshot, judge, snapshot
+from fuzz.judge import Outcome, Snapshot, changes, judge, snapshot
 from fuzz.sandbox import Ended
 from fuzz.targets import TARGETS, Command, Target
 
@@ -91,8 +91,9 @@ def act(case: Case) -> None:
 
 def concluded(case: Case, folder: Path, before: Snapshot, ended: Ended) -> Outcome:
     """Judge what a child did with a case."""
-    writes = tuple(f"box/{name}" for name in case.of.writes)
-    outcome = judge(ended, before, _seen(folder), writes, _codes(case))
+    allowed = (*case.of.caches, *(case.of.writes if ended.code == 0 else ()))
+    writes = tuple(f"box/{name}" for name in allowed)
+    outcome = judge(ended, changes(before, _seen(folder)), writes, _codes(case))
     if outcome.kind in ("done", "no") and (wrong := _not_json(case, folder, ended)):
         return Outcome("bad json", said=wrong)
     return outcome

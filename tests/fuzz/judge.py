@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import stat
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -45,18 +46,21 @@ def snapshot(folder: Path) -> Snapshot:
     return found
 
 
+def changes(before: Snapshot, after: Snapshot) -> set[str]:
+    """Paths that are new, gone or written."""
+    return {path for path in before.keys() | after if before.get(path) != after.get(path)}
+
+
 def judge(
-    ended: Ended, before: Snapshot, after: Snapshot, writes: Collection[str], codes: Collection[int]
+    ended: Ended, changed: Collection[str], writes: Collection[str], codes: Collection[int]
 ) -> Outcome:
-    """The first thing that is wrong, or how it ended."""
+    """The first thing that is wrong, or how it ended. `writes` are prefixes of what may change."""
     failed = _failed(ended, codes)
     if failed:
         return failed
     if ended.grown > MEMORY:
         return Outcome("memory", said=f"{ended.grown / 1e6:.0f} MB; {_last(ended.err)}")
-    changed = sorted(path for path in before.keys() | after if before.get(path) != after.get(path))
-    allowed = tuple(writes) if ended.code == 0 else ()
-    if strange := [path for path in changed if not path.startswith(allowed or ("\0",))]:
+    if strange := sorted(path for path in changed if not path.startswith(tuple(writes))):
         return Outcome("touched", said=f"{', '.join(strange[:5])}; {_last(ended.err)}")
     if ended.code == 2 and ended.seconds > REFUSAL_SECONDS:
         return Outcome("slow", said=f"{ended.seconds:.1f} s; {_last(ended.err)}")
@@ -65,7 +69,7 @@ def judge(
 
 def _failed(ended: Ended, codes: Collection[int]) -> Outcome | None:
     """Crashes, hangs, tracebacks and exit codes that are not documented."""
-    if "Timeout (" in ended.err:
+    if "Timeout (" in ended.err or ended.code in (-signal.SIGXCPU, -signal.SIGKILL):
         return Outcome("hang", _where(ended.err, last=False), "")
     if ended.code < 0:
         return Outcome("crash", _where(ended.err, last=False), f"signal {-ended.code}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import resource
 import signal
@@ -14,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-SECONDS = 10.0
+SECONDS = 10.0  # of processor time: other work on the machine does not count
+WAITING = 3.0  # times that much on the clock: what waits for a pipe needs no processor
 GRACE = 5.0  # for writing down where it hung
 ADDRESS_SPACE = 4 << 30  # beyond what the parent has: contains a hog, which is judged by less
 FILE_SIZE = 1 << 30
@@ -57,7 +59,7 @@ def start(action: Callable[[], None], folder: Path, seconds: float = SECONDS) ->
 
 def overdue(child: Child, seconds: float = SECONDS) -> None:
     """Kill a child that does not end by itself."""
-    if time.monotonic() - child.started > seconds + GRACE:
+    if time.monotonic() - child.started > seconds * WAITING + GRACE:
         os.kill(child.process, signal.SIGKILL)
 
 
@@ -82,9 +84,10 @@ def run(action: Callable[[], None], folder: Path, seconds: float = SECONDS) -> E
 
 def _run(action: Callable[[], None], folder: Path, seconds: float) -> int:
     _redirect(folder)
-    _limit()
+    _limit(seconds)
     faulthandler.enable()
-    faulthandler.dump_traceback_later(seconds, exit=True)
+    faulthandler.register(signal.SIGXCPU, chain=True)
+    faulthandler.dump_traceback_later(seconds * WAITING, exit=True)
     memory = [_status("VmRSS")]
     try:
         action()
@@ -113,12 +116,13 @@ def _redirect(folder: Path) -> None:
     os.environ.update(TMPDIR=str(folder / "tmp"), HOME=str(folder / "home"))
 
 
-def _limit() -> None:
+def _limit(seconds: float) -> None:
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # the peak starts here
     resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + ADDRESS_SPACE,) * 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds) + 2))
 
 
 def _status(name: str) -> int:

@@ -31,7 +31,8 @@ Command = tuple[str, ...]
 class Target:
     """A file of a sample, how it is damaged, and the commands that read it.
 
-    Paths are relative to the copy. `writes` are prefixes of what a command may write.
+    Paths are relative to the copy. `writes` are prefixes of what a command may write when it
+    succeeds, `caches` of what it may keep in any case.
     """
 
     format: str
@@ -40,6 +41,7 @@ class Target:
     mutators: Sequence[Mutator]
     commands: Sequence[Command]
     writes: tuple[str, ...] = ("out",)
+    caches: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -65,7 +67,7 @@ TASKS = {
 DATA = {"clm": "python-docs", "mlm": "python-docs", "text": "rows.tsv", "image": "images"}
 SAFETENSORS = (mutate_header, mutate_header, mutate_data, mutate_tensors, mutate_tensors)
 PLACES = (mutate_bytes, replace_file)
-PREPARED = ("out", "data/prepared")
+PREPARED = ("data/prepared",)
 CONTENTS = "result/.symmerge-contents.json"
 OVERWRITE = (("random", "model", "--out", "result", "--overwrite"),)
 
@@ -133,7 +135,12 @@ def _preprocessing() -> list[Target]:
 
 
 def _data() -> list[Target]:
-    text = (measure("clm", "text.txt"), gather("text.txt"))
+    some = ("--data", "text.txt", "--samples", "4", *OUT)
+    text = (
+        *(measure("clm", "text.txt"), gather("text.txt")),
+        ("align", "model", "other", "--recipe", "activations", "--sweeps", "1", *some),
+        ("align", "model", "other", "--method", "learned", "--steps", "1", *some),
+    )
     compressed = (measure("clm", "text.txt.xz"),)
     table = (*[mutate_table] * 3, *PLACES)
     lines = (mutate_json_lines, mutate_json_lines, *table)
@@ -151,7 +158,7 @@ def _data() -> list[Target]:
         Target("arrays", "vit", "images.npz", arrays, (measure("image", "images.npz"),)),
         Target("arrays", "vit", "normalized.npz", arrays, (measure("image", "normalized.npz"),)),
         Target("arrays", "gpt2", "counts.npy", (*[mutate_npy] * 3, *PLACES), counts),
-        Target("arrays", "training", "data/cifar10.npz", arrays, (FROM_IMAGES,), PREPARED),
+        Target("arrays", "training", "data/cifar10.npz", arrays, (FROM_IMAGES,), caches=PREPARED),
         Target("image", "vit", "images/0/0.png", (*[mutate_image] * 2, *PLACES), pictures),
     ]
 
@@ -204,7 +211,7 @@ def _results() -> list[Target]:
 def _options() -> list[Target]:
     mutators = (*[mutate_yaml] * 4, *PLACES)
     random = (("random", "model", "--out", "out", "--config", "options.yaml"),)
-    merge = (("merge", "model", "other", "--out", "out", "--config", "merge.yaml"),)
+    merge = (("merge", "model", "other", *TINY, *OUT, "--config", "merge.yaml"),)
     return [
         Target("options", "gpt2", "options.yaml", mutators, random),
         Target("options", "gpt2", "merge.yaml", mutators, merge),
