@@ -78,10 +78,12 @@ def _symmerge() -> None:
 
 def main() -> None:
     """The entry point of the `symmerge` command."""
-    from symmerge.cli.console import show_any_text
+    from symmerge.cli.console import friendly, open_closed_streams, show_any_text
 
+    open_closed_streams()
     show_any_text()
-    app()
+    with friendly():  # help that cannot be printed; verbs have their own
+        app()
 
 
 __all__ = ["app", "main"]

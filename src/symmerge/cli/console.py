@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import typer
 from rich.console import Console
@@ -29,8 +29,25 @@ from rich.table import Table
 
 from symmerge.errors import SymmergeError, SymmergeWarning
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+LONGEST_LINE = 2000  # names in damaged files may have megabytes
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+# Of the user's paths, wherever they are noticed
+PATH_ERRORS = (
+    *(errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOSPC),
+    *(errno.EDQUOT, errno.ENOTDIR, errno.EISDIR, errno.EFBIG, errno.EIO),
+)
+
+CLOSED_PIPE = 141  # as of a program that SIGPIPE ends: neither yes nor no
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave a closed pipe to `friendly`; rich would exit with 1, which says no."""
+        raise
+
+
+out = _Console(highlight=False)
+err = _Console(stderr=True, highlight=False)
 
 
 def say(line: str) -> None:
@@ -96,12 +113,20 @@ def progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
 def note(line: str) -> None:
     """Report what a long job is doing, on standard error if it is a terminal."""
     if err.is_terminal:
-        err.print(line, style="dim", soft_wrap=True, markup=False)
+        _tell(line, style="dim", markup=False)
 
 
 def warn(line: str) -> None:
     """What a user must know, wherever standard error goes."""
-    err.print(f"[bold yellow]warning:[/] {_one_line(line)}", soft_wrap=True)
+    _tell(f"[bold yellow]warning:[/] {_one_line(line)}")
+
+
+def _tell(line: str, **options: Any) -> None:
+    """Print to standard error; where it is closed or full, the work goes on without."""
+    try:
+        err.print(line, soft_wrap=True, **options)
+    except OSError:
+        _discard(sys.stderr)
 
 
 @contextmanager
@@ -116,21 +141,24 @@ def friendly(interrupted: str = "interrupted: nothing was written") -> Iterator[
     except SymmergeError as error:
         fail(str(error), error)
     except KeyboardInterrupt as error:
-        err.print(interrupted, soft_wrap=True, markup=False)
+        _tell(interrupted, markup=False)
         raise SystemExit(130) from error
     except BrokenPipeError as error:  # the reader of a pipe went away
-        _discard_output()
-        raise SystemExit(0) from error
+        _discard(sys.stdout)
+        raise SystemExit(CLOSED_PIPE) from error
     except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
-            _discard_output()
+        if isinstance(error, OSError) and error.errno in OUTPUT_ERRORS and not error.filename:
+            _discard(sys.stdout)
             fail("the output cannot be written: no space is left; make room for it", error)
+        if isinstance(error, OSError) and error.errno in PATH_ERRORS:
+            what = os.fsdecode(error.filename) if error.filename else "a file"
+            fail(f"{what} cannot be used ({error.strerror}): choose another path", error)
         fail(f"{_unexpected(error)}; please report it, with the details in {_details()}", error)
 
 
 def fail(line: str, error: Exception) -> NoReturn:
     """One line and exit code 2."""
-    err.print(f"[bold red]error:[/] {_one_line(line)}", soft_wrap=True)
+    _tell(f"[bold red]error:[/] {_one_line(line)}")
     raise SystemExit(2) from error
 
 
@@ -147,9 +175,19 @@ def _details() -> str:
     return name
 
 
-def _discard_output() -> None:
-    """What is left for standard output goes nowhere: Python would fail on it again at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _discard(stream: TextIO) -> None:
+    """What is left for a stream goes nowhere: Python would fail on it again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def open_closed_streams() -> None:
+    """Standard streams that were closed before the start go nowhere.
+
+    Python has None in their place, and the next file that is opened would get their number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def show_any_text() -> None:
@@ -179,4 +217,8 @@ def _warnings_shown() -> Iterator[None]:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split()).replace("[", "\\[")
+    """A message in one line; of a long one, the beginning and the remedy at its end."""
+    line = " ".join(text.split())
+    if len(line) > LONGEST_LINE:
+        line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
+    return line.replace("[", "\\[")

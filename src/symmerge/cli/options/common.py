@@ -76,7 +76,9 @@ class Written:
     ] = False
     max_shard_size: Annotated[
         float,
-        typer.Option("--max-shard-size", help="The largest weights file, in GB.", min=0.000001),
+        typer.Option(
+            "--max-shard-size", help="The largest weights file, in GB.", min=0.000001, max=1e6
+        ),
     ] = 5.0
 
 

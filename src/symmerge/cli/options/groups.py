@@ -100,12 +100,25 @@ def _configure(context: Any, file: Path | None) -> Path | None:
     return file
 
 
+def _check_events(file: Path, text: str) -> None:
+    """Refuse what options never need, before anything is built of it.
+
+    A kilobyte of aliases can merge into gigabytes, and 5,000 brackets take half a minute.
+    """
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
+            raise MismatchError(f"{file} has an alias (*name): write the value itself there")
+        if depth > 2:
+            raise MismatchError(f"{file} has lists in lists: write one option per line, 'seed: 1'")
+
+
 def _read_options(file: Path) -> dict[str, object]:
     try:
         text = read_plain(file, LARGEST_OPTIONS).decode("utf-8")
-        # A kilobyte of aliases can merge into gigabytes; options need none.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise MismatchError(f"{file} has an alias (*name): write the value itself there")
+        _check_events(file, text)
         content = yaml.safe_load(text) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or error
