@@ -42,7 +42,7 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
 TINY = ("--recipe", "permutations", "--sweeps", "1")
 OPTIONS = {
     "random": {"seed": 3, "residual": "full", "max_shard_size": 0.5, "overwrite": False},
-    "merge": {"t": 0.5, "combine": "ties", "density": 0.5, "seed": 0, "at": ["ff=0.3"]},
+    "merge": {"t": 0.5, "combine": "mean", "density": 0.5, "seed": 0, "at": ["ff=0.3"]},
 }
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from symmerge.checkpoints.files import replacing
 from symmerge.checkpoints.limits import plain_size
+from symmerge.checkpoints.safetensors_files import LARGEST_HEADER
 from symmerge.errors import CheckpointError
 
 # A single metadata entry: safetensors writes several in arbitrary order, but equal content should
@@ -37,7 +38,7 @@ def read_tensors(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors of a file with this format; any other is refused, with the remedy."""
     try:
-        plain_size(path)
+        _check_header_size(path)
         with safe_open(path, "pt") as file:
             header = json.loads((file.metadata() or {}).get(KEY, "{}"))
             # Copies: mapped bytes are not aligned, and complex arithmetic on them crashes torch.
@@ -54,7 +55,7 @@ def read_tensors(
 def refuse_foreign_tensors(path: Path, format: str) -> None:
     """Refuse to replace a file that is there already and has another format, by its header."""
     try:
-        plain_size(path)
+        _check_header_size(path)
         with safe_open(path, "pt") as file:
             header = json.loads((file.metadata() or {}).get(KEY, "{}"))
             if isinstance(header, dict) and header.get("format") == format:
@@ -67,6 +68,15 @@ def refuse_foreign_tensors(path: Path, format: str) -> None:
         f"{path} exists, and is no {format} file that symmerge wrote: choose another name, or"
         " move it away"
     )
+
+
+def _check_header_size(path: str | Path) -> None:
+    """Before the file is mapped, which fails for sizes that no machine has."""
+    length = plain_size(path)
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if not 2 <= size <= min(length - 8, LARGEST_HEADER):
+        raise ValueError(f"its header has {size} bytes of {length} in all")
 
 
 def _umask() -> int:
