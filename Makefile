@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo check quick test fuzz kills lint benchmark clean
+.PHONY: demo check quick test fuzz kills audit sbom lint benchmark clean
 
 demo: $(READY)
 	$(BIN)/symmerge demo
@@ -28,13 +28,21 @@ fuzz: $(READY)
 		$(if $(REPLAY),--replay $(REPLAY))
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks experiments
-	$(BIN)/ruff format --check src tests benchmarks experiments
+	$(BIN)/ruff check src tests benchmarks experiments tools
+	$(BIN)/ruff format --check src tests benchmarks experiments tools
 	$(BIN)/pyright
 
 # kill -9 fifty times in every verb that writes: about half an hour; `make test` kills three times
 kills: $(READY)
 	$(BIN)/python tests/helpers/killed_verbs.py build/kills --table
+
+# known vulnerabilities in what is installed; says that it skips where advisories are out of reach
+audit: $(READY)
+	$(BIN)/python tools/audit.py build/audit
+
+# the bill of materials of a release
+sbom: $(READY)
+	$(BIN)/python tools/sbom.py dist/symmerge.cdx.json
 
 benchmark: $(READY)
 	set -e; for file in benchmarks/*.py; do echo $$file; $(BIN)/python $$file; done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
@@ -14,12 +15,14 @@ from symmerge.matching.base import Solution
 from symmerge.matching.learning.soft_permutations import relax
 from symmerge.matching.recipes import Recipe
 from symmerge.matching.resume import ResumeFile
+from symmerge.matching.search import Matching
 from symmerge.models.alignment import apply
 from symmerge.models.alignment_results import SolutionFile
 from symmerge.models.distances import distance
 from symmerge.models.model import Model, Progress, save
 from symmerge.models.orbit import keep
 from symmerge.models.structure import structure_of
+from symmerge.symmetry.threads import same_bytes
 from symmerge.verification.verdict import gate, verify
 
 # Fine-tunes of one base are this close without alignment; independent seeds are at about 1.4.
@@ -103,6 +106,18 @@ def solve_pair(
     resume_file: ResumeFile | None = None,
 ) -> Aligned:
     """Bring `b` to `a` by a recipe: prepare both models, solve, apply the alignment."""
+    learns = not isinstance(recipe.matching, Matching)
+    with nullcontext() if learns else same_bytes():
+        return _solve_pair(a, b, recipe, progress, resume_file)
+
+
+def _solve_pair(
+    a: Model,
+    b: Model,
+    recipe: Recipe,
+    progress: Progress | None,
+    resume_file: ResumeFile | None,
+) -> Aligned:
     first, second = (recipe.prepare(model).cached() for model in (a, b))
     solution = recipe.matching.solve(first, second, progress=progress, resume_file=resume_file)
     # Soft matching interrupted before its first step has no soft result.
@@ -115,6 +130,7 @@ def solve_pair(
     return Aligned(first, moved, solution, recipe, before, after, (a, b))
 
 
+@same_bytes()
 def write_aligned(
     alignment: Aligned, out: Path, *, overwrite: bool = False, progress: Progress | None = None
 ) -> None:

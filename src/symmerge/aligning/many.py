@@ -20,6 +20,7 @@ from symmerge.models.alignment import apply
 from symmerge.models.alignment_results import UniverseFile
 from symmerge.models.model import Model, Progress, save
 from symmerge.models.orbit import keep
+from symmerge.symmetry.threads import same_bytes
 from symmerge.verification.verdict import gate
 
 
@@ -142,6 +143,7 @@ def align_many(
     return AlignedMany(tuple(aligned), universe, recipe, tuple(sources))
 
 
+@same_bytes()
 def write_aligned_many(
     alignment: AlignedMany, out: Path, *, overwrite: bool = False, progress: Progress | None = None
 ) -> None:

@@ -18,6 +18,7 @@ from symmerge.checkpoints.weights import Weights
 from symmerge.errors import MismatchError
 from symmerge.matching.heads import attention_layers
 from symmerge.observation.activations import Activations, Score, extend_spec
+from symmerge.symmetry.groups.linalg import total
 from symmerge.symmetry.spec import Spec
 
 FAINT = 1e-6  # relative to the largest mean square of a matrix: entries a thousand times smaller
@@ -180,7 +181,8 @@ class Evidence:
         """The squared norm of a matrix, geometric mean over both models; the length of a vector."""
         if name not in self._sizes:
             a, b = self.sides(name)
-            size = (a.norm() * b.norm()).item() if a.ndim > 1 else float(a.numel())
+            norms = total(a.square()).sqrt() * total(b.square()).sqrt()
+            size = norms.item() if a.ndim > 1 else float(a.numel())
             self._sizes[name] = max(size, 1e-12)
         return self._sizes[name]
 
@@ -216,7 +218,7 @@ class Evidence:
         weights = (self.frequencies + 0.5) ** self.weighting.frequency
         if self.ignore_unseen:
             weights = weights * (self.frequencies > 0)
-        return (weights / weights.mean()).sqrt()
+        return (weights * (len(weights) / total(weights))).sqrt()
 
 
 def read_token_counts(path: Path) -> Float[Tensor, " vocabulary"]:

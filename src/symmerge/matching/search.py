@@ -25,6 +25,7 @@ from symmerge.models.tables import check_same_table
 from symmerge.observation.correlations import Correlations, measure_correlations
 from symmerge.observation.probe import Probe
 from symmerge.observation.statistics import Statistics
+from symmerge.symmetry.threads import same_bytes
 from symmerge.verification.modules import full_module
 
 WeightingGrid = Mapping[str, tuple[float | str, ...]]
@@ -85,6 +86,7 @@ class Matching(ABC):
         """How many weightings may be tried for a model of this size."""
         return self.tries or (1 if a.parameters > LARGE else 100)
 
+    @same_bytes()
     def solve(
         self,
         a: Model,

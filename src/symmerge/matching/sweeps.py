@@ -17,6 +17,7 @@ from symmerge.matching.evidence import Evidence
 from symmerge.matching.heads import HeadOptions, Views, ViewsOf, attention_layers, match_heads
 from symmerge.models.alignment import Alignment, lay
 from symmerge.symmetry.groups import Element, Gram, Permutation, ScaledPermutation
+from symmerge.symmetry.groups.linalg import total
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Occurrence
 
@@ -109,10 +110,11 @@ class Sweeps:
             error = (moved - a).square_()
             if is_weight:
                 squares = error, a.square(), moved.square()
-                sums += torch.tensor([float(square.sum()) for square in squares])
+                sums += torch.tensor([float(total(square)) for square in squares])
             rows = self.evidence.rows(name)
-            total = error.sum() if rows is None else error.sum(1) @ rows.to(error).square()
-            self._errors[name] = scale * total.item()
+            if rows is not None:
+                error = error.sum(1) * rows.to(error).square()
+            self._errors[name] = scale * total(error).item()
         self.distance = (sums[0] / (sums[1] * sums[2]).sqrt().clamp_min(1e-30)).sqrt().item()
 
     def _set(self, elements: Mapping[str, Element]) -> None:

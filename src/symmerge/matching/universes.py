@@ -27,6 +27,8 @@ from symmerge.models.interpolation import interpolate
 from symmerge.models.model import Model, Progress
 from symmerge.models.tables import check_same_table
 from symmerge.observation.probe import Probe
+from symmerge.symmetry.groups.linalg import total
+from symmerge.symmetry.threads import same_bytes
 from symmerge.verification.modules import full_module
 
 MEDOID = "medoid"
@@ -48,6 +50,7 @@ class PairSolver(Protocol):
     ) -> Solution: ...
 
 
+@same_bytes()
 def match_universe(
     models: Sequence[Model],
     solver: PairSolver,
@@ -270,12 +273,12 @@ class _Run:
     def _spread(self) -> float:
         """Root of the members' squared distance from their mean, over their squared norms."""
         norms = sum(
-            tensor.double().square().sum().item()
+            total(tensor.double().square()).item()
             for member in self.members
             for _, tensor in self._tensors(member)
         )
-        total = sum(tensor.double().square().sum().item() for tensor in self.total.values())
-        mean = total / len(self.alignments)
+        of_sum = sum(total(tensor.double().square()).item() for tensor in self.total.values())
+        mean = of_sum / len(self.alignments)
         return (max(0.0, norms - mean) / max(norms, 1e-30)) ** 0.5
 
     # resuming

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from symmerge.models.model import Model
+from symmerge.symmetry.groups.linalg import total
 
 
 def distance(a: Model, b: Model) -> float:
@@ -10,9 +11,9 @@ def distance(a: Model, b: Model) -> float:
     apart, sizes = 0.0, [0.0, 0.0]
     for name in a.weights:
         x, y = a.weights[name], b.weights[name]
-        apart += (x - y).square().sum().item()
+        apart += total((x - y).square()).item()
         sizes = [
-            size + side.square().sum().item() for size, side in zip(sizes, (x, y), strict=True)
+            size + total(side.square()).item() for size, side in zip(sizes, (x, y), strict=True)
         ]
     return (apart / max((sizes[0] * sizes[1]) ** 0.5, 1e-30)) ** 0.5
 
@@ -31,7 +32,7 @@ def distances_by_space(a: Model, b: Model) -> dict[str, float]:
         for space in spaces:
             row = squares.setdefault(space, [0.0, 0.0, 0.0])
             for at, value in enumerate(((x - y), x, y)):
-                row[at] += value.square().sum().item()
+                row[at] += total(value.square()).item()
     return {
         space: (row[0] / max((row[1] * row[2]) ** 0.5, 1e-30)) ** 0.5
         for space, row in squares.items()

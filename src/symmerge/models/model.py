@@ -35,6 +35,7 @@ from symmerge.models.config_rules import check_counts
 from symmerge.models.stock import check_stock
 from symmerge.symmetry.groups import GeneralLinear, Group, Permutation, RotaryPairs, Trivial
 from symmerge.symmetry.spec import Space, Spec, listing
+from symmerge.symmetry.threads import same_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -229,6 +230,7 @@ def rebind(
     return model.derive(weights, step=step, config=config, spec=replace(spec, spaces=spaces))
 
 
+@same_bytes()
 def save(
     model: Model,
     target: str | os.PathLike[str],

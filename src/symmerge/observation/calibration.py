@@ -15,6 +15,7 @@ from symmerge.models.model import Model, Progress
 from symmerge.observation.gathering import gather
 from symmerge.observation.probe import MAX_TARGETS, Probe, ProbeBatch, predictions
 from symmerge.observation.statistics import Statistics, StatisticsHeader
+from symmerge.symmetry.threads import same_bytes
 from symmerge.verification.modules import full_module
 
 Modules = tuple[nn.Module, nn.Module]
@@ -26,6 +27,7 @@ def pair_header(a: Model, b: Model) -> StatisticsHeader:
     return StatisticsHeader(a.digest(), b.digest(), a.spec.fingerprint, steps)
 
 
+@same_bytes()
 def gather_pair(
     models: tuple[Model, Model],
     task: Task,

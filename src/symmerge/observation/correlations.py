@@ -20,6 +20,7 @@ from symmerge.checkpoints.json_results import OMIT, Record, ResultFile
 from symmerge.models.alignment import Alignment
 from symmerge.observation.activations import extend_spec
 from symmerge.observation.statistics import Statistics
+from symmerge.symmetry.groups.linalg import total
 from symmerge.symmetry.notation import Atom, Product, atoms
 from symmerge.symmetry.spec import layer_of
 
@@ -142,7 +143,8 @@ def _joint_correlation(
     a: Float[Tensor, "n m"], b: Float[Tensor, "n m"], spread: Float[Tensor, " n"]
 ) -> float:
     """The correlation of all features at once."""
-    return ((a * b).sum() / (spread.norm() * b.norm()).clamp_min(1e-30)).item()
+    size = total(spread.square()).sqrt() * total(b.square()).sqrt()
+    return (total(a * b) / size.clamp_min(1e-30)).item()
 
 
 def _innermost(axis: Product) -> str:

@@ -21,6 +21,7 @@ from symmerge.observation.activations import (
     mean_activations,
     record_activations,
 )
+from symmerge.symmetry.groups.linalg import total
 from symmerge.verification.modules import full_module
 
 ROWS, LENGTH = 64, 256
@@ -63,12 +64,13 @@ class Probe:
     @torch.no_grad()
     def score(self, module: nn.Module) -> float:
         """Cross-entropy of a merge to its parents' mean prediction: lower is better."""
-        total, start = 0.0, 0
+        score, start = 0.0, 0
         for batch in self.batches:
             predicted = predictions(module, batch).log_softmax(-1)
-            total -= (self.targets[start : start + len(predicted)] * predicted).sum().item()
+            targets = self.targets[start : start + len(predicted)]
+            score -= total(targets * predicted).item()
             start += len(predicted)
-        return total / max(1, start)
+        return score / max(1, start)
 
 
 def predictions(
