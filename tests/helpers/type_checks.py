@@ -17,7 +17,7 @@ UNCHECKED = (
     ),
     *("evaluation/test_dead_leaves", "evaluation/test_simplices", "observation/test_correlations"),
     *("matching/test_joint", "matching/test_learned", "matching/test_recipes"),
-    *("matching/test_soft", "matching/test_universes"),
+    *("matching/test_soft", "matching/test_threads", "matching/test_universes"),
 )
 
 

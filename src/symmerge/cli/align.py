@@ -74,8 +74,9 @@ def align(
     Example: [bold]symmerge align ./seed-0 ./seed-1 --out ./aligned[/]
 
     Three methods: without data (weights), by activations on some inputs (activations), or by
-    learning the symmetry itself (learned; slower, much closer). Learning also runs in several
-    processes:
+    learning the symmetry itself (learned; slower, much closer). The first two give the same bytes
+    with any number of threads; learning agrees to rounding only (about 1e-6; solution.json says how
+    many threads there were). Learning also runs in several processes:
     [bold]torchrun --nproc-per-node 2 -m symmerge align ... --method learned[/].
 
     Recipes for weights: [bold]symmerge[/] (ours), [bold]weights-only[/] (ours without

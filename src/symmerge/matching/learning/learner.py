@@ -172,7 +172,9 @@ class Learner:
 
     def record(self, history: History) -> dict[str, object]:
         """What the run did, for solution.json."""
-        return {**self.counts(), "steps": history.step, "stopped": history.stopped}
+        ended = {"steps": history.step, "stopped": history.stopped}
+        # Rounding depends on them: results agree, but not to the last bit.
+        return {**self.counts(), **ended, "threads": torch.get_num_threads()}
 
     def state(self, history: History) -> ResumeEntry:
         """The state of a pair; runs of many models cannot be resumed."""
