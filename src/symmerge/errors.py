@@ -42,6 +42,9 @@ class SymmetryError(SymmergeError):
     """A group element was applied where it is not a symmetry."""
 
 
+OVERFLOW = "numbers became infinite or NaN: the weights are too large, use another checkpoint"
+
+
 class FunctionChanged(SymmergeError):
     """The gate refused: the new checkpoint does not compute the same function."""
 

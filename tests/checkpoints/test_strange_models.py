@@ -17,10 +17,14 @@ import torch
 from fixtures import checkpoint, run
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
-from symmerge.errors import LONGEST, SymmergeError
+from symmerge.cli import app
+from symmerge.errors import LONGEST, SymmergeError, SymmetryError
 from symmerge.families.base import ACTIVATIONS
 from symmerge.models.model import load
+from symmerge.symmetry.groups import linalg
+from symmerge.symmetry.groups.indices import assign
 
 WTE = "transformer.wte.weight"
 NAN, INF = float("nan"), float("inf")
@@ -204,7 +208,6 @@ BINS = {
     "boolean": (lambda t: t > 0, "bool"),
     "terabytes": (expanded, "expanded view"),
     "not a tensor": (lambda t: t.tolist(), "missing tensors"),
-    "NaN": (lambda t: t * NAN, None),
 }
 
 
@@ -214,7 +217,7 @@ def write_bin(folder, content, **how):
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
-@pytest.mark.parametrize("label", [label for label, (_, words) in BINS.items() if words])
+@pytest.mark.parametrize("label", BINS)
 def test_bin_tensor(copy_of, label, zipped):
     folder = copy_of("gpt2")
     change, words = BINS[label]
@@ -322,6 +325,7 @@ INDICES = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("label", INDICES)
 def test_index(copy_of, label):
     folder = copy_of("gpt2")
@@ -332,6 +336,53 @@ def test_index(copy_of, label):
     load(folder)  # the control: a right map, and a total size that nobody needs
     index.write_text(json.dumps(INDICES[label]))
     refused(folder)
+
+
+# huge finite weights
+
+
+def scale(folder, factor, dtype, names=""):
+    tensors = load_file(folder / "model.safetensors")
+    grown = {
+        name: tensor * (factor / tensor.abs().max()) if names in name else tensor
+        for name, tensor in tensors.items()
+    }
+    save_file({k: v.to(dtype) for k, v in grown.items()}, folder / "model.safetensors")
+
+
+def test_weights_that_no_product_survives(copy_of, tmp_path):
+    folder, other = copy_of("gpt2"), checkpoint(tmp_path / "other", "gpt2", seed=1)
+    scale(folder, 1e30, torch.float32, "mlp")
+    lines = {
+        one_line("verify", folder, other),
+        one_line("same", folder, other),
+        one_line("canonical", folder, "--out", tmp_path / "out"),
+        one_line("random", folder, "--out", tmp_path / "out"),
+        one_line("align", other, folder, "--out", tmp_path / "out", "--recipe", "permutations"),
+        one_line("merge", other, folder, "--out", tmp_path / "out", "--recipe", "permutations"),
+    }
+    assert all("1e+30" in line for line in lines) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype", "names"),
+    [(6e4, torch.float16, ""), (9e11, torch.float32, ""), (9e11, torch.float32, "mlp")],
+)
+def test_large_weights_get_an_answer_or_one_line(copy_of, tmp_path, factor, dtype, names):
+    folder, out = copy_of("gpt2"), tmp_path / "out"
+    scale(folder, factor, dtype, names)
+    assert one_line("random", folder, "--out", out) and not out.exists()
+    for verb in ("verify", "same"):
+        ended = CliRunner().invoke(app, [verb, str(folder), str(folder)])
+        assert ended.exit_code in (0, 1) or one_line(verb, folder, folder)
+
+
+def test_numbers_that_are_not_finite_are_said():
+    bad = torch.full((3, 3), NAN)
+    for compute in (assign, linalg.svdvals):
+        compute(torch.eye(3))  # the control
+        with pytest.raises(SymmetryError, match="too large"):
+            compute(bad)
 
 
 # files that are no files, names that are no names

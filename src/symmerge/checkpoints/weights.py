@@ -20,6 +20,7 @@ from torch import Tensor
 from symmerge.errors import CheckpointError
 
 Shape = tuple[int, ...]
+LARGEST = 1e12  # of a weight: products of three still fit float32
 CACHE_BYTES = 1_500_000_000  # of one model
 
 
@@ -198,11 +199,15 @@ class CheckedWeights(Weights):
         return tensor.to(working(tensor.dtype))
 
     def _check(self, name: str, tensor: Tensor) -> None:
+        problem = ""
         if not is_finite(tensor):
-            count = int((~tensor.isfinite()).sum())
+            problem = f"{int((~tensor.isfinite()).sum())} entries that are NaN or infinite"
+        elif tensor.numel() and (largest := _largest(tensor)) > LARGEST:
+            problem = f"entries up to {largest:.0e}, with which float32 cannot compute"
+        if problem:
             raise CheckpointError(
-                f"{self.where}: {name} has {count} entries that are NaN or infinite:"
-                " training diverged or the file is damaged; use another checkpoint"
+                f"{self.where}: {name} has {problem}: training diverged or the file is damaged;"
+                " use another checkpoint"
             )
 
     def digest(self) -> str:
@@ -220,6 +225,10 @@ class CheckedWeights(Weights):
 def is_finite(tensor: Tensor) -> bool:
     """Whether all entries are finite; minimum and maximum tell without a mask in memory."""
     return not tensor.numel() or all(bound.isfinite() for bound in torch.aminmax(tensor))
+
+
+def _largest(tensor: Tensor) -> float:
+    return max(abs(bound.item()) for bound in torch.aminmax(tensor))
 
 
 def digest(tensor: Tensor) -> str:

@@ -6,12 +6,13 @@ Logits are compared up to an additive constant, which a softmax ignores.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 
 import torch
 from torch import Tensor
 
 from symmerge.checkpoints.provenance import Verdict
-from symmerge.errors import FunctionChanged, MismatchError
+from symmerge.errors import OVERFLOW, FunctionChanged, MismatchError
 from symmerge.models.model import Model, Progress
 from symmerge.models.tables import layer_count
 from symmerge.symmetry.spec import listing
@@ -79,6 +80,11 @@ def gate(
 
     def check(written: Model) -> Verdict:
         verdict = compare(source, written, progress=progress)
+        if not isfinite(verdict.difference):
+            raise FunctionChanged(
+                f"refused: in the outputs of {source.where} or of the new checkpoint, {OVERFLOW};"
+                " nothing was written"
+            )
         if not verdict.same:
             raise FunctionChanged(
                 f"refused: the new checkpoint does not compute what {source.where} does"

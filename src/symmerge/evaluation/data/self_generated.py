@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from symmerge.errors import OVERFLOW, DataError
 from symmerge.models.model import Model
 
 FILLING_PASSES = 32  # of a masked model over a row of mask tokens
@@ -39,7 +40,7 @@ def _continue(model: Model, module: nn.Module, rows: int, length: int) -> Tensor
     vocabulary, device = model.spec.sizes["vocabulary"], _device(module)
     first = model.config.get("bos_token_id")
     # A model with a smaller vocabulary may have kept GPT-2's id in its config.
-    if first is None or first >= vocabulary:
+    if first is None or not 0 <= first < vocabulary:
         tokens = torch.randint(0, vocabulary, (rows, 1), device=device)
     else:
         tokens = torch.full((rows, 1), first, device=device)
@@ -47,7 +48,7 @@ def _continue(model: Model, module: nn.Module, rows: int, length: int) -> Tensor
     for _ in range(length - 1):
         output = module(input_ids=last, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
-        last = torch.multinomial(output.logits[:, -1].float().softmax(-1), 1)
+        last = _sampled(model, output.logits[:, -1])
         tokens = torch.cat([tokens, last], 1)
     return tokens
 
@@ -60,10 +61,16 @@ def _fill_in(model: Model, module: nn.Module, rows: int, length: int) -> Tensor:
     for positions in order.split(max(1, length // FILLING_PASSES), 1):
         index = positions[..., None].expand(-1, -1, model.spec.sizes["vocabulary"])
         logits = first_logits(module(input_ids=tokens)).gather(1, index)
-        sampled = torch.multinomial(logits.float().softmax(-1).flatten(0, 1), 1)
+        sampled = _sampled(model, logits.flatten(0, 1))
         tokens = tokens.scatter(1, positions, sampled.view_as(positions))
     masked = torch.rand(rows, length, device=device) < MASKING
     return torch.where(masked, mask, tokens)
+
+
+def _sampled(model: Model, logits: Float[Tensor, "rows vocabulary"]) -> Int[Tensor, "rows 1"]:
+    if not logits.isfinite().all():
+        raise DataError(f"{model.where} cannot write text: in its logits, {OVERFLOW}")
+    return torch.multinomial(logits.float().softmax(-1), 1)
 
 
 def _device(module: nn.Module) -> torch.device:

@@ -9,6 +9,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from symmerge.errors import OVERFLOW, SymmetryError
 from symmerge.symmetry.groups.base import Check, Coordinates, Shape, is_transposed
 
 
@@ -61,6 +62,8 @@ def assign(score: Float[Tensor, "*batch n n"]) -> Int[Tensor, "*batch n"]:
     # Subtracting row and column means keeps the optimum and cuts the solver's time to a quarter.
     score = score.detach().double()
     score = score - score.mean(-1, keepdim=True) - score.mean(-2, keepdim=True)
+    if not score.isfinite().all():
+        raise SymmetryError(f"in an assignment of {score.shape[-1]} coordinates, {OVERFLOW}")
     blocks = rearrange(score, "... n m -> (...) n m").cpu().numpy()
     columns = [torch.as_tensor(linear_sum_assignment(block, maximize=True)[1]) for block in blocks]
     return torch.stack(columns).reshape(score.shape[:-1])

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from symmerge.errors import OVERFLOW, SymmetryError
+
 
 @contextmanager
 def one_thread() -> Iterator[None]:
@@ -32,7 +34,14 @@ def _with_one_thread(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def wrapped(matrix: Tensor, *others: Any, **options: Any) -> Any:
         with nullcontext() if matrix.is_cuda else one_thread():
-            return function(matrix, *others, **options)
+            try:
+                return function(matrix, *others, **options)
+            except torch.linalg.LinAlgError as error:
+                if matrix.isfinite().all():
+                    raise
+                raise SymmetryError(
+                    f"in a matrix of {matrix.shape[-1]} rows, {OVERFLOW}"
+                ) from error
 
     return wrapped
 
