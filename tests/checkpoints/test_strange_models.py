@@ -147,6 +147,14 @@ def test_config(sources, tmp_path, name, field, value):
         assert refused(folder, check_class=False) == said
 
 
+@pytest.mark.quick
+def test_a_config_of_gigabytes(copy_of):
+    folder = copy_of("gpt2")
+    with open(folder / "config.json", "r+b") as file:
+        file.truncate(6 * 10**9)  # sparse: nothing is on disk
+    assert "at most" in refused(folder)
+
+
 def test_every_good_config_passes(sources):
     for name in CONFIGS:
         assert load(sources(name)).parameters > 0

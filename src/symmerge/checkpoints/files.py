@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from symmerge.checkpoints.limits import LARGEST_JSON, read_plain
 from symmerge.errors import CheckpointError, SymmergeWarning
 
 RESTORE = "restore it from where the model came"
@@ -131,7 +132,7 @@ def write_json(file: Path, content: Mapping[str, object]) -> None:
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file, or an error that names the file."""
     try:
-        content = json.loads(file.read_text("utf-8"))
+        content = json.loads(read_plain(file, LARGEST_JSON).decode("utf-8"))
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
         raise CheckpointError(f"{file} is not valid JSON ({error}): {RESTORE}") from error
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -36,8 +36,8 @@ def typed_config(config: Mapping[str, Any], where: str) -> Any:
 
 def bind(family: Family, config: Mapping[str, object], names: Collection[str], where: str) -> Spec:
     """The table for a config and the tensors of a checkpoint."""
-    typed, declared = typed_config(config, where), config.get("architectures")
-    if declared is not None and not _is_list_of_names(declared):
+    typed, declared = typed_config(config, where), config.get("architectures", [])
+    if not _is_list_of_names(declared := [] if declared is None else declared):
         raise UnsupportedModel(
             f"{where}: 'architectures' in config.json is {shown(declared)}, not a list of names:"
             f" {RESTORE}"
@@ -64,7 +64,7 @@ def bind(family: Family, config: Mapping[str, object], names: Collection[str], w
         ) from error
 
 
-def _is_list_of_names(declared: object) -> bool:
+def _is_list_of_names(declared: object) -> TypeGuard[list[str]]:
     return isinstance(declared, list) and all(isinstance(name, str) for name in declared)
 
 

@@ -12,14 +12,13 @@ from math import isfinite
 from typing import Any
 
 from symmerge.checkpoints.files import RESTORE
+from symmerge.checkpoints.limits import LONGEST_SIDE, MOST_LABELS
 from symmerge.checkpoints.weights import Weights
 from symmerge.errors import UnsupportedModel, shown
 from symmerge.families.base import ACTIVATIONS
 
 LAYER_FIELDS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 LABEL_FIELDS = ("num_labels", "_num_labels", "id2label", "label2id")
-MOST_LABELS = 100_000  # unless a tensor has more rows; ImageNet-21k has 21,843
-LARGEST_SIDE = 4096  # of an image, in pixels
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,14 @@ def _whole(value: object, low: int, high: int = 2**31 - 1) -> bool:
 
 
 def _number(value: object, low: float, high: float = 1e300) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and low <= value <= high
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return low <= value <= high  # not so for NaN
 
 
 def _sides(value: object) -> bool:
     both = value if isinstance(value, list | tuple) else (value, value)
-    return len(both) == 2 and all(_whole(side, 1, LARGEST_SIDE) for side in both)
+    return len(both) == 2 and all(_whole(side, 1, LONGEST_SIDE) for side in both)
 
 
 def _ids(value: object) -> bool:
@@ -74,7 +74,7 @@ RULES = (
         lambda value: _whole(value, 0),
         "a whole number from 0 up, within 32 bits",
     ),
-    Rule(r"(image|patch)_size", _sides, f"one or two whole numbers of pixels, to {LARGEST_SIDE:,}"),
+    Rule(r"(image|patch)_size", _sides, f"one or two whole numbers of pixels, to {LONGEST_SIDE:,}"),
     Rule(
         r"(text|vision|audio|encoder|decoder)_config",
         lambda value: False,

@@ -36,7 +36,7 @@ def _with_one_thread(function: Callable[..., Any]) -> Callable[..., Any]:
         with nullcontext() if matrix.is_cuda else one_thread():
             try:
                 return function(matrix, *others, **options)
-            except torch.linalg.LinAlgError as error:
+            except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
                 if matrix.isfinite().all():
                     raise
                 raise SymmetryError(
