@@ -102,7 +102,7 @@ def _header(file: Stream, what: str) -> tuple[tuple[int, ...], bool, np.dtype[An
 
 def _fill(file: Stream, array: np.ndarray, what: str) -> None:
     """Read straight into the array: one copy in memory, not two."""
-    unread = memoryview(array.reshape(-1).view(np.uint8))
+    unread = array.reshape(-1).view(np.uint8).data
     while len(unread):
         count = file.readinto(unread[: 1 << 24])  # type: ignore[attr-defined]
         if not count:
