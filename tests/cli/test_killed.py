@@ -13,7 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
+from symmerge.checkpoints import tensor_file
 from symmerge.checkpoints.files import discard, replacing
 from symmerge.checkpoints.folders import foreign_files
 from symmerge.cli import VERBS
@@ -81,3 +83,21 @@ def test_temporary_files_of_killed_writers_are_removed(tmp_path, code):
     assert foreign_files(tmp_path) == ["other.json", "result.json"]  # the rest is known as ours
     discard(target)
     assert [path.name for path in tmp_path.iterdir()] == ["other.json"]
+
+
+def test_temporary_files_of_safetensors_are_removed(tmp_path, monkeypatch):
+    """safetensors writes beside the file that it is given, under a name that it makes up."""
+
+    def killed(tensors, path, metadata):
+        Path(path).with_name(".tmpQBmGOm").write_text("x")
+        os._exit(9)
+
+    monkeypatch.setattr(tensor_file, "save_file", killed)
+    child = os.fork()
+    if child == 0:
+        tensor_file.write_tensors(tmp_path / "state.safetensors", {}, {})
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert len(list(tmp_path.rglob("*"))) == 2  # a folder of ours, and in it the file
+    monkeypatch.undo()
+    tensor_file.write_tensors(tmp_path / "state.safetensors", {"x": torch.ones(2)}, {})
+    assert [path.name for path in tmp_path.rglob("*")] == ["state.safetensors"]

@@ -28,10 +28,11 @@ _writing: set[Path] = set()  # temporary files of this process
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
+def replacing(target: Path, *, in_folder: bool = False) -> Iterator[Path]:
     """A temporary path beside `target`, for a file or a folder; renamed to `target` at the end.
 
-    After an error, `target` is unchanged. What killed writers of it left here is removed.
+    After an error, `target` is unchanged. What killed writers of it left here is removed. With
+    `in_folder` the path is in a folder of its own, for writers that make temporary files, too.
     """
     # Unique across machines that share a file system, too. The suffix is kept for NumPy.
     writer = f"{HOST}-{os.getpid()}-{uuid4().hex[:8]}"
@@ -40,8 +41,11 @@ def replacing(target: Path) -> Iterator[Path]:
     sweep_temporary(target)
     _writing.add(beside)
     try:
-        yield beside
-        beside.replace(target)
+        if in_folder:
+            beside.mkdir()
+        written = beside / target.name if in_folder else beside
+        yield written
+        written.replace(target)
     finally:
         _remove(beside)
         _writing.discard(beside)

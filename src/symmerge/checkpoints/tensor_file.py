@@ -26,7 +26,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     """Write tensors and a header, atomically."""
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     try:
-        with replacing(path) as beside:
+        with replacing(path, in_folder=True) as beside:  # safetensors makes a .tmpXXXXXX
             save_file(contiguous, beside, {KEY: json.dumps(dict(header))})
             beside.chmod(0o666 & ~_umask())  # safetensors makes its files private
     except (OSError, SafetensorError) as error:
