@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import Literal
 
 from symmerge.errors import MismatchError
@@ -15,6 +15,7 @@ from symmerge.symmetry.groups import Group, Orthogonal, OrthogonalFixingOnes, Tr
 from symmerge.symmetry.notation import Atom, Axes, Piece, Product, Role, Sum, pieces, size, unparse
 
 Shape = tuple[int, ...]
+LONGEST_NAME = 100  # characters in a message; names of real tensors have at most seventy
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,8 @@ def layer_of(name: str) -> int | None:
 
 
 def listing(names: Iterable[str], limit: int = 4) -> str:
-    """The first few names in order, and how many more."""
+    """The first few names in order, cut where they are very long, and how many more."""
     names = sorted(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    cut = (f"{name[:LONGEST_NAME]}..." if len(name) > LONGEST_NAME else name for name in names)
+    return ", ".join(islice(cut, limit)) + more
