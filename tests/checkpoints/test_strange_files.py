@@ -78,6 +78,13 @@ def test_bin_of_something_else(copy_of, content):
     refused(folder)
 
 
+def test_a_bin_of_no_bytes(copy_of):
+    folder = copy_of("gpt2")
+    write_bin(folder, {})
+    (folder / "pytorch_model.bin").write_bytes(b"")  # torch's error has no message
+    assert "is damaged (EOFError)" in refused(folder)
+
+
 def test_a_compressed_bin(copy_of, tmp_path):
     folder = copy_of("gpt2")
     write_bin(folder, load_file(folder / "model.safetensors"))
@@ -125,6 +132,7 @@ ENTRIES = {
     "negative shape": {"shape": [-101, -48]},
     "boolean shape": {"shape": [True, 4848]},
     "overflowing shape": {"shape": [2**40, 2**40, 0]},
+    "shape beyond 63 bits": {"shape": [2**63, 16]},
     "shape of the same size": {"shape": [48, 101]},
     "shape of nothing": {"shape": [0, 48], "data_offsets": [0, 0]},
     "deep shape": {"shape": [[[101]], 48]},

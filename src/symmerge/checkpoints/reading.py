@@ -150,7 +150,7 @@ def _open_pickles(shards: list[Path]) -> MemoryWeights:
         except CheckpointError:
             raise
         except Exception as error:  # many types; all mean that it needs code, or is damaged
-            reason = str(error).splitlines()[0][:120]
+            reason = " ".join(str(error).split())[:120] or type(error).__name__
             raise CheckpointError(
                 f"{shard} cannot be loaded without running code from it, or is damaged ({reason}):"
                 " convert it to safetensors where you trust it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -143,7 +144,7 @@ def _parsed_header(path: Path) -> tuple[int, int, list[_Item]]:
 
 def _item(name: str, content: Mapping[str, object]) -> _Item:
     start, end = _counts(content["data_offsets"])
-    shape = tuple(torch.Size(_counts(content["shape"])))
+    shape = tuple(_counts(content["shape"]))
     return _Item(start, end, name, str(content["dtype"]), shape)
 
 
@@ -160,7 +161,7 @@ def _checked_dtype(path: Path, item: _Item, expected_start: int) -> torch.dtype:
             f"{path}: {item.name} has the unknown precision {shown(item.code)}:"
             f" use the float16 or float32 checkpoint, or {COPY_AGAIN}"
         )
-    size = torch.Size(item.shape).numel() * dtype.itemsize
+    size = math.prod(item.shape) * dtype.itemsize  # torch's own sizes overflow
     if item.start != expected_start or item.end - item.start != size:
         raise _corrupt(
             path,
