@@ -23,7 +23,7 @@ from symmerge.matching.evidence import Evidence, Weighting
 from symmerge.matching.recipes import RECIPES
 from symmerge.models.distances import distance
 from symmerge.models.orbit import random_member
-from symmerge.verification.verdict import gate
+from symmerge.verification.written import gate
 
 module = importlib.import_module("symmerge.aligning.vocabularies")
 align = partial(sm.align, shared_tokens=True)
@@ -466,7 +466,7 @@ def test_the_gate_goes_by_shared_tokens(pair, tmp_path):
     a, b = pair("gpt2", planted=True, dtype=torch.float32)
     found = align(a, b, sm.WeightMatching(generate_text=False))
     both = found.shared
-    check = gate(b, compare=partial(verify_shared, shared=both))
+    check = gate(b, run=partial(verify_shared, shared=both))
     sm.save(found.aligned, tmp_path / "aligned", gate=check)
     assert json.loads((tmp_path / "aligned" / "symmerge.json").read_text())["verified"][
         "inputs"

@@ -35,5 +35,5 @@ def test_the_record_is_read_back(merged, tmp_path):
 def test_the_verdict_is_part_of_it(tmp_path):
     model = sm.load(small_model("llama"))
     verdict = sm.verify(model, random_member(model)[1])
-    sm.save(model, tmp_path / "model", gate=lambda written: verdict)
+    sm.save(model, tmp_path / "model", gate=lambda written, computed: verdict)
     assert Provenance.read(tmp_path / "model" / "symmerge.json").verified == verdict

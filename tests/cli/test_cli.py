@@ -213,7 +213,7 @@ def test_residual_and_the_tie(saved, tmp_path, verb, residual):
 
 def test_no_verify_is_recorded(saved, tmp_path):
     for options, words in (
-        ((), "Yes. Relative difference"),
+        ((), "tensors are transports of the source's, computed again"),
         (("--no-verify",), "Not checked: it was written without verification."),
     ):
         out = tmp_path / "-".join(["out", *options])

@@ -17,7 +17,7 @@ from symmerge.models.alignment import Alignment
 from symmerge.models.orbit import random_member
 from symmerge.symmetry.groups import OrthogonalFixingOnes, Trivial
 from symmerge.symmetry.notation import unparse
-from symmerge.verification.inputs import example_inputs
+from symmerge.verification.inputs import samples
 from symmerge.verification.modules import full_module, logits_of
 
 NAME = "dinov3-classifier"
@@ -59,7 +59,7 @@ def test_every_variant_moves_and_computes_the_same(changes):
 def test_scores_are_the_first_coordinates_of_the_pooled_output():
     module = small_model(NAME)
     model = sm.load(module)
-    inputs = example_inputs(model, 0)
+    inputs = samples(model, 0)[0].inputs
     pooled = module(**inputs).pooler_output
     logits = full_module(model, torch.float32)(**inputs).logits
     assert torch.allclose(logits, pooled[:, :5], atol=1e-6)
@@ -122,7 +122,7 @@ def test_names_of_either_age_are_read(tmp_path):
     assert "layer.0.norm1.weight" in sm.load(tmp_path / "stock").stored_as.values()
     assert sm.verify(stock, sm.load(module)).difference == 0
     back = type(module).from_pretrained(sm.save(random_member(stock, 1)[1], tmp_path / "member"))
-    inputs = example_inputs(stock, 0)
+    inputs = samples(stock, 0)[0].inputs
     scores, expected = (m(**inputs).pooler_output[:, :5] for m in (back, module))
     assert torch.allclose(scores, expected, atol=1e-4)
 

@@ -13,7 +13,7 @@ from symmerge.lab.small_models import SMALL, small_model
 from symmerge.models.alignment import Alignment, made_for
 from symmerge.models.orbit import follow, keep, random_member
 from symmerge.symmetry.notation import atoms
-from symmerge.verification.inputs import example_inputs
+from symmerge.verification.inputs import samples
 from symmerge.verification.modules import logits_of
 
 EXACT, STOCK = 1e-10, 1e-4
@@ -99,7 +99,7 @@ def stock_logits(module, inputs):
 def test_stock_transformers_loads_the_member_and_gives_the_same_logits(name, shard, tmp_path):
     module = small_model(name)
     model = sm.load(module)
-    inputs = example_inputs(model, 1)
+    inputs = samples(model, 1)[0].inputs
     folder = sm.save(random_member(model, 1)[1], tmp_path / "member", max_shard_bytes=shard)
     assert (folder / "model.safetensors.index.json").exists() == (shard < 10**9)
     member, info = type(module).from_pretrained(
@@ -152,7 +152,7 @@ def llama(weights, tokens, *, layers, heads, kv, size, theta, eps):
 def test_float64_logits_agree_with_an_independent_reference(changes):
     model = loaded("llama", **changes)
     heads, kv = (model.config[key] for key in ("num_attention_heads", "num_key_value_heads"))
-    inputs = example_inputs(model, 2)
+    inputs = samples(model, 2)[0].inputs
     sizes = {"layers": 2, "heads": heads, "kv": kv, "size": 48 // heads}
     eps = model.config["rms_norm_eps"]
     expected = llama(model.weights, inputs["input_ids"], **sizes, theta=10000.0, eps=eps)

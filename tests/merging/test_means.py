@@ -9,7 +9,7 @@ import symmerge as sm
 from symmerge.errors import MismatchError
 from symmerge.lab.small_models import small_model
 from symmerge.models.interpolation import piece_time
-from symmerge.verification.inputs import example_inputs
+from symmerge.verification.inputs import samples
 from symmerge.verification.modules import logits_of
 
 FAMILIES = ["bert", "gpt2", "vit", "llama", "neox"]
@@ -22,7 +22,7 @@ def aligned(request):
 
 
 def difference(model, other):
-    inputs = example_inputs(model, 0)
+    inputs = samples(model, 0)[0].inputs
     x, y = (logits_of(which, inputs, dtype=torch.float64)[0] for which in (model, other))
     x, y = (logits - logits.mean(-1, keepdim=True) for logits in (x, y))
     return ((x - y).norm() / x.norm()).item()

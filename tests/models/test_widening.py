@@ -18,8 +18,8 @@ from symmerge.matching.recipes import RECIPES
 from symmerge.models.orbit import random_member
 from symmerge.models.widening import Places, orthonormal, widen
 from symmerge.symmetry.notation import Role
-from symmerge.verification.inputs import example_inputs
-from symmerge.verification.verdict import gate
+from symmerge.verification.inputs import samples
+from symmerge.verification.written import gate
 
 module = importlib.import_module("symmerge.models.widening")
 EXACT = 1e-10
@@ -289,7 +289,7 @@ def test_transformers_loads_it_and_gives_the_same_logits(tmp_path, name, label, 
     )
     sizes = {key: value for key, value in WIDER[name][label].items() if key != "head_dim"}
     assert all(getattr(again.config, key) == value for key, value in sizes.items())
-    inputs = example_inputs(narrow, 1)
+    inputs = samples(narrow, 1)[0].inputs
     with torch.no_grad():
         expected, found = (model(**inputs).logits for model in (stock, again.eval()))
         other = small_model(name, seed=1)(**inputs).logits

@@ -23,7 +23,7 @@ from symmerge.models.model import Model, Progress, save
 from symmerge.models.orbit import keep
 from symmerge.models.structure import structure_of
 from symmerge.symmetry.threads import same_bytes
-from symmerge.verification.verdict import gate, verify
+from symmerge.verification.written import gate
 
 # Fine-tunes of one base are this close without alignment; independent seeds are at about 1.4.
 ALREADY_ALIGNED = 0.5
@@ -144,8 +144,8 @@ def write_aligned(
             f"this recipe is no symmetry ({recipe.about}): what it gives is not the function of"
             f" {b.where}; measure it with barrier"
         )
-    compare = partial(verify_shared, shared=alignment.shared) if alignment.shared else verify
-    gates = gate(a, progress=progress), gate(b, progress=progress, compare=compare)
+    run = partial(verify_shared, shared=alignment.shared) if alignment.shared else None
+    gates = gate(a, progress=progress), gate(b, progress=progress, run=run)
     needs = sum(model.bytes for model in alignment.models)
     inputs = tuple(model.path for model in (a, b) if model.path)
     with new_folder(out, overwrite=overwrite, needs_bytes=needs, inputs=inputs) as folder:

@@ -21,7 +21,7 @@ from symmerge.models.alignment_results import UniverseFile
 from symmerge.models.model import Model, Progress, save
 from symmerge.models.orbit import keep
 from symmerge.symmetry.threads import same_bytes
-from symmerge.verification.verdict import gate
+from symmerge.verification.written import gate
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,9 +14,8 @@ from torch import Tensor
 from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks.preprocessing import check_tokens, tokenizer_of
 from symmerge.models.model import Model, Progress
-from symmerge.verification.inputs import example_inputs
-from symmerge.verification.modules import logits_of
-from symmerge.verification.verdict import Verdict, judge
+from symmerge.verification.inputs import Sample, samples
+from symmerge.verification.verdict import Verdict, compare
 
 VOCABULARY = "vocabulary"
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -155,31 +154,44 @@ def verify_shared(
     """Verify B in A's vocabulary: the logits of shared tokens, on inputs of shared tokens.
 
     Other tokens cannot be compared, so the softmax runs over the shared ones alone. Other heads
-    (a classifier) are compared in full. Every shared output row is checked; of the input rows,
-    those of the sampled tokens.
+    (a classifier) are compared in full. Every shared row is reached.
     """
+    pairs = [_spelled(sample, b, respelled, shared) for sample in samples(respelled, seed)]
+    verdict = compare(
+        b.cached(),
+        respelled.cached(),
+        pairs,
+        dtype=dtype,
+        tolerance=tolerance,
+        seed=seed,
+        ignored={"vocab_size"},
+        progress=progress,
+    )
+    return replace(verdict, inputs=f"{verdict.inputs}; logits of the {shared.tokens} shared tokens")
+
+
+def _spelled(
+    sample: Sample, b: Model, respelled: Model, shared: SharedTokens
+) -> tuple[Sample, Sample]:
+    """A sample of shared tokens, in B's spelling and in A's."""
     tokens = shared.known.nonzero().flatten()
     # Some models compute position ids from the pad token.
     pads = torch.isin(tokens, _pad(respelled)) | torch.isin(shared.rows[tokens], _pad(b))
     readable = tokens[~pads] if not pads.all() else tokens
-    ids = readable[example_inputs(respelled, seed)["input_ids"] % len(readable)]
-    sides = ((b, shared.rows[ids], shared.rows[tokens]), (respelled, ids, tokens))
-    first, second = (
-        _at(model, logits_of(model, {"input_ids": given}, dtype=dtype, progress=progress), rows)
-        for model, given, rows in sides
+    ids, outputs = sample.inputs["input_ids"], tokens
+    ids = readable[:, None] if ids.shape[1] == 1 else readable[ids % len(readable)]
+    if sample.outputs is not None:
+        outputs = tokens[sample.outputs % len(tokens)]
+    return (
+        _with_tokens(sample, shared.rows[ids], shared.rows[outputs]),
+        _with_tokens(sample, ids, outputs),
     )
-    inputs = (
-        f"{'x'.join(str(n) for n in ids.shape)} random shared tokens, seed {seed};"
-        f" logits of the {len(tokens)} shared tokens"
-    )
-    return judge(b, respelled, first, second, dtype=dtype, tolerance=tolerance, inputs=inputs)
+
+
+def _with_tokens(sample: Sample, ids: Tensor, outputs: Tensor) -> Sample:
+    return replace(sample, inputs={**sample.inputs, "input_ids": ids}, outputs=outputs)
 
 
 def _pad(model: Model) -> Tensor:
     padding = model.config.get("pad_token_id")
     return torch.tensor([] if padding is None else [padding], dtype=torch.long)
-
-
-def _at(model: Model, logits: list[Tensor], tokens: Tensor) -> list[Tensor]:
-    size = model.spec.sizes[VOCABULARY]
-    return [scores[..., tokens] if scores.shape[-1] == size else scores for scores in logits]

@@ -18,7 +18,7 @@ from symmerge.aligning.aligned import Aligned, solve_pair
 from symmerge.aligning.tokens import VOCABULARY, SharedTokens, match_tokens, verify_shared
 from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights, Weights
-from symmerge.errors import MismatchError, SymmetryError
+from symmerge.errors import FunctionChanged, MismatchError, SymmetryError
 from symmerge.evaluation.tasks.preprocessing import max_length
 from symmerge.matching.recipes import Recipe, Solver
 from symmerge.matching.resume import ResumeFile
@@ -29,7 +29,7 @@ from symmerge.models.distances import distance
 from symmerge.models.model import Model, Progress
 from symmerge.models.tables import check_same_table
 from symmerge.symmetry.spec import Spec, listing
-from symmerge.verification.verdict import gate
+from symmerge.verification.verdict import describe
 
 
 def read_alike(models: Sequence[Model], shared_tokens: bool) -> list[Model]:
@@ -132,7 +132,8 @@ def fill(aligned: Model, reference: Model, shared: SharedTokens) -> Model:
     unnamed = f", and {shared.unnamed} without a token," if shared.unnamed else ""
     what = f"the rows of {shared.filled} tokens that only {reference.where} knows{unnamed}"
     step = HistoryStep("fill", f"{what} are its own")
-    return aligned.derive(DerivedWeights(aligned.weights, filled), step=step)
+    moved = aligned.moved and replace(aligned.moved, known={VOCABULARY: shared.known})
+    return aligned.derive(DerivedWeights(aligned.weights, filled), step=step, moved=moved)
 
 
 def _filled(
@@ -181,7 +182,12 @@ def align_vocabularies(
         further = solver.solve(reference, aligned, **how)
         aligned = fill(apply(further.alignment, aligned), reference, shared).cached()
         solution = replace(further, alignment=further.alignment.compose(solution.alignment))
-    gate(b, compare=partial(verify_shared, shared=shared))(aligned)
+    verdict = verify_shared(b, aligned, shared)
+    if not verdict.same:
+        raise FunctionChanged(
+            f"in the vocabulary of {a.where}, {b.where} does not compute what it did"
+            f" ({describe(verdict)}): please report it"
+        )
     after = distance(reference, aligned)
     return Aligned(reference, aligned, solution, recipe, start.before, after, (a, b), shared)
 

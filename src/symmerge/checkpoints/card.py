@@ -78,9 +78,10 @@ def _before(steps: tuple[HistoryStep, ...]) -> str:
 def _verdict(verdict: Verdict | None) -> str:
     text = "Not checked: it was written without verification."
     if verdict:
+        tensors = f"All {verdict.tensors} tensors are transports of the source's, computed again."
         text = (
-            f"Yes. Relative difference of the logits {verdict.difference:.1e}"
-            f" (tolerance {verdict.tolerance:.0e} for {verdict.dtype}),"
+            f"Yes. {tensors if verdict.tensors else ''}\nRelative difference of the logits"
+            f" {verdict.difference:.1e} (one more rounding makes {verdict.rounding:.1e}),"
             f" largest absolute difference {verdict.largest:.1e}, on {verdict.inputs}."
         )
     return f"## Is it the same function?\n{text}\n"

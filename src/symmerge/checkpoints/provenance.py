@@ -32,16 +32,31 @@ class HistoryStep(Record):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict(Record):
     """How far two models' logits differ, and whether rounding explains it."""
 
-    same: Annotated[bool, "Whether the difference is within the tolerance."]
+    same: Annotated[bool, "Whether rounding explains all differences, and settings agree."]
     difference: Annotated[float, "|logits A - logits B| over |logits A|."]
     largest: Annotated[float, "Largest difference of a logit."]
-    tolerance: Annotated[float, "What counts as rounding in this dtype."]
-    dtype: Annotated[str, "Number type of the comparison."]
+    rounding: Annotated[float, "The difference that one more rounding of the weights makes."]
+    units: Annotated[
+        float, "Worst output, place or column, in units of what rounding explains: at most 1."
+    ]
+    tolerance: Annotated[float | None, "For `difference`, if one was given; it replaces `units`."]
+    where: Annotated[str, "Where `units` was found."]
+    settings: Annotated[tuple[str, ...], "Settings of the configs that differ."]
+    dtype: Annotated[str, "The precision computed in."]
     inputs: Annotated[str, "Which inputs were compared."]
+    tensors: Annotated[
+        int | None, OMIT, "Tensors compared with a transport computed again, by the gate."
+    ] = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Verdict(same={self.same}, difference={self.difference:.2e},"
+            f" rounding={self.rounding:.2e}, units={self.units:.3g},\n  {self.where})"
+        )
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from symmerge.matching.recipes import Recipe
 from symmerge.matching.resume import ResumeFile
 from symmerge.merging.mergekit import mergekit_config
 from symmerge.models.model import Model
+from symmerge.verification.written import PASSES
 
 MARK = "# written by symmerge"
 """The first line of a config for mergekit; only files that have it are replaced."""
@@ -144,7 +145,7 @@ def _solve(
 
 
 def _write(result: Aligned | AlignedMany, out: Path, overwrite: bool) -> None:
-    ticks = 3 * len(result.models) * len(result.reference.weights.names())
+    ticks = (1 + PASSES) * len(result.models) * len(result.reference.weights.names())
     with console.progress("writing and verifying", ticks) as tick:
         if isinstance(result, Aligned):
             write_aligned(result, out, overwrite=overwrite, progress=tick)

@@ -6,6 +6,7 @@ from symmerge.aligning.equivalence import same as decide
 from symmerge.cli import console
 from symmerge.cli.options.common import Json, ModelA, ModelB
 from symmerge.cli.options.groups import verb
+from symmerge.verification.verdict import describe
 
 
 @verb()
@@ -22,8 +23,8 @@ def same(a: ModelA, b: ModelB, json: Json = False) -> None:
         answer = "the same function up to symmetry" if is_same else "NOT the same function"
         console.say(
             f"{answer}: weights {certificate.before:.2e} apart before, {certificate.after:.2e}"
-            f" after (tolerance {certificate.tolerance:.0e}); logits {verdict.difference:.2e}"
-            f" apart (tolerance {verdict.tolerance:.0e})"
+            f" after, {certificate.units:.2g} times what rounding explains ({certificate.tensor});"
+            f" {describe(verdict)}"
         )
         rows = [{"space": name, **row} for name, row in certificate.by_space.items()]
         console.show_table("Distance by space", rows)

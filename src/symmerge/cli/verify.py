@@ -11,6 +11,7 @@ from symmerge.cli import console
 from symmerge.cli.options.common import Json, ModelA, ModelB, Seed
 from symmerge.cli.options.groups import verb
 from symmerge.models.model import load
+from symmerge.verification.verdict import describe
 from symmerge.verification.verdict import verify as compare
 
 
@@ -25,7 +26,7 @@ def verify(
         float | None,
         typer.Option(
             help="The largest relative difference that counts as rounding.",
-            show_default="by precision",
+            show_default="what simulated rounding explains",
         ),
     ] = None,
     seed: Seed = 0,
@@ -33,7 +34,8 @@ def verify(
 ) -> None:
     """Do two checkpoints compute the same function? Exit code 0 for yes, 1 for no.
 
-    Compares logits on random inputs, ignoring constants that a softmax removes.
+    Compares settings, and logits on inputs that reach every token, position and token type,
+    ignoring constants that a softmax removes. Rounding is measured on the models themselves.
     Example: [bold]symmerge verify ./gpt2 ./elsewhere[/]
     """
     check_choice("--dtype", dtype, DTYPES)
@@ -45,9 +47,5 @@ def verify(
         console.show_json(verdict.to_json())
     else:
         answer = "the same function" if verdict.same else "NOT the same function"
-        console.say(
-            f"{answer}: relative logit difference {verdict.difference:.2e},"
-            f" tolerance {verdict.tolerance:.0e} ({verdict.dtype}),"
-            f" largest {verdict.largest:.2e}, on {verdict.inputs}"
-        )
+        console.say(f"{answer}: {describe(verdict)}; on {verdict.inputs}")
     raise typer.Exit(0 if verdict.same else 1)

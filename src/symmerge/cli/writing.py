@@ -9,7 +9,7 @@ from symmerge.checkpoints.writing import return_freed_memory
 from symmerge.cli import console
 from symmerge.cli.options.common import Written
 from symmerge.models.model import Model, save
-from symmerge.verification.verdict import gate
+from symmerge.verification.written import PASSES, gate
 
 
 def write_moved(
@@ -18,7 +18,7 @@ def write_moved(
     """Write a model that must compute the same function as its source."""
     return_freed_memory()
     verified, out = not options.no_verify, options.out
-    ticks = len(moved.weights.names()) * (3 if verified else 1)
+    ticks = len(moved.weights.names()) * (1 + PASSES * verified)
     with console.progress("writing and verifying", ticks) as tick:
         save(
             moved,

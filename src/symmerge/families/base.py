@@ -33,6 +33,7 @@ class Reading:
 
     A space whose name contains ``{i}`` exists once per layer. `same` maps a space to the one that
     replaces it under this config, or to a sum (``a + b``). `epsilon` is that of the norms.
+    `reserved_positions` is how many learned ones come before the first token's.
     `pooled` and `task` are for classes without a head: how many coordinates of the pooled output
     are logits, and of which task.
     """
@@ -44,6 +45,7 @@ class Reading:
     epsilon: float = 0.0
     pooled: int | None = None
     task: str | None = None
+    reserved_positions: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Family:
     | `table` | a line per tensor: ``name  axes  [if flag]`` |
     | `norms` | a line per norm: ``norm -> readers``, or ``norm <- writer -> readers`` |
     | `scales` | a line per gain that follows a linear map: ``gain <- map`` |
+    | `sums` | a line per LayerNorm on the stream itself: ``norm <- maps it alone reads`` |
     | `ties` | tensor that is not stored when tied -> the tensor it shares |
     | `tied_spaces` | space -> the one it becomes while tied |
     | `renames` | patterns of old tensor names -> today's |
@@ -69,6 +72,7 @@ class Family:
     norms: str
     read: Callable[[Any, Collection[str]], Reading]
     scales: str = ""
+    sums: str = ""
     ties: Mapping[str, str] = field(default_factory=dict)
     tied_spaces: Mapping[str, str] = field(default_factory=dict)
     renames: tuple[tuple[str, str], ...] = ()
@@ -120,7 +124,9 @@ class Family:
             scales=tuple(self._scales(reading, tensors)),
             ties=self._ties(reading, tensors),
             joined=tuple(sorted({_replace(tied_spaces[space], reading.same) for space in joined})),
+            summed=tuple(self._summed(reading, tensors)),
             pooled=reading.pooled,
+            reserved_positions=reading.reserved_positions,
         )
 
     def _used_spaces(self, reading: Reading, tensors: Mapping[str, Axes]) -> dict[str, Space]:
@@ -151,6 +157,13 @@ class Family:
                 writer=writer.removeprefix("<-").strip() or None,
                 epsilon=reading.epsilon,
             )
+
+    def _summed(self, reading: Reading, tensors: Mapping[str, Axes]) -> Iterator[str]:
+        for _, maps in expand(self.sums, reading):
+            for name in maps.removeprefix("<-").split():
+                yield from (
+                    tensor for tensor in (f"{name}.weight", f"{name}.bias") if tensor in tensors
+                )
 
     def _scales(self, reading: Reading, tensors: Mapping[str, Axes]) -> Iterator[Scale]:
         for gain, writer in expand(self.scales, reading):

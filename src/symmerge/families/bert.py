@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 from symmerge.families.base import Family, Head, Reading, attention, feed_forward, visible
@@ -37,6 +38,15 @@ ENCODER = """
 {base}.pooler.dense.bias                                    pooled                  if pooler
 """
 
+# What a LayerNorm on the stream reads, and nothing else does: it ignores their mean.
+SUMS = """
+{base}.embeddings.LayerNorm <- {base}.embeddings.word_embeddings
+    {base}.embeddings.position_embeddings {base}.embeddings.token_type_embeddings
+{base}.encoder.layer.{i}.attention.output.LayerNorm
+    <- {base}.encoder.layer.{i}.attention.output.dense
+{base}.encoder.layer.{i}.output.LayerNorm <- {base}.encoder.layer.{i}.output.dense
+"""
+
 # While the decoder is tied to the embedding, the transform's output is the residual space itself.
 BERT_HEADS = """
 cls.predictions.transform.dense.weight      transform    residual*   if mlm
@@ -67,6 +77,9 @@ classifier.out_proj.bias    label                     if classifier
 """
 
 
+Reader = Callable[[Any, Collection[str]], Reading]
+
+
 def read(config: Any, names: Collection[str]) -> Reading:
     width, heads = config.hidden_size, config.num_attention_heads
     flags = _heads(names)
@@ -93,6 +106,11 @@ def read(config: Any, names: Collection[str]) -> Reading:
     )
 
 
+def read_roberta(config: Any, names: Collection[str]) -> Reading:
+    """The same; positions are counted from the one after the padding token's number."""
+    return replace(read(config, names), reserved_positions=config.pad_token_id + 1)
+
+
 def _heads(names: Collection[str]) -> dict[str, bool]:
     return {
         "mlm": any(name in names for name in ("cls.predictions.bias", "lm_head.dense.weight")),
@@ -109,13 +127,16 @@ def _pooled(width: int, names: Collection[str]) -> Group:
     return Trivial(width)
 
 
-def _family(name: str, heads: str, architectures: dict[str, Head], decoder: str) -> Family:
+def _family(
+    name: str, heads: str, architectures: dict[str, Head], decoder: str, read: Reader = read
+) -> Family:
     return Family(
         name=name,
         model_types=(name,),
         architectures=architectures,
         table=(ENCODER + heads).replace("{base}", name),
         norms="",
+        sums=SUMS.replace("{base}", name),
         read=read,
         ties={
             f"{decoder}.weight": f"{name}.embeddings.word_embeddings.weight",
@@ -148,4 +169,5 @@ ROBERTA = _family(
         "RobertaForSequenceClassification": Head("text-classification", "classifier.dense.weight"),
     },
     "lm_head.decoder",
+    read_roberta,
 )

@@ -54,6 +54,13 @@ classifier.out_proj.bias                                      label             
 NORMS = """
 roformer.embeddings.LayerNorm    -> roformer.embeddings_project    if projected
 """
+SUMS = """
+roformer.embeddings.LayerNorm
+    <- roformer.embeddings.word_embeddings roformer.embeddings.token_type_embeddings
+roformer.encoder.layer.{i}.attention.output.LayerNorm
+    <- roformer.encoder.layer.{i}.attention.output.dense
+roformer.encoder.layer.{i}.output.LayerNorm <- roformer.encoder.layer.{i}.output.dense
+"""
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
@@ -99,6 +106,7 @@ FAMILY = Family(
     },
     table=TABLE,
     norms=NORMS,
+    sums=SUMS,
     read=read,
     ties={
         "cls.predictions.decoder.weight": "roformer.embeddings.word_embeddings.weight",

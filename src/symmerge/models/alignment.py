@@ -260,6 +260,18 @@ def _distance(value: Tensor, still: Tensor) -> float:
     return ((value - still).norm() / still.norm().clamp_min(1e-30)).item()
 
 
+@dataclass(frozen=True)
+class Moved:
+    """How weights were moved, for the gate: by which alignment, and what they were `before`.
+
+    `known` masks the rows of visible spaces that were moved; others were filled afterwards.
+    """
+
+    alignment: Alignment
+    before: Model
+    known: Mapping[str, Tensor] = field(default_factory=dict)
+
+
 def apply(alignment: Alignment, model: Model) -> Model:
     """The model in new coordinates: other weights, the same function. Lazy.
 
@@ -281,7 +293,8 @@ def apply(alignment: Alignment, model: Model) -> Model:
     moved = DerivedWeights(model.weights, computed)
     smallest = min(computed, key=lambda name: torch.Size(model.weights.shape(name)).numel())
     moved[smallest]  # the wrong checkpoint is refused here, not in the middle of a long write
-    return model.derive(moved, step=HistoryStep("apply", f"one element per space ({spaces})"))
+    step = HistoryStep("apply", f"one element per space ({spaces})")
+    return model.derive(moved, step=step, moved=Moved(alignment, model))
 
 
 def made_for(model: Model) -> dict[str, object]:

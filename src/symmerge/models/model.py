@@ -40,7 +40,11 @@ from symmerge.symmetry.threads import same_bytes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from symmerge.models.alignment import Moved
+
 Progress = Callable[[str], None]
+Gate = Callable[["Model", "Model"], Verdict]
+"""A check before writing: of the written checkpoint, against the model it was written from."""
 # Config key that marks heads of twice the size, which stock classes refuse.
 INFLATED = "symmerge_inflated_attention"
 
@@ -50,7 +54,8 @@ class Model:
     """A checkpoint seen through its table. Weights are lazy: nothing is read until it is needed.
 
     `source` is what was loaded, `stored_as` the names its file used where they differ from
-    today's, `files` what is copied beside the weights, `history` what was done since.
+    today's, `files` what is copied beside the weights, `history` what was done since, `moved` the
+    alignment if the last of it was one.
     """
 
     spec: Spec
@@ -61,6 +66,7 @@ class Model:
     stored_as: Mapping[str, str] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
     history: tuple[HistoryStep, ...] = ()
+    moved: Moved | None = None
 
     def __repr__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -104,6 +110,7 @@ class Model:
 
     def derive(self, weights: Weights, *, step: HistoryStep, **changes: object) -> Model:
         """The same model with other weights, and a record of why."""
+        changes = {"moved": None, **changes}
         return replace(self, weights=weights, history=(*self.history, step), **changes)
 
     def cached(self) -> Model:
@@ -238,14 +245,14 @@ def save(
     overwrite: bool = False,
     max_shard_bytes: int = DEFAULT_SHARD,
     progress: Progress | None = None,
-    gate: Callable[[Model], Verdict] | None = None,
+    gate: Gate | None = None,
     beside: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write a stock checkpoint: weights, config, tokenizer files, and a model card.
 
-    The folder appears complete or not at all. `gate` sees the written checkpoint before it
-    appears; its verdict goes into the record, and if it raises, nothing appears. `beside` may
-    write more files into the folder.
+    The folder appears complete or not at all. `gate` sees the written checkpoint, and the model
+    that was written, before it appears; its verdict goes into the record, and if it raises,
+    nothing appears. `beside` may write more files into the folder.
     """
     inputs = (model.path,) if model.path else ()
     config = {**model.config, "architectures": [model.spec.architecture]}
@@ -264,7 +271,7 @@ def save(
         )
         if beside:
             beside(folder)
-        record = provenance_of(model, gate(load(folder)) if gate else None)
+        record = provenance_of(model, gate(load(folder), model) if gate else None)
         record.write(folder / "symmerge.json")
         write_text(folder / "README.md", model_card(record))
     return Path(target)

@@ -12,11 +12,10 @@ Every space of the narrow model embeds in one of the wide model's; the table say
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, final, get_args
+from typing import Literal, final, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -27,6 +26,7 @@ from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights
 from symmerge.errors import MismatchError
 from symmerge.models.canonical.form import canonicalize
 from symmerge.models.model import Model
+from symmerge.models.settings import differing_settings
 from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
 from symmerge.symmetry.groups.matrices import constant_gain
 from symmerge.symmetry.groups.orthogonal import ones_complement
@@ -34,24 +34,6 @@ from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import Spec
 
 Units = Literal["zero", "split"]
-WIDTHS = {
-    "hidden_size",
-    "n_embd",
-    "intermediate_size",
-    "n_inner",
-    "num_attention_heads",
-    "n_head",
-    "num_key_value_heads",
-    "head_dim",
-    "pooler_output_size",
-}
-"""Config keys of the sizes that may differ."""
-NO_MATTER = re.compile(
-    "^_|^(output|summary|pooler|classifier|initializer|pretraining|task_specific)_|drop|dtype"
-    "|label|token_id|architectures|return_dict|problem_type"
-    "|chunk_size|encoder_stride|tie_word|use_cache|version"
-)
-"""Other keys that may differ: training and loading. Ties are undone, the table has the labels."""
 PRECISION = ("dtype", "torch_dtype")
 
 Include = Callable[[Tensor, int, Role], Tensor]
@@ -250,28 +232,12 @@ def _refuse_unlike(narrow: Model, wide: Model) -> None:
                 " give; only models whose stream rotates can be widened"
                 " (restrict them afterwards)"
             )
-    mine, theirs = _settings(narrow), _settings(wide)
-    differing = [
-        f"{key} {mine.get(key)} / {theirs.get(key)}"
-        for key in mine | theirs
-        if mine.get(key) != theirs.get(key)
-    ]
+    differing = differing_settings(narrow, wide)
     if differing:
         raise MismatchError(
             f"{pair}; they differ in: {'; '.join(differing)}: only widths may differ; give models"
             " that are alike in the rest"
         )
-
-
-def _settings(model: Model) -> dict[str, Any]:
-    """All other settings that the function depends on, with defaults that config.json omits."""
-    from transformers import CONFIG_MAPPING  # slow to import, and only needed here
-
-    kind = CONFIG_MAPPING[model.config["model_type"]]
-    known, config = kind().to_dict().keys() - WIDTHS, kind.from_dict(dict(model.config)).to_dict()
-    return {
-        key: value for key, value in config.items() if key in known and not NO_MATTER.search(key)
-    } | {"labels": model.spec.sizes.get("label")}
 
 
 def _normed(spec: Spec, space: str) -> bool:

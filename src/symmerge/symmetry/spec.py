@@ -75,6 +75,8 @@ class Spec:
     `ties` maps a tensor that is not stored to the one it shares (a tied head to its embedding).
     `joined` are spaces that a tie merges with the output of an activation: they rotate only untied.
     `pooled`: for a class without a head, how many coordinates of its pooled output are the answer.
+    `summed`: tensors whose sum only a LayerNorm reads, which ignores their mean.
+    `reserved_positions`: learned ones that no token reaches.
     """
 
     family: str
@@ -86,7 +88,9 @@ class Spec:
     ties: Mapping[str, str] = field(default_factory=dict)
     joined: tuple[str, ...] = ()
     scales: tuple[Scale, ...] = ()
+    summed: tuple[str, ...] = ()
     pooled: int | None = None
+    reserved_positions: int = 0
 
     def __repr__(self) -> str:
         spaces = f"{len(self.spaces)} spaces, {len(self.hidden)} of them hidden"

@@ -1,35 +1,144 @@
-"""Random example inputs: tokens that avoid padding, or pixels."""
+"""What two models are run on: inputs that reach every row, position, token type and channel.
+
+Running every token of a large vocabulary through all layers would take hours. Few tokens take that
+way; every row of every embedding is compared on the model without its layers, which a symmetry
+preserves as well: the embeddings, the last norm and the head act on the same stream.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from symmerge.models.model import Model
 
-TOKENS, IMAGES = (2, 48), 2
+TOKENS, LONGEST = 1024, 4608  # through all layers; a window of 4096 fits
+SHORT, SEQUENCES, IMAGES = 48, 16, 16
+PROJECTED = 64  # output rows that are looked at where every input row is
+WINDOWS = ("sliding_window", "local_attention", "attention_chunk_size")
+POSITIONS_KEPT = 128  # of a sequence: a large vocabulary has more logits than memory
+LARGE_VOCABULARY = 1024
 
 
-def example_inputs(model: Model, seed: int) -> dict[str, Tensor]:
-    """Random tokens or pixels for a model, the same for the same seed."""
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Inputs, and what to run on them.
+
+    Without `layers`, the model is run without its layers. `outputs` are the vocabulary rows whose
+    logits are compared (None: all), `positions` the places (None: all).
+    """
+
+    inputs: dict[str, Tensor]
+    what: str
+    layers: bool = True
+    outputs: Tensor | None = None
+    positions: Tensor | None = None
+
+
+def samples(model: Model, seed: int, *, long: bool = True) -> list[Sample]:
+    """What to run a model on, the same for the same seed.
+
+    Not `long`: few and short sequences through all layers, for the gate, which also compares
+    tensors. Every row is reached either way.
+    """
     generator = torch.Generator().manual_seed(seed)
-    sizes = model.spec.sizes
-    if "channel" in sizes:
-        side = model.config.get("image_size", 224)
-        height, width = (side, side) if isinstance(side, int) else side
-        shape = (IMAGES, sizes["channel"], height, width)
-        return {"pixel_values": torch.randn(shape, generator=generator)}
-    rows, length = TOKENS
-    # RoBERTa's first two positions are reserved.
-    length = min(length, sizes.get("position", length + 2) - 2)
-    tokens = torch.randint(0, sizes["vocabulary"], (rows, length), generator=generator)
+    if "channel" in model.spec.sizes:
+        return [_images(model, generator)]
+    return [*_sequences(model, generator, long), *_rows(model, generator)]
+
+
+def image_shape(model: Model) -> tuple[int, int, int]:
+    """Channels, height and width of a model's images."""
+    side = model.config.get("image_size", 224)
+    height, width = (side, side) if isinstance(side, int) else side
+    return model.spec.sizes["channel"], height, width
+
+
+def _images(model: Model, generator: torch.Generator) -> Sample:
+    pixels = torch.randn((IMAGES, *image_shape(model)), generator=generator)
+    return Sample(inputs={"pixel_values": pixels}, what=f"{_size(pixels)} random pixels")
+
+
+def _sequences(model: Model, generator: torch.Generator, long: bool) -> Iterator[Sample]:
+    """Random tokens through all layers, in sequences as long as the model's windows need."""
+    vocabulary, length = model.spec.sizes["vocabulary"], sequence_length(model)
+    if pools(model):  # one output for each sequence: several, or rounding cannot be told
+        yield _tokens(model, generator, SEQUENCES, min(SHORT, length))
+        if long and length > SHORT:
+            yield _tokens(model, generator, 2, length)
+        return
+    length = length if long else min(length, SHORT)
+    count = max(2, -(-min(vocabulary, TOKENS) // length)) if long else 2
+    yield _tokens(model, generator, count, length)
+
+
+def _tokens(model: Model, generator: torch.Generator, count: int, length: int) -> Sample:
+    """Sequences without the padding token, in which each token comes up before any repeats."""
+    usable = _usable(model)
+    needed = count * length
+    rounds = -(-needed // len(usable))
+    order = [torch.randperm(len(usable), generator=generator) for _ in range(rounds)]
+    ids = usable[torch.cat(order)[:needed]].reshape(count, length)
+    large = model.spec.sizes["vocabulary"] > LARGE_VOCABULARY and not pools(model)
+    kept = max(1, POSITIONS_KEPT // count)
+    places = torch.linspace(0, length - 1, kept).long() if large and length > kept else None
+    inputs = {"input_ids": ids, **_types(model, ids, generator)}
+    return Sample(inputs=inputs, what=f"{_size(ids)} random tokens", positions=places)
+
+
+def _rows(model: Model, generator: torch.Generator) -> Iterator[Sample]:
+    """Every row of the embeddings, for the model without its layers."""
+    vocabulary = model.spec.sizes["vocabulary"]
+    outputs = None
+    if vocabulary > PROJECTED:
+        outputs = torch.randperm(vocabulary, generator=generator)[:PROJECTED]
+    each = torch.arange(vocabulary)[:, None]
+    what = f"all {vocabulary} tokens without layers"
+    yield Sample(inputs={"input_ids": each}, what=what, layers=False, outputs=outputs)
+    if "position" in model.spec.sizes and not pools(model):
+        usable = _usable(model)
+        ids = usable[torch.randint(len(usable), (2, positions(model)), generator=generator)]
+        inputs = {"input_ids": ids, **_types(model, ids, generator)}
+        what = f"all {ids.shape[1]} positions without layers"
+        yield Sample(inputs=inputs, what=what, layers=False, outputs=outputs)
+
+
+def pools(model: Model) -> bool:
+    """Whether a model has one output for a sequence, not one for each token."""
+    return model.spec.task == "text-classification"
+
+
+def positions(model: Model) -> int:
+    """How many learned positions a sequence can reach."""
+    return model.spec.sizes["position"] - model.spec.reserved_positions
+
+
+def sequence_length(model: Model) -> int:
+    """All learned positions, or longer than every window, as far as the model can read."""
+    if "position" in model.spec.sizes:
+        return positions(model)
+    windows = [model.config.get(field) for field in WINDOWS]
+    widest = max((width for width in windows if isinstance(width, int)), default=0)
+    most = model.config.get("max_position_embeddings")
+    return min(LONGEST, max(SHORT, widest + SHORT), most if isinstance(most, int) else LONGEST)
+
+
+def _usable(model: Model) -> Tensor:
+    """All tokens but the padding, from which some models compute positions."""
+    tokens = torch.arange(model.spec.sizes["vocabulary"])
     padding = model.config.get("pad_token_id")
-    if padding is not None:
-        tokens = torch.where(tokens == padding, (tokens + 1) % sizes["vocabulary"], tokens)
-    return {"input_ids": tokens}
+    return tokens if padding is None or len(tokens) == 1 else tokens[tokens != padding]
 
 
-def describe_inputs(inputs: dict[str, Tensor]) -> str:
-    """For example "2x48 random tokens"."""
-    shape = "x".join(str(n) for n in next(iter(inputs.values())).shape)
-    return f"{shape} random {'pixels' if 'pixel_values' in inputs else 'tokens'}"
+def _types(model: Model, ids: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    types = model.spec.sizes.get("type", 1)
+    if types == 1:
+        return {}
+    return {"token_type_ids": torch.randint(types, ids.shape, generator=generator)}
+
+
+def _size(tensor: Tensor) -> str:
+    return "x".join(str(n) for n in tensor.shape)

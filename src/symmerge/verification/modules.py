@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import json
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from symmerge.models.model import Model, Progress
 from symmerge.models.pooled_logits import with_pooled_logits
 from symmerge.models.stock import stock_module
+from symmerge.models.tables import layer_count
+from symmerge.verification.inputs import Sample
+
+PLACES = 4096  # at a time, where weights stay in memory
 
 # Attributes that hold the size of a head, in transformers' attention modules.
 HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", "head_size"}
@@ -21,34 +28,89 @@ HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", 
 @torch.no_grad()
 def logits_of(
     model: Model,
-    inputs: dict[str, Tensor],
+    sample: Sample,
     *,
     dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
-) -> list[Tensor]:
-    """Run the model's stock class; return all its logits tensors, in float64.
+) -> dict[str, Tensor]:
+    """Run the model's stock class; its logits by name, one row for each place.
 
     Weights are streamed in, one module at a time, so the model need not fit in memory.
     """
     module = empty_module(model, dtype)
+    _narrow_head(module, sample)
     for name, owner in module.named_modules():
-        if owner._parameters:
+        if owner._parameters and sample.layers:
             owner.register_forward_pre_hook(partial(_fill, model, name, dtype, progress))
             owner.register_forward_hook(_empty)
+    if not sample.layers:
+        _drop_layers(module, layer_count(model))
+        _fill_all(module, model, dtype)
     if dtype == torch.float64:
         _compute_in_float64(module)
+    batches = [_run(module, batch, dtype) for batch in _batches(sample)]
+    assert batches[0], f"{model.spec.architecture} gave no logits"
+    return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+
+
+def _run(module: nn.Module, inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     cast = {
         name: value.to(dtype) if value.is_floating_point() else value
         for name, value in inputs.items()
     }
-    logits = [value.double() for key, value in module(**cast).items() if "logits" in key]
-    assert logits, f"{model.spec.architecture} gave no logits"
-    return logits
+    return {
+        key: rearrange(value, "... column -> (...) column")
+        for key, value in module(**cast).items()
+        if "logits" in key
+    }
+
+
+def _batches(sample: Sample) -> Iterator[dict[str, Tensor]]:
+    """All at once where weights are streamed; else a few thousand places at a time."""
+    first = next(iter(sample.inputs.values()))
+    rows = len(first) if sample.layers else max(1, PLACES // first.shape[1])
+    for start in range(0, len(first), rows):
+        yield {name: value[start : start + rows] for name, value in sample.inputs.items()}
+
+
+def _narrow_head(module: Any, sample: Sample) -> None:
+    """Compute the logits of the sample's outputs and positions alone."""
+    head = module.get_output_embeddings()
+    if head is not None and not (sample.outputs is None and sample.positions is None):
+        head.forward = partial(_narrowed, head, sample.outputs, sample.positions)
+
+
+def _narrowed(head: Any, outputs: Tensor | None, positions: Tensor | None, x: Tensor) -> Tensor:
+    rows = slice(None) if outputs is None else outputs
+    x = x if positions is None else x[:, positions]
+    bias = None if head.bias is None else head.bias[rows]
+    return nn.functional.linear(x, head.weight[rows], bias)
+
+
+def _drop_layers(module: nn.Module, count: int) -> None:
+    """Take out the layers, so that embeddings, norms and heads remain."""
+    stacks = [
+        (owner, name)
+        for owner in module.modules()
+        for name, child in owner.named_children()
+        if isinstance(child, nn.ModuleList) and len(child) == count
+    ]
+    assert len(stacks) == 1, f"{type(module).__name__}: {len(stacks)} stacks of {count} layers"
+    setattr(*stacks[0], nn.ModuleList())
 
 
 def empty_module(model: Model, dtype: torch.dtype) -> nn.Module:
     """The stock class with its buffers but without weights."""
-    module = stock_module(model.config, model.spec.architecture, model.where).to(dtype)
+    config = json.dumps(dict(model.config), sort_keys=True, default=str)
+    module = _with_buffers(config, model.spec.architecture, model.where, dtype, model.stock)
+    return with_pooled_logits(deepcopy(module), model.spec.pooled)
+
+
+@lru_cache(maxsize=4)  # a verification runs the same class many times
+def _with_buffers(
+    config: str, architecture: str, where: str, dtype: torch.dtype, stock: bool
+) -> nn.Module:
+    module = stock_module(json.loads(config), architecture, where).to(dtype)
     for owner in module.modules():
         if owner._buffers:
             owner._buffers = {
@@ -56,19 +118,23 @@ def empty_module(model: Model, dtype: torch.dtype) -> nn.Module:
                 for name, value in owner._buffers.items()
             }
             module._init_weights(owner)  # position ids and rotary frequencies; no parameters yet
-        if not model.stock and hasattr(owner, "scaling"):
+        if not stock and hasattr(owner, "scaling"):
             for size in HEAD_SIZES & vars(owner).keys():
                 vars(owner)[size] *= 2
-    return with_pooled_logits(module, model.spec.pooled)
+    return module
 
 
 def full_module(model: Model, dtype: torch.dtype) -> nn.Module:
     """The stock class with all its weights in memory, for models that are run more than once."""
     module = empty_module(model, dtype)
+    _fill_all(module, model, dtype)
+    return module
+
+
+def _fill_all(module: nn.Module, model: Model, dtype: torch.dtype) -> None:
     for name, owner in module.named_modules():
         if owner._parameters:
             _fill(model, name, dtype, None, owner, None)
-    return module
 
 
 def _fill(

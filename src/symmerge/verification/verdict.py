@@ -1,27 +1,31 @@
-"""Do two models compute the same function? `verify`, and the gate that runs before writing.
+"""Do two models compute the same function? `verify` runs both.
 
 Logits are compared up to an additive constant, which a softmax ignores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import isfinite
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from symmerge.checkpoints.provenance import Verdict
-from symmerge.errors import OVERFLOW, FunctionChanged, MismatchError
+from symmerge.errors import MismatchError
 from symmerge.models.model import Model, Progress
+from symmerge.models.settings import differing_settings
 from symmerge.models.tables import layer_count
 from symmerge.symmetry.spec import listing
-from symmerge.verification.inputs import describe_inputs, example_inputs
+from symmerge.verification.inputs import Sample, samples
+from symmerge.verification.judging import Judgement, judge
 from symmerge.verification.modules import logits_of
+from symmerge.verification.rounding import rounded_again
 
-# Storing weights in these precisions changes logits by at most 4.6e-15, 2.0e-6, 2.0e-3 and 1.2e-2
-# (all families, five seeds). Independently trained models differ by 0.25 and more.
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+DRAWS = 2  # of rounding errors, for each model
+# A model whose rounding errors count more than the other's may be damaged: they do not excuse it.
+EXCUSED = 4.0
+SamplePairs = Sequence[tuple[Sample, Sample]]
+"""What to run both models on: one sample for each, which may spell the same tokens differently."""
 
 
 def verify(
@@ -33,71 +37,124 @@ def verify(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Verdict:
-    """Compare the logits of two models on the same random inputs.
+    """Whether two models compute the same function, by their settings and on random inputs.
 
-    `dtype` is the precision to compute in; in float64, norms that transformers computes in float32
-    are computed in float64. The default tolerance is that of the coarser stored precision.
+    All positions, windows and token types are reached, and every vocabulary row. `dtype` is the
+    precision to compute in; in float64, norms that transformers computes in float32 are computed
+    in float64. Differences count as rounding if simulated rounding of these models explains them,
+    or up to a `tolerance`.
     """
-    _check_comparable(a, b)
-    inputs = example_inputs(a, seed)
-    logits = [logits_of(model, inputs, dtype=dtype, progress=progress) for model in (a, b)]
-    described = f"{describe_inputs(inputs)}, seed {seed}"
-    return judge(a, b, *logits, dtype=dtype, tolerance=tolerance, inputs=described)
+    check_comparable(a, b)
+    pairs = [(sample, sample) for sample in samples(a, seed)]
+    sides = a.cached(), b.cached()
+    return compare(*sides, pairs, dtype=dtype, tolerance=tolerance, seed=seed, progress=progress)
 
 
-def judge(
+def compare(
     a: Model,
     b: Model,
-    logits_a: list[Tensor],
-    logits_b: list[Tensor],
+    pairs: SamplePairs,
     *,
-    dtype: torch.dtype,
+    dtype: torch.dtype = torch.float32,
     tolerance: float | None = None,
-    inputs: str,
+    seed: int = 0,
+    noisy: Sequence[bool] = (True, True),
+    ignored: Collection[str] = (),
+    progress: Progress | None = None,
 ) -> Verdict:
-    """Whether two models' logits agree up to rounding and a constant that a softmax ignores."""
-    pairs = [(_visible(a, x), _visible(b, y)) for x, y in zip(logits_a, logits_b, strict=True)]
-    coarsest = max((a.dtype, b.dtype, dtype), key=lambda kind: torch.finfo(kind).eps)
-    tolerance = TOLERANCE[coarsest] if tolerance is None else tolerance
-    difference = max(((x - y).norm() / x.norm().clamp_min(1e-30)).item() for x, y in pairs)
+    """Compare two models on these samples.
+
+    `noisy` says whose rounding is simulated, `ignored` which settings may differ.
+    """
+    settings = tuple(differing_settings(a, b, ignored))
+    judgements = [
+        judgement
+        for pair in pairs
+        for judgement in _judgements((a, b), pair, noisy, dtype, progress)
+    ]
+    worst = max(judgements, key=lambda judgement: judgement.units)
+    difference = max(judgement.difference for judgement in judgements)
+    explained = worst.units <= 1 if tolerance is None else difference <= tolerance
     return Verdict(
-        same=difference <= tolerance,
+        same=explained and not settings,
         difference=difference,
-        largest=max((x - y).abs().max().item() for x, y in pairs),
+        largest=max(judgement.largest for judgement in judgements),
+        rounding=worst.rounding,
+        units=worst.units,
         tolerance=tolerance,
-        dtype=str(coarsest).removeprefix("torch."),
-        inputs=inputs,
+        where=worst.where,
+        settings=settings,
+        dtype=str(dtype).removeprefix("torch."),
+        inputs=f"{', '.join(sample.what for sample, _ in pairs)}, seed {seed}",
     )
 
 
-def gate(
-    source: Model, *, progress: Progress | None = None, compare: Callable[..., Verdict] = verify
-) -> Callable[[Model], Verdict]:
-    """A gate for `save`: raise unless the written checkpoint computes what `source` does.
+def _judgements(
+    models: tuple[Model, Model],
+    pair: tuple[Sample, Sample],
+    noisy: Sequence[bool],
+    dtype: torch.dtype,
+    progress: Progress | None,
+) -> Iterator[Judgement]:
+    run = [
+        logits_of(model, sample, dtype=dtype, progress=progress)
+        for model, sample in zip(models, pair, strict=True)
+    ]
+    noise = [
+        [_moved(model, sample, logits, draw, dtype, progress) for draw in range(DRAWS)]
+        for model, sample, logits, wanted in zip(models, pair, run, noisy, strict=True)
+        if wanted
+    ]
+    for name, first in run[0].items():
+        sides = [[logits[name] for logits in draws] for draws in noise]
+        yield judge(
+            first,
+            run[1][name],
+            _unit(sides),
+            softmax=_has_softmax(models[0], first),
+            what=f"{name} on {pair[0].what}",
+        )
 
-    If it raises, nothing is written. `compare` may replace `verify`.
-    """
 
-    def check(written: Model) -> Verdict:
-        verdict = compare(source, written, progress=progress)
-        if not isfinite(verdict.difference):
-            raise FunctionChanged(
-                f"refused: in the outputs of {source.where} or of the new checkpoint, {OVERFLOW};"
-                " nothing was written"
-            )
-        if not verdict.same:
-            raise FunctionChanged(
-                f"refused: the new checkpoint does not compute what {source.where} does"
-                f" (relative difference {verdict.difference:.1e}, tolerance"
-                f" {verdict.tolerance:.0e}); nothing was written."
-                " This is a bug or an ill-conditioned element: please report it"
-            )
-        return verdict
-
-    return check
+def _moved(
+    model: Model,
+    sample: Sample,
+    logits: dict[str, Tensor],
+    draw: int,
+    dtype: torch.dtype,
+    progress: Progress | None,
+) -> dict[str, Tensor]:
+    """What one rounding of the weights does to the logits."""
+    noisy = logits_of(rounded_again(model, draw, dtype), sample, dtype=dtype, progress=progress)
+    return {name: noisy[name] - logits[name] for name in logits}
 
 
-def _check_comparable(a: Model, b: Model) -> None:
+def _unit(sides: list[list[Tensor]]) -> list[Tensor]:
+    """The noise of the model that rounding moves more, as far as it is excused."""
+    if len(sides) == 1:
+        return sides[0]
+    sizes = [torch.stack(draws).square().mean().sqrt().item() for draws in sides]
+    low, high = sorted((0, 1), key=lambda side: sizes[side])
+    if not sizes[high] > EXCUSED * sizes[low]:
+        return sides[high]
+    return [change * (EXCUSED * sizes[low] / sizes[high]) for change in sides[high]]
+
+
+def describe(verdict: Verdict) -> str:
+    """The figures of a verdict in a sentence."""
+    settings = f"settings differ: {'; '.join(verdict.settings)}; " if verdict.settings else ""
+    limit = (
+        f"one rounding makes {verdict.rounding:.1e}"
+        if verdict.tolerance is None
+        else f"tolerance {verdict.tolerance:.0e}"
+    )
+    return (
+        f"{settings}relative logit difference {verdict.difference:.2e}, {limit};"
+        f" {verdict.units:.2g} times what rounding explains, in {verdict.where}"
+    )
+
+
+def check_comparable(a: Model, b: Model) -> None:
     """Refuse models that differ in class, depth or vocabulary.
 
     Hidden spaces may differ: a narrow model and its widened form compute the same function.
@@ -116,11 +173,10 @@ def _check_comparable(a: Model, b: Model) -> None:
         )
 
 
-def _visible(model: Model, logits: Tensor) -> Tensor:
-    """Logits without the constant that a softmax ignores; unchanged if there is no softmax."""
-    unnormalised = (
+def _has_softmax(model: Model, logits: Tensor) -> bool:
+    """Whether a softmax reads the logits, and ignores a constant added to all."""
+    return not (
         logits.shape[-1] == 1
         or model.spec.task == "image-features"
         or model.config.get("problem_type") in ("regression", "multi_label_classification")
     )
-    return logits if unnormalised else logits - logits.mean(-1, keepdim=True)

@@ -23,7 +23,7 @@ from symmerge.evaluation.tasks.preprocessing import (
 from symmerge.evaluation.tasks.readouts import ImageReadout, UnlabelledReadout
 from symmerge.evaluation.tasks.sampling import Sampling
 from symmerge.models.model import Model
-from symmerge.verification.inputs import example_inputs
+from symmerge.verification.inputs import image_shape
 
 BATCH_ROWS, SAMPLES = 64, 1000
 
@@ -59,7 +59,7 @@ def _synthetic_task(model: Model, count: int, seed: int) -> Task:
     deviation 1.1, close to what most models are trained on.
     """
     processor = image_processor_of(model) if has_image_processor(model) else None
-    collate = partial(_collate_synthetic, model, _image_shape(model), processor, seed)
+    collate = partial(_collate_synthetic, model, image_shape(model), processor, seed)
     samples = [(number, IGNORED) for number in range(count)]
     batches = batched(samples, BATCH_ROWS, key=lambda sample: sample[0], collate=collate)
     settings = {"pictures": "dead leaves"}
@@ -110,13 +110,8 @@ def _normalize(processor: Any, model: Model, images: Iterable[np.ndarray]) -> to
     return torch.cat(values)
 
 
-def _image_shape(model: Model) -> Shape:
-    channels, height, width = example_inputs(model, seed=0)["pixel_values"].shape[1:]
-    return channels, height, width
-
-
 def _check_shape(model: Model, shape: tuple[int, ...], what: str) -> None:
-    needed = _image_shape(model)
+    needed = image_shape(model)
     if shape != needed:
         raise MismatchError(
             f"{what} gives images of {list(shape)}; {model.where} takes {list(needed)}"

@@ -11,7 +11,7 @@ from symmerge.errors import SymmetryError
 from symmerge.models.canonical.balancing import balance
 from symmerge.models.canonical.biases import drop_key_biases, move_value_biases
 from symmerge.models.canonical.gains import fold
-from symmerge.models.canonical.means import centre
+from symmerge.models.canonical.means import centre, centre_sums
 from symmerge.models.canonical.ties import untie
 from symmerge.models.model import Model
 
@@ -41,4 +41,4 @@ STEPS: dict[str, Callable[[Model], Model]] = {
     "keys": drop_key_biases,
     "balance": balance,
 }
-ON_REQUEST: dict[str, Callable[[Model], Model]] = {"untie": untie}
+ON_REQUEST: dict[str, Callable[[Model], Model]] = {"untie": untie, "sums": centre_sums}

@@ -1,0 +1,103 @@
+"""Are two sets of logits equal up to rounding? Judged per output, place and column.
+
+One norm over all logits hides what changes few of them: a huge logit, a wrong row. Here every logit
+is measured in units of its own rounding error, which was measured on the models themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Logits = Float[Tensor, "rows columns"]
+# The largest difference that counts as rounding, in units of what one rounding does: in the median
+# row, in one row, in one entry. Chosen on all families, see docs/log.md.
+TYPICAL, ROW, ENTRY = 2.0, 3.0, 10.0
+# A column's errors are alike in all rows (they come from one row of the head), so that the largest
+# of n columns grows as that of n normal numbers; this is the factor above it.
+COLUMN = 1.5
+ENOUGH = 16  # rows or columns whose mean is steady
+LEAST = 0.3  # of the typical unit, for rows that hardly move
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """How far two sets of logits differ.
+
+    `difference` is |A - B| / |A|, `rounding` the same for one rounding, `largest` the largest
+    absolute difference. `units` compares every logit with rounding: up to 1 it explains all.
+    """
+
+    difference: float
+    rounding: float
+    largest: float
+    units: float
+    where: str
+
+
+def judge(
+    first: Logits, second: Logits, noise: Sequence[Logits], *, softmax: bool, what: str
+) -> Judgement:
+    """Compare the logits of two models; `noise` is what single roundings change."""
+    if not all(logits.isfinite().all() for logits in (first, second, *noise)):
+        nan = float("inf")
+        return Judgement(difference=nan, rounding=0.0, largest=nan, units=nan, where=what)
+    apart = _centred(first.double() - second.double(), softmax)
+    moved = torch.stack([_centred(change.double(), softmax) for change in noise])
+    size = _rms(_centred(first.double(), softmax)).clamp_min(torch.finfo(torch.float64).tiny)
+    units, where = _units(apart, moved, size)
+    return Judgement(
+        difference=(_rms(apart) / size).item(),
+        rounding=(_rms(moved) / size).item(),
+        largest=apart.abs().max().item(),
+        units=units,
+        where=f"{what}, {where}",
+    )
+
+
+def _units(apart: Logits, moved: Float[Tensor, "draws rows columns"], size: Tensor):
+    """The worst of four comparisons with rounding, and where it is."""
+    column = _rms(moved, (0, 1))
+    # Few draws may miss a column's error: none counts as smaller than is usual.
+    usual = _rms(column) if len(column) < ENOUGH else column.median()
+    column = column.clamp_min(usual.maximum(size * torch.finfo(torch.float64).eps))
+    relative, noise = apart / column, moved / column
+    by_row, noise_by_row = _rms(relative, 1), _rms(noise, (0, 2))
+    row_unit = noise_by_row.clamp_min(1.0)
+    scaled = relative / row_unit[:, None]
+    entries = scaled.abs().flatten()
+    scores = {
+        "everywhere": (by_row / noise_by_row.clamp_min(LEAST)).median() / TYPICAL,
+        f"entry {_place(entries, apart.shape[1])}": entries.max() / ENTRY,
+    }
+    if apart.shape[1] >= ENOUGH:
+        rows = by_row / row_unit
+        scores[f"row {int(rows.argmax())}"] = rows.max() / ROW
+    if apart.shape[0] >= ENOUGH:
+        columns = _rms(scaled, 0)
+        expected = (2 * log(len(columns))) ** 0.5
+        scores[f"column {int(columns.argmax())}"] = columns.max() / max(ROW, COLUMN * expected)
+    where = max(scores, key=lambda name: scores[name].item())
+    return scores[where].item(), where
+
+
+def _place(entries: Tensor, columns: int) -> str:
+    row, column = divmod(int(entries.argmax()), columns)
+    return f"{row}, {column}"
+
+
+def _centred(logits: Tensor, softmax: bool) -> Tensor:
+    """Without the constant that a softmax ignores; the median, because one logit may be huge."""
+    if not softmax:
+        return logits
+    few = logits.shape[-1] < ENOUGH
+    return logits - (logits.mean(-1, True) if few else logits.median(-1, True).values)
+
+
+def _rms(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
+    return x.square().mean(dim).sqrt()

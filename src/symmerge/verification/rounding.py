@@ -1,0 +1,53 @@
+"""How far rounding moves a model: its weights as if they had been rounded once more.
+
+Every weight gets random noise of the size of its own rounding error, tensor by tensor. What this
+does to the logits is the unit in which differences between models are measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache, partial
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from symmerge.checkpoints.weights import DerivedWeights, Weights, working
+from symmerge.models.model import Model
+
+# Spacing of the numbers around w, over w: eps for w = 1, eps / 2 just below 2; this is the root of
+# the mean square.
+SPACING = 0.7355
+# Products round, too: by this many units of the precision they are computed in.
+COMPUTED = 8.0
+LENGTH = 1_048_573  # a prime, so that rows of no tensor get the same noise
+
+
+def rounded_again(model: Model, seed: int, dtype: torch.dtype) -> Model:
+    """The model with the noise of one rounding on every weight; `dtype` is computed in. Lazy."""
+    computed = {name: partial(_noisy, model.weights, name, seed, dtype) for name in model.weights}
+    return replace(model, weights=DerivedWeights(model.weights, computed))
+
+
+def relative_rounding(stored: torch.dtype, *computed_in: torch.dtype) -> float:
+    """The width of the interval of rounding errors, relative to a weight."""
+    computed = max(torch.finfo(kind).eps for kind in (working(stored), *computed_in))
+    return max(SPACING * torch.finfo(stored).eps, COMPUTED * computed)
+
+
+def _noisy(weights: Weights, name: str, seed: int, dtype: torch.dtype) -> Tensor:
+    tensor = weights[name]
+    width = relative_rounding(weights.dtype(name), dtype)
+    start = crc32(name.encode()) % LENGTH
+    noise, end = _noise(seed), start + tensor.numel()
+    noise = noise.repeat(-(-end // LENGTH)) if end > LENGTH else noise
+    noise = noise[start:end].reshape(tensor.shape)
+    # in float32 a factor this close to 1 would lose most of its digits
+    return torch.addcmul(tensor, tensor, noise.to(tensor), value=width)
+
+
+@lru_cache(maxsize=4)
+def _noise(seed: int) -> Tensor:
+    """Uniform between -1/2 and 1/2."""
+    return torch.rand(LENGTH, generator=torch.Generator().manual_seed(seed)) - 0.5

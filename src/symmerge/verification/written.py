@@ -1,0 +1,53 @@
+"""The gate: what is written must compute what its source does, or nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import isfinite
+
+from symmerge.checkpoints.provenance import Verdict
+from symmerge.errors import OVERFLOW, FunctionChanged
+from symmerge.models.model import Gate, Model, Progress
+from symmerge.verification.inputs import samples
+from symmerge.verification.transport import check_transport
+from symmerge.verification.verdict import check_comparable, compare, describe
+
+PASSES = 5  # over all tensors: the transport, the source, what was written, twice with noise
+
+
+def gate(
+    source: Model, *, progress: Progress | None = None, run: Callable[..., Verdict] | None = None
+) -> Gate:
+    """A gate for `save`: raise unless the written checkpoint computes what `source` does.
+
+    Every written tensor is compared with a transport computed in another way; then both models
+    are run. `run` may replace how they are.
+    """
+
+    def check(written: Model, computed: Model) -> Verdict:
+        # Without hashing: it is compared with what its hash would have to be.
+        written = replace(written, weights=written.source.base)
+        tensors = check_transport(written, computed, progress=progress)
+        verdict = (run or run_briefly)(source, written, progress=progress)
+        if not isfinite(verdict.difference):
+            raise FunctionChanged(
+                f"refused: in the outputs of {source.where} or of the new checkpoint, {OVERFLOW};"
+                " nothing was written"
+            )
+        if not verdict.same:
+            raise FunctionChanged(
+                f"refused: the new checkpoint does not compute what {source.where} does"
+                f" ({describe(verdict)}); nothing was written."
+                " This is a bug or an ill-conditioned element: please report it"
+            )
+        return replace(verdict, tensors=tensors)
+
+    return check
+
+
+def run_briefly(source: Model, written: Model, *, progress: Progress | None = None) -> Verdict:
+    """Compare both on few tokens through all layers, and on every row without them."""
+    check_comparable(source, written)
+    pairs = [(sample, sample) for sample in samples(source, 0, long=False)]
+    return compare(source, written, pairs, noisy=(False, True), progress=progress)
