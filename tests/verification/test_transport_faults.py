@@ -109,7 +109,7 @@ def faults(model: Model, by: float) -> Iterator[tuple[str, str, Model]]:
     for name in model.weights:
         if not model.weights[name].numel() or ".0." in name:
             continue
-        for fault, damage in islice(turn, 4):
+        for fault, damage in islice(turn, 6):
             wrong = damaged(model, name, damage)
             if changes(model, wrong, name, by):
                 yield name, fault, wrong

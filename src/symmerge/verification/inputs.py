@@ -2,7 +2,8 @@
 
 Running every token of a large vocabulary through all layers would take hours. Few tokens take that
 way; every row of every embedding is compared on the model without its layers, which a symmetry
-preserves as well: the embeddings, the last norm and the head act on the same stream.
+preserves as well: the embeddings, the last norm and the head act on the same stream. (That norm
+then keeps the length of what it reads.)
 """
 
 from __future__ import annotations

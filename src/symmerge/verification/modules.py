@@ -17,6 +17,7 @@ from symmerge.models.model import Model, Progress
 from symmerge.models.pooled_logits import with_pooled_logits
 from symmerge.models.stock import stock_module
 from symmerge.models.tables import layer_count
+from symmerge.symmetry.spec import Spec, layer_of
 from symmerge.verification.inputs import Sample
 
 PLACES = 4096  # at a time, where weights stay in memory
@@ -45,6 +46,7 @@ def logits_of(
             owner.register_forward_hook(_empty)
     if not sample.layers:
         _drop_layers(module, layer_count(model))
+        _drop_scales(module, model.spec)
         _fill_all(module, model, dtype)
     if dtype == torch.float64:
         _compute_in_float64(module)
@@ -97,6 +99,23 @@ def _drop_layers(module: nn.Module, count: int) -> None:
     ]
     assert len(stacks) == 1, f"{type(module).__name__}: {len(stacks)} stacks of {count} layers"
     setattr(*stacks[0], nn.ModuleList())
+
+
+def _drop_scales(module: nn.Module, spec: Spec) -> None:
+    """Let the last norm keep the length of what it reads: right after an embedding it hides it.
+
+    It remains what symmetries act on: a linear map with the norm's gain, shift and mean.
+    """
+    for norm in spec.norms:
+        if norm.writer is None and layer_of(norm.gain) is None:
+            owner = module.get_submodule(norm.gain.rpartition(".")[0])
+            owner.forward = partial(_without_scale, owner)
+
+
+def _without_scale(norm: Any, x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x
+    shift = getattr(norm, "bias", None)
+    return norm.weight * centred if shift is None else norm.weight * centred + shift
 
 
 def empty_module(model: Model, dtype: torch.dtype) -> nn.Module:

@@ -14,7 +14,7 @@ from symmerge.checkpoints.limits import LARGEST_JSON, LARGEST_TOKENIZER
 from symmerge.checkpoints.pretrained import from_local
 from symmerge.errors import MismatchError, SymmergeError
 from symmerge.models.model import Model
-from symmerge.verification.inputs import example_inputs
+from symmerge.verification.inputs import image_shape
 from symmerge.verification.modules import empty_module
 
 TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "spiece", "special_tokens", "added_tokens")
@@ -137,8 +137,7 @@ def image_processor_of(model: Model) -> Any:
 
 def _check_sizes(processor: Any, model: Model) -> None:
     """Refuse to enlarge images far beyond what the model takes: memory grows with the square."""
-    shape = example_inputs(model, seed=0)["pixel_values"].shape
-    largest = LARGEST_ENLARGEMENT * max(shape[2:])
+    largest = LARGEST_ENLARGEMENT * max(image_shape(model)[1:])
     for name in ("size", "crop_size", "pad_size"):
         size = getattr(processor, name, None)
         for key, value in dict(size or {}).items():
