@@ -80,12 +80,18 @@ def _fuzz(options: argparse.Namespace, samples: Path, work: Path) -> int:
     began = time.monotonic()
     targets = [target for target in TARGETS if options.only in target.name]
     cases = (make_case(options.seed, n, samples, targets) for n in range(options.cases))
-    tally = run_cases(cases, samples, work / "cases", jobs=options.jobs)
+    tally = run_cases(cases, samples, work / "cases", jobs=options.jobs, tell=_tell_unclean)
     print(f"seed {options.seed}, {tally.cases} cases, {time.monotonic() - began:.0f} s")
     print("\n".join(tally.table()))
     _keep(tally, options.kept)
     print("unclean: none" if not tally.unclean else f"unclean: {len(tally.unclean)} kinds")
     return int(bool(tally.unclean))
+
+
+def _tell_unclean(case: Case, outcome: Outcome) -> None:
+    """At once: a long run is worth watching."""
+    if not outcome.clean:
+        print(f"{outcome.kind}: {outcome.where or outcome.said}", flush=True)
 
 
 def _keep(tally: Tally, folder: Path) -> None:
