@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 
 import pytest
 from report_data import (
@@ -227,3 +228,11 @@ def test_the_same_values_undamaged(tmp_path):
     content["ensemble"]["loss"] = 1e299
     page = report(write(tmp_path / "results", curve=content, **mixture()), tmp_path / "page.html")
     assert "x" * 10_000 in page.read_text("utf-8")
+
+
+def test_lines_without_labels_have_no_legend(tmp_path):
+    amount = {**AMOUNT, "methods": [{**one, "label": ""} for one in AMOUNT["methods"]]}
+    folder = write(tmp_path / "results", curve=curve(), amount=amount)
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        report(folder, tmp_path / "page.html")
+    assert (tmp_path / "page.html").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -145,7 +146,8 @@ def _open_pickles(shards: list[Path]) -> MemoryWeights:
             mapped = zipfile.is_zipfile(shard)
             if mapped:
                 _refuse_compression(shard)
-            content = torch.load(shard, map_location="cpu", weights_only=True, mmap=mapped)
+            with warnings.catch_warnings(action="ignore"):  # torch's own, of storages it reads
+                content = torch.load(shard, map_location="cpu", weights_only=True, mmap=mapped)
             found = {name: value for name, value in content.items() if isinstance(value, Tensor)}
         except CheckpointError:
             raise

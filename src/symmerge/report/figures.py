@@ -115,8 +115,9 @@ def paint_line(
 
 
 def legend(figure: Figure) -> None:
-    """Draw the legend below the axes, in two columns."""
-    figure.legend(loc="outside lower center", ncols=2)
+    """Draw the legend below the axes, in two columns; nothing where no line has a label."""
+    if any(axes.get_legend_handles_labels()[0] for axes in figure.axes):
+        figure.legend(loc="outside lower center", ncols=2)
 
 
 def _wrapped(label: str) -> str:
