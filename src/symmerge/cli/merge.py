@@ -14,6 +14,7 @@ from symmerge.cli.options.groups import verb
 from symmerge.cli.options.matching import Aligning, Learning, Many, align_options
 from symmerge.cli.options.merging import Merging
 from symmerge.merging.pipeline import merge as merge_models
+from symmerge.merging.proof import NEW
 from symmerge.models.model import Model, save
 
 REMEDY = "there is nothing to merge it with; give two models or more, symmerge merge A B --out DIR"
@@ -52,10 +53,18 @@ def merge(
     with console.progress("writing", len(merged.weights.names())) as tick:
         save(merged, out, overwrite=overwrite, progress=tick)
     console.say(f"wrote {out}: {merged.history[-1].what}")
+    console.say(_proof(merged))
     if not merged.stock:
         console.say(
             "this is no stock checkpoint: its heads have twice the size; only symmerge loads it"
         )
+
+
+def _proof(merged: Model) -> str:
+    """What is certain about a merge, and what is not."""
+    evidence = next((step.evidence for step in merged.history if step.evidence), {})
+    proved = evidence.get("proved", "nothing: the models were averaged as they are")
+    return f"proved: {proved}; not proved: {evidence.get('not_proved', NEW)}"
 
 
 def _show_steps(merged: Model, merging: Merging) -> None:

@@ -15,6 +15,7 @@ from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import Task
 from symmerge.matching.recipes import Recipe
 from symmerge.merging.plan import MergePlan
+from symmerge.merging.proof import prove_parents
 from symmerge.models.model import Model, Progress
 
 
@@ -83,7 +84,8 @@ def merge(
             shares = _without_failed(shares, result)
         else:
             result = _align(opened, recipe, shared_tokens, progress)
-        aligned, evidence = list(result.models), result.evidence()
+        aligned = list(result.models)
+        evidence = {**result.evidence(), **prove_parents(result, progress)}
     merged = plan.combined(aligned, shares, evidence, progress)
     return plan.repaired(merged, aligned, shares, repair_task)
 
@@ -94,7 +96,8 @@ def _merge_aligned(
     models = result.models
     plan.check(models)
     shares = plan.shares(models)
-    merged = plan.combined(models, shares, result.evidence(), progress)
+    evidence = {**result.evidence(), **prove_parents(result, progress)}
+    merged = plan.combined(models, shares, evidence, progress)
     return plan.repaired(merged, models, shares, plan.repair_task(models))
 
 

@@ -14,36 +14,43 @@ from symmerge.verification.transport import check_transport
 from symmerge.verification.verdict import check_comparable, compare, describe
 
 PASSES = 5  # over all tensors: the transport, the source, what was written, twice with noise
+Run = Callable[..., Verdict]
+"""How a source and what became of it are run: `run(source, written, progress=...)`."""
 
 
-def gate(
-    source: Model, *, progress: Progress | None = None, run: Callable[..., Verdict] | None = None
-) -> Gate:
-    """A gate for `save`: raise unless the written checkpoint computes what `source` does.
-
-    Every written tensor is compared with a transport computed in another way; then both models
-    are run. `run` may replace how they are.
-    """
+def gate(source: Model, *, progress: Progress | None = None, run: Run | None = None) -> Gate:
+    """A gate for `save`: raise unless the written checkpoint computes what `source` does."""
 
     def check(written: Model, computed: Model) -> Verdict:
         # Without hashing: it is compared with what its hash would have to be.
         written = replace(written, weights=written.source.base)
-        tensors = check_transport(written, computed, progress=progress)
-        verdict = (run or run_briefly)(source, written, progress=progress)
-        if not isfinite(verdict.difference):
-            raise FunctionChanged(
-                f"refused: in the outputs of {source.where} or of the new checkpoint, {OVERFLOW};"
-                " nothing was written"
-            )
-        if not verdict.same:
-            raise FunctionChanged(
-                f"refused: the new checkpoint does not compute what {source.where} does"
-                f" ({describe(verdict)}); nothing was written."
-                " This is a bug or an ill-conditioned element: please report it"
-            )
-        return replace(verdict, tensors=tensors)
+        return check_function(source, written, computed, run=run or run_briefly, progress=progress)
 
     return check
+
+
+def check_function(
+    source: Model, written: Model, computed: Model, *, run: Run, progress: Progress | None = None
+) -> Verdict:
+    """Raise unless `written` computes what `source` does.
+
+    Every tensor is compared with what the alignment of `computed` makes of it, calculated in
+    another way; then both models are run.
+    """
+    tensors = check_transport(written, computed, progress=progress)
+    verdict = run(source, written, progress=progress)
+    if not isfinite(verdict.difference):
+        raise FunctionChanged(
+            f"refused: in the outputs of {source.where} or of the new checkpoint, {OVERFLOW};"
+            " nothing was written"
+        )
+    if not verdict.same:
+        raise FunctionChanged(
+            f"refused: the new checkpoint does not compute what {source.where} does"
+            f" ({describe(verdict)}); nothing was written."
+            " This is a bug or an ill-conditioned element: please report it"
+        )
+    return replace(verdict, tensors=tensors)
 
 
 def run_briefly(source: Model, written: Model, *, progress: Progress | None = None) -> Verdict:
