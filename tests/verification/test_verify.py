@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import symmerge as sm
+from symmerge.errors import MismatchError
 from symmerge.lab.small_models import SMALL, small_model
 from symmerge.models.canonical.form import canonicalize
 from symmerge.models.model import Model, save
@@ -206,3 +207,12 @@ def test_the_length_of_a_row_is_seen(pair):
     change = scaled("model.embed_tokens.weight", slice(4000, 4001), 1.1)
     verdict = sm.verify(*pair("llama", change, vocab_size=4096))
     assert not verdict.same and "row 4000" in verdict.where
+
+
+def test_outputs_that_mean_different_things_are_not_compared():
+    """Class scores in one, features in the other: a setting decides how the output is read."""
+    scores = sm.load(small_model("dinov3-classifier"))
+    features = sm.load(small_model("dinov3-classifier", problem_type=None))
+    assert sm.verify(scores, scores).same
+    with pytest.raises(MismatchError, match="differ in: task image-classification"):
+        sm.verify(scores, features)

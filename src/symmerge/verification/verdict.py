@@ -161,6 +161,7 @@ def check_comparable(a: Model, b: Model) -> None:
     """
     fields = {
         "class": (a.spec.architecture, b.spec.architecture),
+        "task": (a.spec.task, b.spec.task),
         "layers": (layer_count(a), layer_count(b)),
     }
     hidden = a.spec.hidden.keys() | b.spec.hidden.keys()
