@@ -101,6 +101,8 @@ TOKENIZERS = {
     "model as text": part("model", "WordLevel"),
     "no model": part("model", None),
     "another model": part("model", {"type": "Nothing"}),
+    "names of inputs as a number": settings(model_input_names=3),
+    "no name of inputs": settings(model_input_names=["x"]),
     "vocabulary as a list": vocabulary(list),
     "vocabulary as text": vocabulary(lambda _: "abc"),
     "no vocabulary": vocabulary(lambda _: {}),

@@ -42,7 +42,11 @@ def tokenizer_of(model: Model) -> Any:
         )
     with _damages(f"the tokenizer of {model.where} cannot be opened", RESTORE_TOKENIZER):
         _check_files(model, LARGEST_TOKENIZER, TOKENIZER_FILES)
-        return from_local(AutoTokenizer, model.path)
+        tokenizer = from_local(AutoTokenizer, model.path)
+        names = tokenizer.model_input_names
+        if not isinstance(names, list) or "input_ids" not in names:
+            raise ValueError("its model_input_names do not name input_ids")
+        return tokenizer
 
 
 def encode(model: Model, tokenizer: Any, *texts: str, **options: Any) -> Any:
