@@ -48,8 +48,17 @@ class Case:
         return next(target for target in TARGETS if target.name == self.target)
 
 
-def make_case(seed: int, number: int, samples: Path, targets: Sequence[Target] = TARGETS) -> Case:
-    """A case by its number: targets take turns, the rest is drawn."""
+def make_case(
+    seed: int,
+    number: int,
+    samples: Path,
+    targets: Sequence[Target] = TARGETS,
+    commands: int | None = None,
+) -> Case:
+    """A case by its number: targets take turns, the rest is drawn.
+
+    Of each target's commands only the first so many, which are the quick ones.
+    """
     rng = random.Random(f"{seed} {number}")
     target = targets[number % len(targets)]
     content = (samples / target.sample / target.file).read_bytes()
@@ -60,7 +69,7 @@ def make_case(seed: int, number: int, samples: Path, targets: Sequence[Target] =
         )
     else:
         damage = _damaged(rng, rng.choice(target.mutators), content)
-    return Case(target.name, damage, rng.choice(target.commands))
+    return Case(target.name, damage, rng.choice(target.commands[:commands]))
 
 
 def _damaged(rng: random.Random, mutator: Mutator, content: bytes) -> Damage:

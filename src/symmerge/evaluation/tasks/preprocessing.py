@@ -46,6 +46,7 @@ def tokenizer_of(model: Model) -> Any:
         names = tokenizer.model_input_names
         if not isinstance(names, list) or "input_ids" not in names:
             raise ValueError("its model_input_names do not name input_ids")
+        tokenizer.mask_token_id, tokenizer.pad_token_id  # noqa: B018 (these fail when asked for)
         return tokenizer
 
 
