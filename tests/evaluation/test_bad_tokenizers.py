@@ -103,6 +103,7 @@ TOKENIZERS = {
     "another model": part("model", {"type": "Nothing"}),
     "names of inputs as a number": settings(model_input_names=3),
     "no name of inputs": settings(model_input_names=["x"]),
+    "a list among names of inputs": settings(model_input_names=["input_ids", ["x"]]),
     "special tokens that are nothing": settings(mask_token="", unk_token=""),
     "vocabulary as a list": vocabulary(list),
     "vocabulary as text": vocabulary(lambda _: "abc"),

@@ -79,7 +79,7 @@ def _unchanged(target: Target, samples: Path) -> Damage:
 def _fuzz(options: argparse.Namespace, samples: Path, work: Path) -> int:
     began = time.monotonic()
     targets = [target for target in TARGETS if options.only in target.name]
-    most = 3 if options.quick else None
+    most = 1 if options.quick else None
     cases = (make_case(options.seed, n, samples, targets, most) for n in range(options.cases))
     tally = run_cases(cases, samples, work / "cases", jobs=options.jobs, tell=_tell_unclean)
     print(f"seed {options.seed}, {tally.cases} cases, {time.monotonic() - began:.0f} s")

@@ -44,7 +44,8 @@ def tokenizer_of(model: Model) -> Any:
         _check_files(model, LARGEST_TOKENIZER, TOKENIZER_FILES)
         tokenizer = from_local(AutoTokenizer, model.path)
         names = tokenizer.model_input_names
-        if not isinstance(names, list) or "input_ids" not in names:
+        named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if not named or "input_ids" not in names:
             raise ValueError("its model_input_names do not name input_ids")
         tokenizer.mask_token_id, tokenizer.pad_token_id  # noqa: B018 (these fail when asked for)
         return tokenizer
