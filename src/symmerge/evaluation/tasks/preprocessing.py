@@ -47,7 +47,8 @@ def tokenizer_of(model: Model) -> Any:
         named = isinstance(names, list) and all(isinstance(name, str) for name in names)
         if not named or "input_ids" not in names:
             raise ValueError("its model_input_names do not name input_ids")
-        tokenizer.mask_token_id, tokenizer.pad_token_id  # noqa: B018 (these fail when asked for)
+        for name in ("mask_token_id", "pad_token_id"):  # damaged ones fail when they are asked for
+            getattr(tokenizer, name)
         return tokenizer
 
 
