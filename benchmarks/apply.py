@@ -193,7 +193,10 @@ JOBS: dict[str, Callable[[Path, Path], Callable[[], None]]] = {
     "apply": apply_with("full", verified=False),
     "apply + gate": apply_with("full", verified=True),
     "apply permutation": apply_with("permutation", verified=False),
+    "permutation + gate": apply_with("permutation", verified=True),
 }
+GUARDED = {"apply + gate": "apply", "permutation + gate": "apply permutation"}
+"""Job with the gate -> the write that it guards."""
 
 
 def measure(job: str, folder: Path) -> dict[str, Any]:
@@ -301,6 +304,10 @@ def summary(runs: list[dict[str, Any]], checkpoint: dict[str, Any]) -> list[dict
     for row in rows:
         row["ratio"] = row["best_gb_s"] / rows[0]["best_gb_s"]
         row["ratio_to_disk"] = row["best_to_disk_gb_s"] / rows[0]["best_to_disk_gb_s"]
+    seconds = {row["job"]: 1 / row["best_gb_s"] for row in rows}
+    for row in rows:
+        if write := GUARDED.get(row["job"]):
+            row["gate_over_write"] = seconds[row["job"]] / seconds[write] - 1
     return rows
 
 
@@ -318,6 +325,10 @@ def show(result: dict[str, Any]) -> None:
             f"  |{row['best_to_disk_gb_s']:8.2f}{row['median_to_disk_gb_s']:8.2f}"
             f"{row['ratio_to_disk']:7.2f}  |{row['peak_mb']:8.0f}{row['limit_mb']:7.0f}"
         )
+    for row in result["summary"]:
+        if "gate_over_write" in row:
+            gate, write = f"{row['gate_over_write']:.2f}", GUARDED[row["job"]]
+            print(f"the gate takes {gate} times as long as the write it guards ({write})")
 
 
 def main() -> None:

@@ -30,6 +30,8 @@ from symmerge.symmetry.groups import (
 )
 from symmerge.symmetry.notation import Atom, Product, Role, Sum
 
+BLOCK = 64  # rows of a tensor in float64 at a time
+
 
 @dataclass(frozen=True)
 class AxisMap:
@@ -41,7 +43,7 @@ class AxisMap:
     factor: Float[Tensor, "n k"]
     index: Int[Tensor, "n k"] | None = None
 
-    @property
+    @cached_property
     def squared(self) -> AxisMap:
         """The map of variances."""
         return AxisMap(self.factor.square(), self.index)
@@ -66,9 +68,13 @@ class AxisMap:
         return _summed(self.factor, self.index, x)
 
     def rows(self, places: Int[Tensor, " r"], x: Float[Tensor, "n m"]) -> Float[Tensor, "r m"]:
-        """Some rows of `apply`."""
+        """Some rows of `apply`, for x in any precision."""
         if self.index is None:
-            return self.factor[places] @ x
+            result = torch.zeros(len(places), x.shape[1]).double()
+            parts = self.factor[places].split(BLOCK, 1)
+            for part, rows in zip(parts, x.split(BLOCK), strict=True):
+                result.addmm_(part, rows.double())
+            return result
         return _summed(self.factor[places], self.index[places], x)
 
     def transpose(self, x: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
@@ -82,9 +88,9 @@ class AxisMap:
 
 
 def _summed(factor: Tensor, index: Tensor, x: Tensor) -> Tensor:
-    result = factor[:, :1] * x[index[:, 0]]
+    result = factor[:, :1] * x[index[:, 0]].double()
     for k in range(1, index.shape[1]):
-        result.addcmul_(factor[:, k, None], x[index[:, k]])
+        result.addcmul_(factor[:, k, None], x[index[:, k]].double())
     return result
 
 

@@ -72,7 +72,7 @@ def _sequences(model: Model, generator: torch.Generator, long: bool) -> Iterator
             yield _tokens(model, generator, 2, length)
         return
     length = length if long else min(length, SHORT)
-    count = max(2, -(-min(vocabulary, TOKENS) // length)) if long else 2
+    count = max(2, -(-min(vocabulary, TOKENS) // length)) if long else 1
     yield _tokens(model, generator, count, length)
 
 

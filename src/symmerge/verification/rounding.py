@@ -39,12 +39,15 @@ def relative_rounding(stored: torch.dtype, *computed_in: torch.dtype) -> float:
 def _noisy(weights: Weights, name: str, seed: int, dtype: torch.dtype) -> Tensor:
     tensor = weights[name]
     width = relative_rounding(weights.dtype(name), dtype)
-    start = crc32(name.encode()) % LENGTH
-    noise, end = _noise(seed), start + tensor.numel()
-    noise = noise.repeat(-(-end // LENGTH)) if end > LENGTH else noise
-    noise = noise[start:end].reshape(tensor.shape)
-    # in float32 a factor this close to 1 would lose most of its digits
-    return torch.addcmul(tensor, tensor, noise.to(tensor), value=width)
+    flat, noise = tensor.flatten(), _noise(seed)
+    result, start, done = torch.empty_like(flat), crc32(name.encode()) % LENGTH, 0
+    while done < len(flat):
+        part, count = noise[start:].to(flat), min(LENGTH - start, len(flat) - done)
+        old, new = flat[done : done + count], result[done : done + count]
+        # In float32 a factor this close to 1 would lose most of its digits.
+        torch.addcmul(old, old, part[:count], value=width, out=new)
+        start, done = 0, done + count
+    return result.reshape(tensor.shape)
 
 
 @lru_cache(maxsize=4)

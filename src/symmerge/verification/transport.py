@@ -1,15 +1,15 @@
 """Is every written tensor the transport of its source? Computed again, in float64, another way.
 
 Random projections along every axis compare all entries of a tensor at the cost of reading it: a
-row, a unit or a head that was moved wrongly changes them by more than rounding can. Embeddings are
-compared entry by entry as well, of all other tensors a few rows.
+row, a unit or a head that was moved wrongly changes them by more than rounding can. Rows of
+embeddings, which few inputs reach, get many more. Some rows are compared entry by entry as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from math import prod
 from zlib import crc32
 
@@ -26,14 +26,15 @@ from symmerge.symmetry.spec import Spec
 from symmerge.verification.axis_maps import AxisMap, axis_map
 from symmerge.verification.rounding import SPACING
 
-PROJECTIONS, ROWS = 4, 8
-ENTRIES = 1 << 22  # in float64 at a time
+PROJECTIONS, OF_EMBEDDINGS = 4, 32
+ROWS = 16
+ENTRIES = 1 << 16  # in float64 at a time: they stay in the cache
 # The largest error that counts as rounding: of a projection in standard deviations (there are
 # millions), and of products in units of the precision they were computed in. Where that is float64,
-# so is this check, and both err.
-DEVIATIONS = 8.0
+# so is this check, and both err. Many projections of a row are also judged together.
+DEVIATIONS, TOGETHER = 8.0, 2.0
 Maps = Callable[[Product], AxisMap]
-COMPUTED = {torch.float32: 16.0, torch.float64: 1024.0}
+COMPUTED = {torch.float32: 64.0, torch.float64: 1024.0}
 
 
 def check_transport(written: Model, computed: Model, *, progress: Progress | None = None) -> int:
@@ -86,22 +87,19 @@ class _Transported:
         """Numbers near zero are rounded to a multiple of it."""
         return torch.finfo(self.stored).smallest_normal * torch.finfo(self.stored).eps
 
-    @property
-    def transposed(self) -> _Transported:
-        return replace(
-            self,
-            before=self.before.mT,
-            after=self.after.mT,
-            rows=self.columns,
-            columns=self.rows,
-        )
 
-    @cached_property
-    def spread(self) -> Float[Tensor, " rows"]:
-        """The norm of each row, from the terms of its sums: errors grow with them."""
-        ones = torch.ones(self.before.shape[1], 1).double()
-        squares = _product(self.before, self.columns.squared.transpose(ones), square=True)
-        return self.rows.squared.apply(squares).sqrt()[:, 0]
+@dataclass(frozen=True)
+class _Sketch:
+    """Random projections of a tensor onto its rows and its columns: as they are, as expected.
+
+    `row_norms` and `column_norms` are those of the terms that sums are made of: errors grow with
+    them.
+    """
+
+    row_errors: Float[Tensor, "rows k"]
+    column_errors: Float[Tensor, "columns j"]
+    row_norms: Float[Tensor, " rows"]
+    column_norms: Float[Tensor, " columns"]
 
 
 def tensor_problem(written: Model, moved: Moved, name: str, maps: Maps) -> str | None:
@@ -145,51 +143,78 @@ def _joined(spec: Spec, maps: Maps, axes: Axes) -> AxisMap:
 
 def _problem(tensor: _Transported, name: str) -> str | None:
     generator = torch.Generator().manual_seed(crc32(name.encode()))
+    sketch = _sketch(tensor, generator)
     return (
-        _projected(tensor, "row", generator)
-        or _projected(tensor.transposed, "column", generator)
-        or _compared(tensor, generator)
+        _too_far(tensor, sketch.row_errors, sketch.row_norms, "row")
+        or _too_far(tensor, sketch.column_errors, sketch.column_norms, "column")
+        or _compared(tensor, sketch.row_norms, generator)
     )
 
 
-def _projected(tensor: _Transported, what: str, generator: torch.Generator) -> str | None:
-    """Compare all rows, projected onto a few vectors of random signs."""
-    columns = tensor.after.shape[1]
-    signs = torch.randint(2, (columns, PROJECTIONS), generator=generator).double() * 2 - 1
-    actual = _product(tensor.after, signs)
-    expected = tensor.rows.apply(_product(tensor.before, tensor.columns.transpose(signs)))
+def _sketch(tensor: _Transported, generator: torch.Generator) -> _Sketch:
+    """Project a tensor and its transport onto a few vectors of random signs."""
+    n, m = tensor.after.shape
+    rows, columns = tensor.rows, tensor.columns
+    right = _signs(m, OF_EMBEDDINGS if rows.is_identity else PROJECTIONS, generator)
+    left = _signs(n, PROJECTIONS, generator)
+    actual = _products(tensor.after, right, left)
+    expected = _products(tensor.before, columns.transpose(right), rows.transpose(left))
+    ones = torch.ones(m, 1).double(), torch.ones(n, 1).double()
+    weights = columns.squared.transpose(ones[0]), rows.squared.transpose(ones[1])
+    squares = _products(tensor.before, *weights, square=True)
+    return _Sketch(
+        actual[0] - rows.apply(expected[0]),
+        actual[1] - columns.apply(expected[1]),
+        rows.squared.apply(squares[0]).sqrt()[:, 0],
+        columns.squared.apply(squares[1]).sqrt()[:, 0],
+    )
+
+
+def _signs(n: int, count: int, generator: torch.Generator) -> Float[Tensor, "n k"]:
+    return torch.randint(2, (n, count), generator=generator).double() * 2 - 1
+
+
+def _products(
+    matrix: Float[Tensor, "n m"],
+    right: Float[Tensor, "m k"],
+    left: Float[Tensor, "n j"],
+    *,
+    square: bool = False,
+) -> tuple[Float[Tensor, "n k"], Float[Tensor, "m j"]]:
+    """matrix @ right and matrix' @ left in float64, a few rows at a time."""
+    along = torch.empty(len(left), right.shape[1]).double()
+    across = torch.zeros(len(right), left.shape[1]).double()
+    count = max(1, ENTRIES // max(1, matrix.shape[1]))
+    for at in range(0, len(matrix), count):
+        rows = slice(at, at + count)
+        chunk = matrix[rows].double()
+        chunk = chunk.square_() if square else chunk
+        along[rows] = chunk @ right
+        across.addmm_(chunk.mT, left[rows])
+    return along, across
+
+
+def _too_far(tensor: _Transported, errors: Tensor, norms: Tensor, what: str) -> str | None:
     rounding = SPACING * torch.finfo(tensor.stored).eps / 12**0.5 + tensor.computed
-    unit = tensor.spread * rounding + tensor.smallest * columns**0.5
-    apart = ((actual - expected).abs().amax(1) / unit) > DEVIATIONS
+    unit = norms * rounding + tensor.smallest * (tensor.after.numel() / len(norms)) ** 0.5
+    deviations = errors.abs() / unit[:, None]
+    apart = deviations.amax(1) > DEVIATIONS
+    if errors.shape[1] == OF_EMBEDDINGS:
+        apart |= deviations.square().mean(1).sqrt() > TOGETHER
     if not apart.any():
         return None
     return f"{int(apart.sum())} of {len(apart)} {what}s, the first is {int(apart.nonzero()[0])}"
 
 
-def _product(
-    matrix: Float[Tensor, "n m"], vectors: Float[Tensor, "m k"], *, square: bool = False
-) -> Float[Tensor, "n k"]:
-    """matrix @ vectors in float64, part by part along the axis that is stored outside."""
-    across = matrix.stride(0) < matrix.stride(1)
-    stored = matrix.mT if across else matrix
-    rows = max(1, ENTRIES // max(1, stored.shape[1]))
-    chunks = (chunk.double() for chunk in stored.split(rows))
-    chunks = (chunk.square() for chunk in chunks) if square else chunks
-    if not across:
-        return torch.cat([chunk @ vectors for chunk in chunks])
-    pairs = zip(chunks, vectors.split(rows), strict=True)
-    return sum((chunk.mT @ part for chunk, part in pairs), start=torch.zeros(()))
-
-
-def _compared(tensor: _Transported, generator: torch.Generator) -> str | None:
-    """Compare entries: all rows of an embedding or a vector, some of other tensors."""
+def _compared(tensor: _Transported, norms: Tensor, generator: torch.Generator) -> str | None:
+    """Compare entries: all of a vector, some rows of a matrix."""
     count, columns = tensor.after.shape
-    every = tensor.rows.is_identity or columns == 1
+    every = columns == 1
     places = torch.arange(count) if every else torch.randperm(count, generator=generator)[:ROWS]
     for block in places.split(max(1, ENTRIES // columns)):
         expected, actual = _rows(tensor, block), tensor.after[block].double()
         size = actual.abs().maximum(expected.abs())
-        products = tensor.computed * tensor.spread[block, None] / columns**0.5
+        products = tensor.computed * norms[block, None] / columns**0.5
         allowed = 0.501 * torch.finfo(tensor.stored).eps * size + products + tensor.smallest
         wrong = ((actual - expected).abs() > allowed).any(1)
         if wrong.any():
@@ -203,5 +228,5 @@ def _rows(tensor: _Transported, places: Tensor) -> Float[Tensor, "rows columns"]
     if tensor.rows.is_identity:
         rows = tensor.before[places].double()
     else:
-        rows = tensor.rows.rows(places, tensor.before.double())
+        rows = tensor.rows.rows(places, tensor.before)
     return rows if tensor.columns.is_identity else tensor.columns.apply(rows.mT).mT
