@@ -14,6 +14,7 @@ UNCHECKED = (
         "report/",
         "families/test_realistic",
         "models/test_widening",
+        "verification/",
     ),
     *("evaluation/test_dead_leaves", "evaluation/test_simplices", "observation/test_correlations"),
     *("matching/test_joint", "matching/test_learned", "matching/test_recipes"),
