@@ -517,7 +517,12 @@ def test_files_beside_the_weights(saved, tmp_path):
     assert card.startswith("---\nlibrary_name: transformers\n") and "the source's card" not in card
     assert all(
         words in card
-        for words in (str(folder), source.digest(), "**apply**", "Yes. Relative difference")
+        for words in (
+            str(folder),
+            source.digest(),
+            "**apply**",
+            "Relative difference of the logits",
+        )
     )
 
 

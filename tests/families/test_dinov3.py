@@ -59,13 +59,14 @@ def test_every_variant_moves_and_computes_the_same(changes):
 def test_scores_are_the_first_coordinates_of_the_pooled_output():
     module = small_model(NAME)
     model = sm.load(module)
-    inputs = samples(model, 0)[0].inputs
+    sample = samples(model, 0)[0]
+    inputs = sample.inputs
     pooled = module(**inputs).pooler_output
     logits = full_module(model, torch.float32)(**inputs).logits
     assert torch.allclose(logits, pooled[:, :5], atol=1e-6)
-    assert logits_of(model, inputs)[0].shape == (2, 5)
+    assert logits_of(model, sample)["logits"].shape == (16, 5)
     features = sm.load(small_model("dinov3"))
-    assert logits_of(features, inputs)[0].shape == (2, 48)
+    assert logits_of(features, sample)["logits"].shape == (16, 48)
 
 
 def test_only_a_config_that_says_so_makes_a_classifier():

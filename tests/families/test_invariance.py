@@ -152,13 +152,14 @@ def llama(weights, tokens, *, layers, heads, kv, size, theta, eps):
 def test_float64_logits_agree_with_an_independent_reference(changes):
     model = loaded("llama", **changes)
     heads, kv = (model.config[key] for key in ("num_attention_heads", "num_key_value_heads"))
-    inputs = samples(model, 2)[0].inputs
+    sample = samples(model, 2)[0]
     sizes = {"layers": 2, "heads": heads, "kv": kv, "size": 48 // heads}
     eps = model.config["rms_norm_eps"]
-    expected = llama(model.weights, inputs["input_ids"], **sizes, theta=10000.0, eps=eps)
-    assert relative(logits_of(model, inputs, dtype=torch.float64)[0], expected) <= 1e-12
+    tokens = sample.inputs["input_ids"]
+    expected = llama(model.weights, tokens, **sizes, theta=10000.0, eps=eps).flatten(0, 1)
+    assert relative(logits_of(model, sample, dtype=torch.float64)["logits"], expected) <= 1e-12
     # Control: float32 anywhere would show.
-    assert relative(logits_of(model, inputs, dtype=torch.float32)[0], expected) > 1e-9
+    assert relative(logits_of(model, sample, dtype=torch.float32)["logits"], expected) > 1e-9
 
 
 # the group laws, on whole models

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import symmerge as sm
-from symmerge.errors import MismatchError
+from symmerge.errors import DataError, MismatchError
 from symmerge.lab.small_models import small_model
 from symmerge.matching.evidence import Evidence, Weighting, read_token_counts
 from symmerge.matching.recipes import DATA_FREE, RECIPES, get_recipe, with_options
@@ -213,7 +213,7 @@ def test_counts_must_fit(tmp_path):
     with pytest.raises(MismatchError, match="one count per token"):
         read_token_counts(tmp_path / "bad.npy")
     (tmp_path / "no.npy").write_text("1 2 3")
-    with pytest.raises(MismatchError, match=r"\.npy"):
+    with pytest.raises(DataError, match=r"\.npy"):
         read_token_counts(tmp_path / "no.npy")
 
 

@@ -22,8 +22,8 @@ def aligned(request):
 
 
 def difference(model, other):
-    inputs = samples(model, 0)[0].inputs
-    x, y = (logits_of(which, inputs, dtype=torch.float64)[0] for which in (model, other))
+    sample = samples(model, 0)[0]
+    x, y = (logits_of(which, sample, dtype=torch.float64)["logits"] for which in (model, other))
     x, y = (logits - logits.mean(-1, keepdim=True) for logits in (x, y))
     return ((x - y).norm() / x.norm()).item()
 

@@ -229,3 +229,14 @@ def test_a_broken_canonical_step_is_refused(name, tensor, tmp_path):
     with pytest.raises(FunctionChanged, match="does not compute"):
         sm.save(replace(prepared, weights=weights), tmp_path / "out", gate=gate(source))
     sm.save(prepared, tmp_path / "out", gate=gate(source))  # the control
+
+
+def test_the_gate_changes_no_weight():
+    """Float64 weights are compared without a copy."""
+    model = random_member(sm.load(small_model("llama", seed=2, dtype=torch.float64)), seed=3)[1]
+    cached = model.cached()
+    before = {name: cached.moved.before.weights[name].clone() for name in cached.weights}
+    after = {name: cached.weights[name].clone() for name in cached.weights}
+    check_transport(cached, cached)
+    assert all(torch.equal(cached.moved.before.weights[name], before[name]) for name in before)
+    assert all(torch.equal(cached.weights[name], after[name]) for name in after)

@@ -19,8 +19,9 @@ from symmerge.models.model import Model
 # Spacing of the numbers around w, over w: eps for w = 1, eps / 2 just below 2; this is the root of
 # the mean square.
 SPACING = 0.7355
-# Products round, too: by this many units of the precision they are computed in.
-COMPUTED = 8.0
+# Products round, too: by this many units of the precision they are computed in. In float64, where
+# nothing else does, some steps (solving for a basis) lose a digit more.
+COMPUTED = {torch.float32: 32.0, torch.float64: 64.0}
 LENGTH = 1_048_573  # a prime, so that rows of no tensor get the same noise
 
 
@@ -32,8 +33,10 @@ def rounded_again(model: Model, seed: int, dtype: torch.dtype) -> Model:
 
 def relative_rounding(stored: torch.dtype, *computed_in: torch.dtype) -> float:
     """The width of the interval of rounding errors, relative to a weight."""
-    computed = max(torch.finfo(kind).eps for kind in (working(stored), *computed_in))
-    return max(SPACING * torch.finfo(stored).eps, COMPUTED * computed)
+    computed = max(
+        COMPUTED[kind] * torch.finfo(kind).eps for kind in map(working, (stored, *computed_in))
+    )
+    return max(SPACING * torch.finfo(stored).eps, computed)
 
 
 def _noisy(weights: Weights, name: str, seed: int, dtype: torch.dtype) -> Tensor:

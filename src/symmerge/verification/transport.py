@@ -188,7 +188,7 @@ def _products(
     for at in range(0, len(matrix), count):
         rows = slice(at, at + count)
         chunk = matrix[rows].double()
-        chunk = chunk.square_() if square else chunk
+        chunk = chunk.square() if square else chunk  # float64 is no copy: never in place
         along[rows] = chunk @ right
         across.addmm_(chunk.mT, left[rows])
     return along, across

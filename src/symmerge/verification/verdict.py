@@ -22,8 +22,8 @@ from symmerge.verification.modules import logits_of
 from symmerge.verification.rounding import rounded_again
 
 DRAWS = 2  # of rounding errors, for each model
-# A model whose rounding errors count more than the other's may be damaged: they do not excuse it.
-EXCUSED = 4.0
+# Of the logits: rounding that changes them by more excuses nothing beyond it.
+EXCUSED = 0.05
 SamplePairs = Sequence[tuple[Sample, Sample]]
 """What to run both models on: one sample for each, which may spell the same tokens differently."""
 
@@ -110,7 +110,7 @@ def _judgements(
         yield judge(
             first,
             run[1][name],
-            _unit(sides),
+            _unit(sides, first),
             softmax=_has_softmax(models[0], first),
             what=f"{name} on {pair[0].what}",
         )
@@ -129,15 +129,16 @@ def _moved(
     return {name: noisy[name] - logits[name] for name in logits}
 
 
-def _unit(sides: list[list[Tensor]]) -> list[Tensor]:
+def _unit(sides: list[list[Tensor]], logits: Tensor) -> list[Tensor]:
     """The noise of the model that rounding moves more, as far as it is excused."""
-    if len(sides) == 1:
-        return sides[0]
-    sizes = [torch.stack(draws).square().mean().sqrt().item() for draws in sides]
-    low, high = sorted((0, 1), key=lambda side: sizes[side])
-    if not sizes[high] > EXCUSED * sizes[low]:
-        return sides[high]
-    return [change * (EXCUSED * sizes[low] / sizes[high]) for change in sides[high]]
+    sizes = [_size(torch.stack(draws)) for draws in sides]
+    size = max(sizes)
+    noise, limit = sides[sizes.index(size)], EXCUSED * _size(logits)
+    return noise if not size > limit else [change * (limit / size) for change in noise]
+
+
+def _size(x: Tensor) -> float:
+    return x.double().square().mean().sqrt().item()
 
 
 def describe(verdict: Verdict) -> str:
