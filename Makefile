@@ -32,7 +32,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks experiments tools
 	$(BIN)/pyright
 
-# kill -9 fifty times in every verb that writes: about half an hour; `make test` kills three times
+# kill -9 fifty times in every verb that writes: about half an hour; `make test` kills twice
 kills: $(READY)
 	$(BIN)/python tests/helpers/killed_verbs.py build/kills --table
 

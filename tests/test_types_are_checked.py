@@ -20,4 +20,4 @@ def test_a_wrong_type_is_noticed_here():
 def test_commands_and_the_laboratory_are_not_checked_again():
     tests = Path(__file__).parent
     assert not is_checked(tests / "lab" / "test_demonstration.py")
-    assert is_checked(tests / "matching" / "test_matching.py")
+    assert is_checked(tests / "matching" / "test_gradients.py")

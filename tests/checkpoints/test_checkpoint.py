@@ -2,14 +2,11 @@
 
 import json
 import os
-import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -635,119 +632,3 @@ def test_a_forked_process_can_hash(saved):
         os._exit(0 if model.digest() == expected == sm.load(saved("gpt2")).digest() else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert model.digest() == expected
-
-
-# kill -9
-
-KILLS = 50
-
-
-def test_kill_9_at_any_moment(tmp_path):
-    """This file, run as a program, forks writers and kills them; forking saves fifty imports."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, tmp_path],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=200)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its writers too, should one hang
-    assert process.returncode == 0, err[-2000:]
-    found = json.loads(out)
-    assert found["wrong"] == []
-    assert found["killed"] + found["finished"] == KILLS
-    # The test must have seen early kills, kills in the middle of the weights, and full writes.
-    assert found["killed"] >= 10 and found["mid-write"] >= 5 and found["finished"] >= 1, found
-    assert found["megabytes"] > 20 and found["left at the end"] == ["fresh", "kept"]
-
-
-def contents(folder):
-    """Every tensor of a folder, hashed; whatever cannot be read raises."""
-    weights = sm.load(folder).source
-    assert isinstance(json.loads((folder / "config.json").read_text()), dict)
-    return {name: digest(weights.base.raw(name)) for name in weights}
-
-
-def write_and_kill(model, target, overwrite, delay):
-    """Whether the writer was killed before it finished; without a delay it may finish."""
-    child = os.fork()
-    if child == 0:
-        try:
-            sm.save(model, target, overwrite=overwrite)
-        finally:
-            os._exit(0)
-    if delay is not None:
-        time.sleep(delay)
-        os.kill(child, signal.SIGKILL)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-
-
-def judge(root, allowed):
-    """What is wrong with what lies there now, and which folders hold half-written weights."""
-    wrong, half = [], []
-    for folder in root.iterdir():
-        try:
-            found = contents(folder)
-        except sm.SymmergeError as error:
-            half += [folder.name] if (folder / "model.safetensors").exists() else []
-            if not folder.name.startswith("."):
-                wrong.append(f"{folder.name} is there but cannot be read: {error}")
-            continue
-        if found not in allowed:
-            wrong.append(f"{folder.name} can be read but holds something else")
-        beside = all((folder / name).exists() for name in ("README.md", "symmerge.json"))
-        if not folder.name.startswith(".") and not beside:
-            wrong.append(f"{folder.name} lacks its card")
-    return wrong, half
-
-
-def kill_many(root):
-    torch.set_num_threads(1)
-    source_folder = root.parent / f"{root.name}-source"
-    small_model(
-        "gpt2", n_embd=384, n_inner=1536, n_layer=3, vocab_size=2000, n_head=6
-    ).save_pretrained(source_folder)
-    source, dice = sm.load(source_folder), random.Random(0)
-    models, expected = [random_member(source, seed)[1] for seed in (1, 2)], []
-    fresh, kept = root / "fresh", root / "kept"
-    start = time.perf_counter()
-    for model in models:
-        write_and_kill(model, kept, True, None)
-        expected.append(contents(kept))
-    longest = (time.perf_counter() - start) / 2
-    assert expected[0] != expected[1]
-    count = {"killed": 0, "finished": 0, "mid-write": 0, "wrong": []}
-    for turn in range(KILLS):
-        target = (fresh, kept)[turn % 2]
-        shutil.rmtree(fresh, ignore_errors=True)
-        killed = write_and_kill(
-            models[turn // 2 % 2], target, target is kept, longest * dice.random()
-        )
-        # Follow the pace of a busy machine: some writes get through and most do not.
-        longest *= 1.05 if killed else 0.9
-        count["killed" if killed else "finished"] += 1
-        wrong, half = judge(root, expected)
-        count["wrong"] += (
-            wrong if killed or target.exists() else [*wrong, f"a writer finished without {target}"]
-        )
-        count["mid-write"] += any(name.startswith(f".{target.name}.") for name in half)
-    for target in (fresh, kept):  # sweeps what the last ones left
-        write_and_kill(models[0], target, True, None)
-    size = (kept / "model.safetensors").stat().st_size / 1e6
-    print(
-        json.dumps(
-            {
-                **count,
-                "megabytes": size,
-                "left at the end": sorted(path.name for path in root.iterdir()),
-            }
-        )
-    )
-
-
-if __name__ == "__main__":
-    kill_many(Path(sys.argv[1]))

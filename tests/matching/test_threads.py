@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from symmerge.symmetry import threads
 
-FAMILIES = ("bert", "roberta", "gpt2", "vit", "llama", "mistral", "qwen2", "neox")
-FAMILIES += ("dinov3", "roformer", "modernbert")
+FAMILIES = ("bert", "gpt2", "vit", "llama", "neox")
 WEIGHTS = ("--recipe", "weights-only", "--tries", 1)
 MANY = 2
 

@@ -23,6 +23,9 @@ from symmerge.errors import OVERFLOW, SymmetryError
 def one_thread() -> Iterator[None]:
     """Compute with one thread: for small work, and for sums that must not depend on threads."""
     threads = torch.get_num_threads()
+    if threads == 1:  # setting it again costs more than a small decomposition
+        yield
+        return
     torch.set_num_threads(1)
     try:
         yield
