@@ -94,6 +94,8 @@ MERGES = "a: &a {k: 1}\n" + "".join(
 OPTIONS = {
     "aliases of aliases": (f"{LAUGHS}seed: *i\n", "has an alias"),
     "merges of merges": (MERGES, "has lists in lists"),
+    "many values for one": ("seed: [1, 2]\n", "'seed' must be one value"),
+    "a number of many digits": (f"max_shard_size: {10**400}\n", "too large"),
     "an alias": ("out: &o out\nresidual: *o\n", "has an alias"),
     "deep lists": ("seed: " + "[" * 30_000, "has lists in lists"),
     "deep mappings": ("seed: " + "{a: " * 3_000, "has lists in lists"),
@@ -187,3 +189,10 @@ def test_closed_streams_are_no_obstacle(model):
     line = [sys.executable, "-m", "symmerge", "inspect", str(model), "--json"]
     shell = " ".join(f"'{word}'" for word in line) + " <&- >&- 2>&-"
     assert subprocess.run(shell, shell=True, timeout=120).returncode == 0
+
+
+def test_one_value_is_no_list_of_models(model, tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("models: true\n")
+    output = run("merge", "--out", tmp_path / "o", "--config", file, expect=2).output
+    assert "'models' must be a list" in " ".join(output.split())

@@ -22,6 +22,8 @@ from symmerge.checkpoints.limits import LARGEST_OPTIONS, read_plain
 from symmerge.cli import console
 from symmerge.errors import MismatchError
 
+LARGEST_NUMBER = 10**18  # of an option in a file
+
 
 def verb(
     interrupted: str = "interrupted: nothing was written",
@@ -96,8 +98,22 @@ def _configure(context: Any, file: Path | None) -> Path | None:
                 f"{file}: unknown option {', '.join(unknown)};"
                 f" {context.info_name} knows {', '.join(sorted(known))}"
             )
+        for parameter in context.command.params:
+            if parameter.name in options:
+                _check_value(file, parameter, options[parameter.name])
     context.default_map = {**(context.default_map or {}), **options}
     return file
+
+
+def _check_value(file: Path, parameter: Any, value: object) -> None:
+    """Refuse values that cannot be what an option takes; the option itself checks the rest."""
+    takes_many = parameter.nargs != 1 or getattr(parameter, "multiple", False)
+    if takes_many != isinstance(value, list):
+        kind = "a list" if takes_many else "one value, not a list"
+        raise MismatchError(f"{file}: '{parameter.name}' must be {kind}")
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, int) and abs(one) >= LARGEST_NUMBER:
+            raise MismatchError(f"{file}: '{parameter.name}' has a number that is too large")
 
 
 def _check_events(file: Path, text: str) -> None:

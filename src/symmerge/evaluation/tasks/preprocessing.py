@@ -160,7 +160,8 @@ def process_image(processor: Any, model: Model, image: np.ndarray) -> torch.Tens
     what = f"the image processor of {model.where} fails"
     with _damages(what, RESTORE_PROCESSOR), np.errstate(all="ignore"):
         options = {"input_data_format": "channels_first", "return_tensors": "pt"}
-        values = processor([image], **options)["pixel_values"].float()
+        writable = np.array(image)  # else PyTorch warns
+        values = processor([writable], **options)["pixel_values"].float()
         if not values.isfinite().all():
             raise ValueError("it gives pixels that are NaN or infinite")
         return values
