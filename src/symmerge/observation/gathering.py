@@ -67,6 +67,10 @@ class Gatherer:
             cross = torch.Size((a.shape[1], b.shape[1]))
             self.moments[name] = Moments.zeros(axis, cross, inside.shape, a.device)
         moments = self.moments[name]
+        if (moments.cross.shape, moments.inside.shape) != ((a.shape[1], b.shape[1]), inside.shape):
+            raise MismatchError(
+                f"'{name}' has other sizes in the file to resume from: it is damaged; remove it"
+            )
         moments.count.add_(len(a))
         moments.inside.add_(inside)
         _add_sums(a, moments.sum_a, moments.square_a)
