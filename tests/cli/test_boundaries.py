@@ -166,6 +166,7 @@ def test_paths_that_cannot_be_used_are_no_bugs(capsys, number):
 def test_a_closed_pipe_says_neither_yes_nor_no(monkeypatch, print_line):
     reader, writer = os.pipe()
     os.close(reader)
+    monkeypatch.setattr(console, "out", type(console.out)())  # the line stays in its buffer
     with os.fdopen(writer, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
         with pytest.raises(SystemExit) as ended, console.friendly():

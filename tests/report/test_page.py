@@ -19,6 +19,7 @@ from report_data import (
     write,
 )
 
+from symmerge.errors import SymmergeError
 from symmerge.report import report
 from symmerge.report.phrases import curve_summary, estimate_text
 
@@ -260,11 +261,15 @@ def test_a_loss_that_overflowed_is_a_gap_not_an_error(page):
 
 
 def test_infinite_numbers_can_be_drawn(page):
-    record = curve(ensemble={"loss": math.inf, "perplexity": math.inf})
+    """Files hold null for them: JSON has no other."""
+    record = curve(ensemble={"loss": None, "perplexity": None})
     for point in record["methods"][0]["points"]:
-        point["perplexity"] = math.inf
-    record["methods"][0]["points"][0]["loss"] = math.nan
-    assert "infinite" in page(curve=record)
+        point["perplexity"] = None
+    record["methods"][0]["points"][0]["loss"] = None
+    assert "<svg" in page(curve=record)
+    record["methods"][0]["points"][0]["loss"] = math.inf
+    with pytest.raises(SymmergeError, match="should be a number"):
+        page(curve=record)
 
 
 HEAVY = ("matplotlib", "jinja2", "typer", "rich", "sklearn", "transformers", "PIL")
