@@ -8,6 +8,7 @@ embeddings, which few inputs reach, get many more. Some rows are compared entry 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
@@ -28,6 +29,7 @@ from symmerge.verification.rounding import SPACING
 
 PROJECTIONS, OF_EMBEDDINGS = 4, 32
 ROWS = 16
+WORKERS = 2  # each compares one tensor at a time
 ENTRIES = 1 << 16  # in float64 at a time: they stay in the cache
 # The largest error that counts as rounding: of a projection in standard deviations (there are
 # millions), and of products in units of the precision they were computed in. Where that is float64,
@@ -51,11 +53,14 @@ def check_transport(written: Model, computed: Model, *, progress: Progress | Non
     if sorted(names) != sorted(computed.weights.names()):
         raise _refusal(written, "it has other tensors than were to be written")
     maps = lru_cache(maxsize=8)(partial(axis_map, moved.alignment))  # most tensors share one
-    for name in names:
-        if problem := tensor_problem(written, moved, name, maps):
-            raise _refusal(written, f"{name} is not the transport of its source: {problem}")
-        if progress:
-            progress(name)
+    problems = partial(tensor_problem, written, moved, maps=maps)
+    with ThreadPoolExecutor(WORKERS) as pool, torch.no_grad():
+        for name, problem in zip(names, pool.map(problems, names), strict=True):
+            if problem:
+                pool.shutdown(cancel_futures=True)
+                raise _refusal(written, f"{name} is not the transport of its source: {problem}")
+            if progress:
+                progress(name)
     return len(names)
 
 
