@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from threading import Lock
 from typing import final
 
@@ -199,12 +200,11 @@ class CheckedWeights(Weights):
         return tensor.to(working(tensor.dtype))
 
     def _check(self, name: str, tensor: Tensor) -> None:
-        problem = ""
-        if not is_finite(tensor):
+        largest = _largest(tensor)
+        if not largest <= LARGEST:  # NaN is neither
             problem = f"{int((~tensor.isfinite()).sum())} entries that are NaN or infinite"
-        elif tensor.numel() and (largest := _largest(tensor)) > LARGEST:
-            problem = f"entries up to {largest:.0e}, with which float32 cannot compute"
-        if problem:
+            if isfinite(largest):
+                problem = f"entries up to {largest:.0e}, with which float32 cannot compute"
             raise CheckpointError(
                 f"{self.where}: {name} has {problem}: training diverged or the file is damaged;"
                 " use another checkpoint"
@@ -223,12 +223,16 @@ class CheckedWeights(Weights):
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all entries are finite; minimum and maximum tell without a mask in memory."""
-    return not tensor.numel() or all(bound.isfinite() for bound in torch.aminmax(tensor))
+    """Whether all entries are finite."""
+    return isfinite(_largest(tensor))
 
 
 def _largest(tensor: Tensor) -> float:
-    return max(abs(bound.item()) for bound in torch.aminmax(tensor))
+    """The largest size of an entry, NaN if one is; without a mask in memory."""
+    if not tensor.numel():
+        return 0.0
+    low, high = (bound.item() for bound in torch.aminmax(tensor))  # NaN gives NaN for both
+    return max(-low, high)
 
 
 def digest(tensor: Tensor) -> str:

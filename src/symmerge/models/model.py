@@ -271,7 +271,9 @@ def save(
         )
         if beside:
             beside(folder)
-        record = provenance_of(model, gate(load(folder), model) if gate else None)
+        # The gate runs the stock class: no need to build it for a check before.
+        verdict = gate(load(folder, check_class=False), model) if gate else None
+        record = provenance_of(model, verdict)
         record.write(folder / "symmerge.json")
         write_text(folder / "README.md", model_card(record))
     return Path(target)

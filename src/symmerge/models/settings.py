@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+from symmerge.models.binding import typed_config
 from symmerge.models.model import Model
 
 WIDTHS = {
@@ -31,14 +32,11 @@ SHARED = {"sliding_window", "layer_types", "attention_chunk_size"}
 
 def behaviour(model: Model) -> Mapping[str, object]:
     """All settings but widths that the function depends on."""
-    from transformers import CONFIG_MAPPING  # slow to import, and only needed here
-
-    kind = CONFIG_MAPPING[model.config["model_type"]]
-    known = (kind().to_dict().keys() | SHARED) - WIDTHS
-    config = kind.from_dict(dict(model.config)).to_dict()
+    typed = typed_config(model.config, model.where)
+    known = (type(typed)().to_dict().keys() | SHARED) - WIDTHS
     return {
         key: value
-        for key, value in config.items()
+        for key, value in typed.to_dict().items()
         if key in known and (key in SHARED or not NO_MATTER.search(key))
     } | {"labels": model.spec.sizes.get("label")}
 

@@ -67,10 +67,6 @@ class Gatherer:
             cross = torch.Size((a.shape[1], b.shape[1]))
             self.moments[name] = Moments.zeros(axis, cross, inside.shape, a.device)
         moments = self.moments[name]
-        if (moments.cross.shape, moments.inside.shape) != ((a.shape[1], b.shape[1]), inside.shape):
-            raise MismatchError(
-                f"'{name}' has other sizes in the file to resume from: it is damaged; remove it"
-            )
         moments.count.add_(len(a))
         moments.inside.add_(inside)
         _add_sums(a, moments.sum_a, moments.square_a)
@@ -166,7 +162,10 @@ def _resume(gatherer: Gatherer, partial: Path, header: StatisticsHeader) -> None
             f"{partial} was left by a pass over other models or other data:"
             " repeat that command with --resume, or remove the file"
         )
+    earlier.check(header, gatherer.spec)
     for name, moments in earlier.moments.items():
+        if len(moments.inside) != _heads(gatherer.spec, moments.axis):
+            raise MismatchError(f"{partial}: {name} has other heads: it is damaged; remove it")
         gatherer.moments[name] = moments.to(gatherer.device)
     gatherer.batches = earlier.header.batches or 0
 

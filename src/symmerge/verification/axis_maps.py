@@ -26,7 +26,6 @@ from symmerge.symmetry.groups import (
     RotaryPairs,
     ScaledPermutation,
     SignedPermutation,
-    Trivial,
 )
 from symmerge.symmetry.notation import Atom, Product, Role, Sum
 
@@ -235,8 +234,4 @@ TERMS: dict[type[Group], Callable[[Any, Element, Role], Terms]] = {
     OrthogonalFixingOnes: _changed_basis,
     GeneralLinear: _changed_basis,
     RotaryPairs: _turned,
-    Trivial: lambda group, element, role: (
-        torch.ones(1, group.size, 1).double(),
-        torch.arange(group.size)[None, :, None],
-    ),
 }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from symmerge.families.base import pair
 from symmerge.models.model import Model
 
 TOKENS, LONGEST = 1024, 4608  # through all layers; a window of 4096 fits
@@ -53,9 +54,7 @@ def samples(model: Model, seed: int, *, long: bool = True) -> list[Sample]:
 
 def image_shape(model: Model) -> tuple[int, int, int]:
     """Channels, height and width of a model's images."""
-    side = model.config.get("image_size", 224)
-    height, width = (side, side) if isinstance(side, int) else side
-    return model.spec.sizes["channel"], height, width
+    return model.spec.sizes["channel"], *pair(model.config.get("image_size", 224))
 
 
 def _images(model: Model, generator: torch.Generator) -> Sample:

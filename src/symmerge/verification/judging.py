@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 
 import torch
 from jaxtyping import Float
@@ -45,15 +45,14 @@ def judge(
 ) -> Judgement:
     """Compare the logits of two models; `noise` is what single roundings change."""
     if not all(logits.isfinite().all() for logits in (first, second, *noise)):
-        nan = float("inf")
-        return Judgement(difference=nan, rounding=0.0, largest=nan, units=nan, where=what)
+        return Judgement(difference=inf, rounding=0.0, largest=inf, units=inf, where=what)
     apart = _centred(first.double() - second.double(), softmax)
     moved = torch.stack([_centred(change.double(), softmax) for change in noise])
-    size = _rms(_centred(first.double(), softmax)).clamp_min(torch.finfo(torch.float64).tiny)
+    size = rms(_centred(first.double(), softmax)).clamp_min(torch.finfo(torch.float64).tiny)
     units, where = _units(apart, moved, size)
     return Judgement(
-        difference=(_rms(apart) / size).item(),
-        rounding=(_rms(moved) / size).item(),
+        difference=(rms(apart) / size).item(),
+        rounding=(rms(moved) / size).item(),
         largest=apart.abs().max().item(),
         units=units,
         where=f"{what}, {where}",
@@ -62,12 +61,12 @@ def judge(
 
 def _units(apart: Logits, moved: Float[Tensor, "draws rows columns"], size: Tensor):
     """The worst of four comparisons with rounding, and where it is."""
-    column = _rms(moved, (0, 1))
+    column = rms(moved, (0, 1))
     # Few draws may miss a column's error: none counts as smaller than is usual.
-    usual = _rms(column) if len(column) < ENOUGH else column.median()
+    usual = rms(column) if len(column) < ENOUGH else column.median()
     column = column.clamp_min(usual.maximum(size * torch.finfo(torch.float64).eps))
     relative, noise = apart / column, moved / column
-    by_row, noise_by_row = _rms(relative, 1), _rms(noise, (0, 2))
+    by_row, noise_by_row = rms(relative, 1), rms(noise, (0, 2))
     row_unit = noise_by_row.clamp_min(1.0)
     scaled = relative / row_unit[:, None]
     entries = scaled.abs().flatten()
@@ -79,7 +78,7 @@ def _units(apart: Logits, moved: Float[Tensor, "draws rows columns"], size: Tens
         rows = by_row / row_unit
         scores[f"row {int(rows.argmax())}"] = rows.max() / ROW
     if apart.shape[0] >= ENOUGH:
-        columns = _rms(scaled, 0)
+        columns = rms(scaled, 0)
         expected = (2 * log(len(columns))) ** 0.5
         scores[f"column {int(columns.argmax())}"] = columns.max() / max(ROW, COLUMN * expected)
     where = max(scores, key=lambda name: scores[name].item())
@@ -99,5 +98,6 @@ def _centred(logits: Tensor, softmax: bool) -> Tensor:
     return logits - (logits.mean(-1, True) if few else logits.median(-1, True).values)
 
 
-def _rms(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
+def rms(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
+    """The root of the mean square."""
     return x.square().mean(dim).sqrt()

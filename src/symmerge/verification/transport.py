@@ -48,23 +48,23 @@ def check_transport(written: Model, computed: Model, *, progress: Progress | Non
     try:
         moved.alignment.check()
     except SymmetryError as error:
-        raise _refusal(written, f"an element is not in its group: {error}") from error
+        raise _refusal(f"an element is not in its group: {error}") from error
     names = written.weights.names()
     if sorted(names) != sorted(computed.weights.names()):
-        raise _refusal(written, "it has other tensors than were to be written")
+        raise _refusal("it has other tensors than were to be written")
     maps = lru_cache(maxsize=8)(partial(axis_map, moved.alignment))  # most tensors share one
     problems = partial(tensor_problem, written, moved, maps=maps)
     with ThreadPoolExecutor(WORKERS) as pool, torch.no_grad():
         for name, problem in zip(names, pool.map(problems, names), strict=True):
             if problem:
                 pool.shutdown(cancel_futures=True)
-                raise _refusal(written, f"{name} is not the transport of its source: {problem}")
+                raise _refusal(f"{name} is not the transport of its source: {problem}")
             if progress:
                 progress(name)
     return len(names)
 
 
-def _refusal(written: Model, why: str) -> FunctionChanged:
+def _refusal(why: str) -> FunctionChanged:
     return FunctionChanged(
         f"refused: {why}; nothing was written. This is a bug or a fault of the disk or memory:"
         " try again, and report it if it happens twice"

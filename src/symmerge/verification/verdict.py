@@ -17,7 +17,7 @@ from symmerge.models.settings import differing_settings
 from symmerge.models.tables import layer_count
 from symmerge.symmetry.spec import listing
 from symmerge.verification.inputs import Sample, samples
-from symmerge.verification.judging import Judgement, judge
+from symmerge.verification.judging import Judgement, judge, rms
 from symmerge.verification.modules import logits_of
 from symmerge.verification.rounding import rounded_again
 
@@ -131,14 +131,10 @@ def _moved(
 
 def _unit(sides: list[list[Tensor]], logits: Tensor) -> list[Tensor]:
     """The noise of the model that rounding moves more, as far as it is excused."""
-    sizes = [_size(torch.stack(draws)) for draws in sides]
+    sizes = [rms(torch.stack(draws).double()).item() for draws in sides]
     size = max(sizes)
-    noise, limit = sides[sizes.index(size)], EXCUSED * _size(logits)
+    noise, limit = sides[sizes.index(size)], EXCUSED * rms(logits.double()).item()
     return noise if not size > limit else [change * (limit / size) for change in noise]
-
-
-def _size(x: Tensor) -> float:
-    return x.double().square().mean().sqrt().item()
 
 
 def describe(verdict: Verdict) -> str:
