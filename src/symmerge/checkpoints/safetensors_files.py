@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,7 @@ OTHER_DTYPES = {
     "C64": torch.complex64,
     "BOOL": torch.bool,
 }
+LARGE = 1 << 20  # bytes: a map costs an open file
 COPY_AGAIN = "download or copy it again"
 
 
@@ -46,13 +48,19 @@ class TensorEntry:
     shape: Shape
     start: int
 
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 @final
 @dataclass(frozen=True, repr=False)
 class FileWeights(StoredWeights):
     """Tensors of safetensors files.
 
-    Plain reads, because a memory map counts every page ever touched as memory in use.
+    Large ones are mapped into memory, each by itself: a map of the whole file would count every
+    page ever touched as memory in use.
     """
 
     entries: Mapping[str, TensorEntry]
@@ -68,21 +76,47 @@ class FileWeights(StoredWeights):
 
     def raw(self, name: str) -> Tensor:
         entry = self.entries[name]
-        tensor = torch.empty(entry.shape, dtype=entry.dtype)
-        unread = buffer(tensor)
-        with open(entry.path, "rb", buffering=0) as file:
-            file.seek(entry.start)
-            while len(unread):
-                count = file.readinto(unread)
-                if not count:
-                    raise CheckpointError(
-                        f"{entry.path} ends inside {name}: the file is truncated; {COPY_AGAIN}"
-                    )
-                unread = unread[count:]
-        return tensor
+        mapped = _mapped(entry) if entry.bytes >= LARGE else None
+        return _read(name, entry) if mapped is None else mapped
 
     def select(self, stored_as: Mapping[str, str]) -> StoredWeights:
         return FileWeights({name: self.entries[stored] for name, stored in stored_as.items()})
+
+
+def _read(name: str, entry: TensorEntry) -> Tensor:
+    tensor = torch.empty(entry.shape, dtype=entry.dtype)
+    unread = buffer(tensor)
+    with open(entry.path, "rb", buffering=0) as file:
+        file.seek(entry.start)
+        while len(unread):
+            count = file.readinto(unread)
+            if not count:
+                raise CheckpointError(
+                    f"{entry.path} ends inside {name}: the file is truncated; {COPY_AGAIN}"
+                )
+            unread = unread[count:]
+    return tensor
+
+
+def _mapped(entry: TensorEntry) -> Tensor | None:
+    """The tensor as a private map: changes stay in memory. None where it must be read."""
+    if entry.start % entry.dtype.itemsize:
+        return None  # torch crashes on some operations with numbers that are not aligned
+    offset = entry.start % mmap.ALLOCATIONGRANULARITY
+    try:
+        with open(entry.path, "rb") as file:
+            content = mmap.mmap(
+                file.fileno(),
+                offset + entry.bytes,
+                access=mmap.ACCESS_COPY,
+                offset=entry.start - offset,
+            )
+    except (OSError, ValueError):  # too many maps, a file system without them, a shorter file
+        return None
+    count = math.prod(entry.shape)
+    return torch.frombuffer(content, dtype=entry.dtype, count=count, offset=offset).reshape(
+        entry.shape
+    )
 
 
 @dataclass(frozen=True, order=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from symmerge.models.alignment import Alignment
@@ -63,8 +64,8 @@ class AxisMap:
     def apply(self, x: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
         """The columns of x in new coordinates."""
         if self.index is None:
-            return self.factor @ x
-        return _summed(self.factor, self.index, x)
+            return (x.mT @ self.factor.mT).mT  # several times faster for few columns
+        return torch.from_numpy(self._sparse @ x.numpy())
 
     def rows(self, places: Int[Tensor, " r"], x: Float[Tensor, "n m"]) -> Float[Tensor, "r m"]:
         """Some rows of `apply`, for x in any precision."""
@@ -74,23 +75,21 @@ class AxisMap:
             for part, rows in zip(parts, x.split(BLOCK), strict=True):
                 result.addmm_(part, rows.double())
             return result
-        return _summed(self.factor[places], self.index[places], x)
+        return (self.factor[places][:, None] @ x[self.index[places]].double())[:, 0]
 
     def transpose(self, x: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
         """The transposed map: what a projection of the new tensor is of the old one."""
         if self.index is None:
-            return self.factor.mT @ x
-        result = torch.zeros_like(x)
-        for k in range(self.index.shape[1]):
-            result.index_add_(0, self.index[:, k], self.factor[:, k, None] * x)
-        return result
+            return (x.mT @ self.factor).mT
+        return torch.from_numpy(self._sparse.T @ x.numpy())
 
-
-def _summed(factor: Tensor, index: Tensor, x: Tensor) -> Tensor:
-    result = factor[:, :1] * x[index[:, 0]].double()
-    for k in range(1, index.shape[1]):
-        result.addcmul_(factor[:, k, None], x[index[:, k]].double())
-    return result
+    @cached_property
+    def _sparse(self) -> csr_array:
+        assert self.index is not None
+        n, k = self.index.shape
+        ends = torch.arange(0, n * k + 1, k)
+        parts = (part.flatten().numpy() for part in (self.factor, self.index))
+        return csr_array((*parts, ends.numpy()), shape=(n, n))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from symmerge.models.model import Model
 
 TOKENS, LONGEST = 1024, 4608  # through all layers; a window of 4096 fits
 SHORT, SEQUENCES, IMAGES = 48, 16, 16
+BRIEF = 16  # tokens, for the gate
 PROJECTED = 64  # output rows that are looked at where every input row is
 WINDOWS = ("sliding_window", "local_attention", "attention_chunk_size")
 POSITIONS_KEPT = 128  # of a sequence: a large vocabulary has more logits than memory
@@ -70,7 +71,7 @@ def _sequences(model: Model, generator: torch.Generator, long: bool) -> Iterator
         if long and length > SHORT:
             yield _tokens(model, generator, 2, length)
         return
-    length = length if long else min(length, SHORT)
+    length = length if long else min(length, BRIEF)
     count = max(2, -(-min(vocabulary, TOKENS) // length)) if long else 1
     yield _tokens(model, generator, count, length)
 
@@ -82,7 +83,7 @@ def _tokens(model: Model, generator: torch.Generator, count: int, length: int) -
     rounds = -(-needed // len(usable))
     order = [torch.randperm(len(usable), generator=generator) for _ in range(rounds)]
     ids = usable[torch.cat(order)[:needed]].reshape(count, length)
-    large = model.spec.sizes["vocabulary"] > LARGE_VOCABULARY and not pools(model)
+    large = has_many_outputs(model)
     kept = max(1, POSITIONS_KEPT // count)
     places = torch.linspace(0, length - 1, kept).long() if large and length > kept else None
     inputs = {"input_ids": ids, **_types(model, ids, generator)}
@@ -109,6 +110,11 @@ def _rows(model: Model, generator: torch.Generator) -> Iterator[Sample]:
 def pools(model: Model) -> bool:
     """Whether a model has one output for a sequence, not one for each token."""
     return model.spec.task == "text-classification"
+
+
+def has_many_outputs(model: Model) -> bool:
+    """Whether a model has thousands of logits for each token."""
+    return model.spec.sizes.get("vocabulary", 0) > LARGE_VOCABULARY and not pools(model)
 
 
 def positions(model: Model) -> int:

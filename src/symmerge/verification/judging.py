@@ -22,6 +22,9 @@ TYPICAL, ROW, ENTRY = 2.0, 3.0, 10.0
 # of n columns grows as that of n normal numbers; this is the factor above it.
 COLUMN = 1.5
 ENOUGH = 16  # rows or columns whose mean is steady
+# A column may move alike in all rows; the median of single draws is then this much smaller than
+# that of root mean squares of two.
+USUAL = {1: 1.23, 2: 1.0}
 LEAST = 0.3  # of the typical unit, for rows that hardly move
 
 
@@ -63,7 +66,7 @@ def _units(apart: Logits, moved: Float[Tensor, "draws rows columns"], size: Tens
     """The worst of four comparisons with rounding, and where it is."""
     column = rms(moved, (0, 1))
     # Few draws may miss a column's error: none counts as smaller than is usual.
-    usual = rms(column) if len(column) < ENOUGH else column.median()
+    usual = rms(column) if len(column) < ENOUGH else column.median() * USUAL[min(len(moved), 2)]
     column = column.clamp_min(usual.maximum(size * torch.finfo(torch.float64).eps))
     relative, noise = apart / column, moved / column
     by_row, noise_by_row = rms(relative, 1), rms(noise, (0, 2))

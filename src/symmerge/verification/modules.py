@@ -38,16 +38,16 @@ def logits_of(
 
     Weights are streamed in, one module at a time, so the model need not fit in memory.
     """
-    module = empty_module(model, dtype)
-    _narrow_head(module, sample)
-    for name, owner in module.named_modules():
-        if owner._parameters and sample.layers:
-            owner.register_forward_pre_hook(partial(_fill, model, name, dtype, progress))
-            owner.register_forward_hook(_empty)
-    if not sample.layers:
-        _drop_layers(module, layer_count(model))
+    module = empty_module(model, dtype, layers=sample.layers)
+    if sample.layers:
+        _narrow_head(module, sample)
+        for name, owner in module.named_modules():
+            if owner._parameters:
+                owner.register_forward_pre_hook(partial(_fill, model, name, dtype, progress))
+                owner.register_forward_hook(_empty)
+    else:
         _drop_scales(module, model.spec)
-        _fill_all(module, model, dtype)
+        _fill_all(module, model, dtype, outputs=sample.outputs)
     if dtype == torch.float64:
         _compute_in_float64(module)
     batches = [_run(module, batch, dtype) for batch in _batches(sample)]
@@ -89,8 +89,10 @@ def _narrowed(head: Any, outputs: Tensor | None, positions: Tensor | None, x: Te
     return nn.functional.linear(x, head.weight[rows], bias)
 
 
-def _drop_layers(module: nn.Module, count: int) -> None:
-    """Take out the layers, so that embeddings, norms and heads remain."""
+@lru_cache(maxsize=4)
+def _without_layers(module: nn.Module, count: int) -> nn.Module:
+    """Without its layers, so that embeddings, norms and heads remain."""
+    module = deepcopy(module)
     stacks = [
         (owner, name)
         for owner in module.modules()
@@ -99,6 +101,7 @@ def _drop_layers(module: nn.Module, count: int) -> None:
     ]
     assert len(stacks) == 1, f"{type(module).__name__}: {len(stacks)} stacks of {count} layers"
     setattr(*stacks[0], nn.ModuleList())
+    return module
 
 
 def _drop_scales(module: nn.Module, spec: Spec) -> None:
@@ -118,10 +121,12 @@ def _without_scale(norm: Any, x: Tensor) -> Tensor:
     return norm.weight * centred if shift is None else norm.weight * centred + shift
 
 
-def empty_module(model: Model, dtype: torch.dtype) -> nn.Module:
-    """The stock class with its buffers but without weights."""
+def empty_module(model: Model, dtype: torch.dtype, *, layers: bool = True) -> nn.Module:
+    """The stock class with its buffers but without weights; without its layers if asked."""
     config = json.dumps(dict(model.config), sort_keys=True, default=str)
     module = _with_buffers(config, model.spec.architecture, model.where, dtype, model.stock)
+    if not layers:
+        module = _without_layers(module, layer_count(model))
     return with_pooled_logits(deepcopy(module), model.spec.pooled)
 
 
@@ -150,10 +155,21 @@ def full_module(model: Model, dtype: torch.dtype) -> nn.Module:
     return module
 
 
-def _fill_all(module: nn.Module, model: Model, dtype: torch.dtype) -> None:
-    for name, owner in module.named_modules():
+def _fill_all(
+    module: Any, model: Model, dtype: torch.dtype, *, outputs: Tensor | None = None
+) -> None:
+    """Read all weights; of the head, only the rows of these `outputs` are kept."""
+    head = module.get_output_embeddings() if outputs is not None else None
+    for name, owner in reversed(list(module.named_modules())):  # the head before the embeddings
         if owner._parameters:
             _fill(model, name, dtype, None, owner, None)
+        if owner is head:
+            rows = {
+                key: full[outputs] for key, full in owner._parameters.items() if full is not None
+            }
+            owner._parameters |= {
+                key: nn.Parameter(kept, requires_grad=False) for key, kept in rows.items()
+            }
 
 
 def _fill(

@@ -6,6 +6,7 @@ Logits are compared up to an additive constant, which a softmax ignores.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from symmerge.verification.inputs import Sample, samples
 from symmerge.verification.judging import Judgement, judge, rms
 from symmerge.verification.modules import logits_of
 from symmerge.verification.rounding import rounded_again
+from symmerge.verification.workers import run_all
 
 DRAWS = 2  # of rounding errors, for each model
 # Of the logits: rounding that changes them by more excuses nothing beyond it.
@@ -58,19 +60,23 @@ def compare(
     dtype: torch.dtype = torch.float32,
     tolerance: float | None = None,
     seed: int = 0,
-    noisy: Sequence[bool] = (True, True),
+    draws: Sequence[int] = (DRAWS, DRAWS),
     ignored: Collection[str] = (),
+    workers: int = 1,
     progress: Progress | None = None,
 ) -> Verdict:
     """Compare two models on these samples.
 
-    `noisy` says whose rounding is simulated, `ignored` which settings may differ.
+    `draws` says how often the rounding of each is simulated, `ignored` which settings may differ.
+    So many `workers` run one model each.
     """
     settings = tuple(differing_settings(a, b, ignored))
+    samples = [_Runs((a, b), pair, draws, dtype) for pair in pairs]
+    results = iter(run_all([job for runs in samples for job in runs.jobs], workers, progress))
     judgements = [
         judgement
-        for pair in pairs
-        for judgement in _judgements((a, b), pair, noisy, dtype, progress)
+        for runs in samples
+        for judgement in runs.judged([next(results) for _ in runs.jobs])
     ]
     worst = max(judgements, key=lambda judgement: judgement.units)
     difference = max(judgement.difference for judgement in judgements)
@@ -89,44 +95,43 @@ def compare(
     )
 
 
-def _judgements(
-    models: tuple[Model, Model],
-    pair: tuple[Sample, Sample],
-    noisy: Sequence[bool],
-    dtype: torch.dtype,
-    progress: Progress | None,
-) -> Iterator[Judgement]:
-    run = [
-        logits_of(model, sample, dtype=dtype, progress=progress)
-        for model, sample in zip(models, pair, strict=True)
-    ]
-    noise = [
-        [_moved(model, sample, logits, draw, dtype, progress) for draw in range(DRAWS)]
-        for model, sample, logits, wanted in zip(models, pair, run, noisy, strict=True)
-        if wanted
-    ]
-    for name, first in run[0].items():
-        sides = [[logits[name] for logits in draws] for draws in noise]
-        yield judge(
-            first,
-            run[1][name],
-            _unit(sides, first),
-            softmax=_has_softmax(models[0], first),
-            what=f"{name} on {pair[0].what}",
-        )
+class _Runs:
+    """All runs on one pair of samples: both models, and both with the noise of rounding."""
+
+    def __init__(
+        self,
+        models: tuple[Model, Model],
+        pair: tuple[Sample, Sample],
+        draws: Sequence[int],
+        dtype: torch.dtype,
+    ) -> None:
+        sides = list(zip(models, pair, draws, strict=True))
+        noisy = [
+            (rounded_again(model, draw, dtype), sample)
+            for model, sample, count in sides
+            for draw in range(count)
+        ]
+        runs = [*noisy, *zip(models, pair, strict=True)]  # the longest first
+        self.jobs = [partial(_run, model, sample, dtype) for model, sample in runs]
+        self._model, self._sample, self._draws = models[0], pair[0], draws[0]
+
+    def judged(self, results: list[dict[str, Tensor]]) -> Iterator[Judgement]:
+        """What the results of the jobs say, output by output."""
+        *moved, first, second = results
+        noise = (moved[: self._draws], first), (moved[self._draws :], second)
+        for name, logits in first.items():
+            changes = [[run[name] - plain[name] for run in runs] for runs, plain in noise if runs]
+            yield judge(
+                logits,
+                second[name],
+                _unit(changes, logits),
+                softmax=_has_softmax(self._model, logits),
+                what=f"{name} on {self._sample.what}",
+            )
 
 
-def _moved(
-    model: Model,
-    sample: Sample,
-    logits: dict[str, Tensor],
-    draw: int,
-    dtype: torch.dtype,
-    progress: Progress | None,
-) -> dict[str, Tensor]:
-    """What one rounding of the weights does to the logits."""
-    noisy = logits_of(rounded_again(model, draw, dtype), sample, dtype=dtype, progress=progress)
-    return {name: noisy[name] - logits[name] for name in logits}
+def _run(model: Model, sample: Sample, dtype: torch.dtype, report: Progress) -> dict[str, Tensor]:
+    return logits_of(model, sample, dtype=dtype, progress=report)
 
 
 def _unit(sides: list[list[Tensor]], logits: Tensor) -> list[Tensor]:
