@@ -9,8 +9,10 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from symmerge.errors import OVERFLOW, SymmetryError
+from symmerge.symmetry.groups.assignment import dense_assignment, in_threads, solve_assignments
 from symmerge.symmetry.groups.base import Check, Coordinates, Shape, is_transposed
+
+DENSE = 1024  # up to here scipy's dense solver is as fast as the sparse one with its proof
 
 
 def take(x: Coordinates, index: Int[Tensor, "*#batch n"]) -> Coordinates:
@@ -57,13 +59,7 @@ def check_index(index: Tensor) -> Check:
 
 def assign(score: Float[Tensor, "*batch n n"]) -> Int[Tensor, "*batch n"]:
     """The permutation with the largest total score."""
-    from scipy.optimize import linear_sum_assignment  # large, and only needed here
-
-    # Subtracting row and column means keeps the optimum and cuts the solver's time to a quarter.
-    score = score.detach().double()
-    score = score - score.mean(-1, keepdim=True) - score.mean(-2, keepdim=True)
-    if not score.isfinite().all():
-        raise SymmetryError(f"in an assignment of {score.shape[-1]} coordinates, {OVERFLOW}")
-    blocks = rearrange(score, "... n m -> (...) n m").cpu().numpy()
-    columns = [torch.as_tensor(linear_sum_assignment(block, maximize=True)[1]) for block in blocks]
-    return torch.stack(columns).reshape(score.shape[:-1])
+    if score.shape[-1] > DENSE:
+        return solve_assignments(score).index
+    blocks = list(rearrange(score, "... n m -> (...) n m"))
+    return torch.stack(in_threads(dense_assignment, blocks)).reshape(score.shape[:-1])
