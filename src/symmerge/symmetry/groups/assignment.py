@@ -5,7 +5,7 @@ A permutation is optimal if prices of columns exist at which every row gets its 
 2. solve this sparse assignment exactly, and find prices that prove it optimal (Bellman-Ford);
 3. one pass over the dense scores finds entries that are better at these prices: add them, repeat.
 What is left is a bound on the gain of every other permutation: the gap. Dense passes run on the
-device of the scores, the sparse solver on the CPU. 3,072 units took 0.01 s there, 0.7 s in dense.
+device of the scores, the sparse solver on the CPU: 0.01 s of 0.2 s for 3,072 units.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ CANDIDATES = 16  # entries kept per row and per column
 # Costs are rounded to so many levels, finer as the gap shrinks. scipy's sparse solver takes time
 # in proportion to the levels on hard problems: in float64 one of rank 1 ran for minutes.
 LEVELS = 1 << 20
-ROUNDS = 16  # 1 to 4 on every instance of benchmarks/assign.py
+ROUNDS = 16  # 2 to 6 on the instances of benchmarks/assign.py, then the dense solver
 TEMPERATURES = 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001  # in standard deviations of scores
 SOFT_STEPS = 4  # at each temperature
-CHUNK = {"cpu": 1 << 17, "cuda": 1 << 25}  # entries per step: 1 MB in the cache, 0.3 GB on a GPU
+CPU_CHUNK, GPU_CHUNK = 1 << 17, 1 << 25  # entries per step: 1 MB in the cache, 0.3 GB
+# Problems side by side. 16 x 3,072 on 16 cores: 2.7 s with 4 threads, 3.7 to 8.1 s with 8 or 16
+# (the sparse solver holds the GIL); on an H200 1.2 s with 1 or 4.
+CPU_THREADS, GPU_THREADS = 4, 1
 EPSILON = torch.finfo(torch.float64).eps
 
 
@@ -40,7 +43,8 @@ class Assignment:
     """Permutations with the largest total scores, on the CPU.
 
     The prices prove that no permutation scores more than `gap` above `index`. `exact` says that
-    this is at most n * 1e-12 * the largest centred score, or the rounding of the scores.
+    this is at most n * 1e-12 * the largest distance of a score from the best of its row (at the
+    first prices), or, for scores far from zero, n * 20 roundings of the largest score.
     """
 
     index: Int[Tensor, "*batch n"]
@@ -56,8 +60,7 @@ def solve_assignments(
     n, batch = score.shape[-1], score.shape[:-2]
     blocks = list(score.detach().reshape(-1, n, n))
     starts = [None] * len(blocks) if prices is None else list(prices.reshape(-1, n))
-    # On a GPU one after the other: threads took as long (1.2 s for 16 x 3,072), and more memory.
-    solved = in_threads(_solve, blocks, starts, threads=1 if score.is_cuda else None)
+    solved = in_threads(_solve, blocks, starts, most=GPU_THREADS if score.is_cuda else CPU_THREADS)
     index, found, gap, exact = (list(part) for part in zip(*solved, strict=True))
     return Assignment(
         torch.stack(index).reshape(*batch, n),
@@ -88,10 +91,10 @@ def gap_at(
 
 
 def in_threads(
-    solve: Callable[..., Any], *arguments: Sequence[Any], threads: int | None = None
+    solve: Callable[..., Any], *arguments: Sequence[Any], most: int | None = None
 ) -> list[Any]:
     """One call per problem, side by side, each in one thread: nothing spins on a busy machine."""
-    threads = min(len(arguments[0]), threads or torch.get_num_threads())
+    threads = min(len(arguments[0]), torch.get_num_threads(), most or len(arguments[0]))
     with one_thread():  # the pool's threads inherit it
         if threads <= 1:
             return [solve(*each) for each in zip(*arguments, strict=True)]
@@ -221,7 +224,8 @@ def _best(score: Tensor, prices: Tensor) -> Tensor:
 
 def _step(score: Tensor) -> int:
     """Rows per chunk: a power of two, so that chunks and strided parts of rows fit."""
-    return 1 << max(1, CHUNK[score.device.type] // len(score)).bit_length() - 1
+    entries = GPU_CHUNK if score.is_cuda else CPU_CHUNK
+    return 1 << max(1, entries // len(score)).bit_length() - 1
 
 
 def _chunks(score: Tensor, prices: Tensor) -> Iterator[tuple[slice, Tensor]]:
