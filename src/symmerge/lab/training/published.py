@@ -54,6 +54,17 @@ _WIDE_GPT2 = {
     "n_inner": 2048,
     **_HEAD,
 }
+_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+_BASE_GPT2 = {
+    "vocab_size": VOCABULARY,
+    "n_positions": LENGTH,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_inner": 3072,
+    **_HEAD,
+}
+_BASE_LLAMA = {**_TEXT, **_BASE, "num_key_value_heads": 4, "intermediate_size": 2048, **_HEAD}
 _NEOX = {**_TEXT, "intermediate_size": 1024, "rope_parameters": ROTARY, **_HEAD}
 _LLAMA = {**_TEXT, "num_key_value_heads": 4, "intermediate_size": 704, **_HEAD}
 _BERT = {**_TEXT, "max_position_embeddings": MASKED_LENGTH, "intermediate_size": 1024}
@@ -71,6 +82,7 @@ _BOOKS = Schedule(
     steps=6000, batch_size=64, lr=2.5e-4, warmup=300, decay=0.01, evaluate_every=250, **_VALIDATED
 )
 _CAUSAL = Schedule(steps=3500, batch_size=64, lr=1e-3, warmup=175, decay=0.1)
+_BASE_CAUSAL = Schedule(steps=2500, batch_size=64, lr=6e-4, warmup=125, decay=0.1)
 _MASKED = Schedule(steps=8000, batch_size=128, lr=1e-3, warmup=400, decay=0.1)
 
 _vit = partial(
@@ -180,6 +192,20 @@ PUBLISHED: Mapping[str, TrainingRecipe] = MappingProxyType(
             architecture="LlamaForCausalLM",
             config=_LLAMA,
             duration="a minute on an H200",
+        ),
+        "books-gpt2-base": _causal(
+            about="GPT-2 at its own size, 12 layers and 768 wide, on novels",
+            architecture="GPT2LMHeadModel",
+            config=_BASE_GPT2,
+            schedule=_BASE_CAUSAL,
+            duration="70 s on an H200",
+        ),
+        "books-llama-base": _causal(
+            about="Llama of that size: rotary positions, three heads to a key",
+            architecture="LlamaForCausalLM",
+            config=_BASE_LLAMA,
+            schedule=_BASE_CAUSAL,
+            duration="70 s on an H200",
         ),
         "books-bert": _masked(
             about="BERT, 256 wide, on novels",
