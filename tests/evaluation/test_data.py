@@ -145,7 +145,9 @@ def test_much_text_is_sampled_in_chunks(model, monkeypatch):
     written = model("gpt2")
     module = full_module(written, torch.float32)
     once = sample_text(written, module, rows=3, length=8, seed=0)
-    monkeypatch.setattr("symmerge.evaluation.data.self_generated.MAX_ROWS", 3)
+    per_row = 8 * 2 * module.config.num_hidden_layers * module.config.hidden_size * 4
+    name = "symmerge.evaluation.data.self_generated.CACHE_BYTES"
+    monkeypatch.setattr(name, {"cpu": 3 * per_row})
     chunked = sample_text(written, module, rows=7, length=8, seed=0)
     assert chunked.shape == (7, once.shape[1])
     assert torch.equal(chunked[:3], once) and not torch.equal(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,14 @@ class Alignment:
                 for name, space in spec.hidden.items()
             },
         )
+
+    def to(self, device: torch.device) -> Alignment:
+        """The same elements on a device."""
+        elements = {
+            name: {part: value.to(device) for part, value in element.items()}
+            for name, element in self.elements.items()
+        }
+        return replace(self, elements=elements)
 
     def compose(self, inner: Alignment) -> Alignment:
         """First `inner`, then this one. Elements inside a head move with the head."""

@@ -13,7 +13,9 @@ from symmerge.models.model import Model
 
 FILLING_PASSES = 32  # of a masked model over a row of mask tokens
 MASKING = 0.15  # share of tokens that are masked again at the end
-MAX_ROWS = 128  # sampled at once: their caches take gigabytes for a model of GPT-2's size
+# Keys and values of the rows that are sampled at once. A GPU waits for every token: the more rows,
+# the better.
+CACHE_BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}
 MAX_LOGITS = 1 << 28  # of a masked model at once: 1 GB
 
 
@@ -24,15 +26,22 @@ def sample_text(
     """Sample text from a language model; a masked one fills masks, a few positions at a time."""
     length = min(length, model.spec.sizes.get("position", length + 2) - 2)
     masked = model.spec.task == "masked-lm"
-    size, sample = MAX_ROWS, _continue
+    device = _device(module)
+    size, sample = _rows_at_once(module, length, device), _continue
     if masked:
         size = max(1, MAX_LOGITS // (length * model.spec.sizes["vocabulary"]))
         sample = _fill_in
-    device = _device(module)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         starts = range(0, rows, size)
         return torch.cat([sample(model, module, min(size, rows - at), length) for at in starts])
+
+
+def _rows_at_once(module: Any, length: int, device: torch.device) -> int:
+    config = module.config
+    # As if every head had keys of its own.
+    per_token = 2 * config.num_hidden_layers * config.hidden_size * torch.float32.itemsize
+    return max(1, CACHE_BYTES.get(device.type, CACHE_BYTES["cpu"]) // (per_token * length))
 
 
 def _continue(model: Model, module: nn.Module, rows: int, length: int) -> Tensor:

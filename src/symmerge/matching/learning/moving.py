@@ -8,13 +8,14 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from symmerge.checkpoints.weights import MemoryWeights, Weights
 from symmerge.distributed import rank_and_world_size, sum_over_processes
 from symmerge.matching.learning.bundles import Bundle, Layout, TensorBlock
 from symmerge.matching.learning.gradients import bundled_gradients
 from symmerge.matching.optimization.buffers import copy_all
 from symmerge.matching.optimization.loop import CLIP_NORM
 from symmerge.matching.resume import Elements
-from symmerge.models.alignment import Alignment, apply
+from symmerge.models.alignment import Alignment
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import Element
 from symmerge.symmetry.notation import Role
@@ -39,6 +40,7 @@ class MovingModel:
         self.tangents = {bundle: _zero_tangent(bundle, device) for bundle in layout.bundles}
         self.elements = {bundle: _identity(bundle, device) for bundle in layout.bundles}
         self.weights, self.moved = (TensorBlock(layout.stacks, device) for _ in range(2))
+        self._sources = self._copy_to_device()
         self.parameters = [value for parts in self.tangents.values() for value in parts.values()]
         self.optimizer = self._optimizer(lr) if self.parameters else None
         self.fold(start)
@@ -61,13 +63,20 @@ class MovingModel:
     def fold(self, base: Alignment) -> None:
         """Restart from a base: apply it to the weights, and reset the elements to the identity."""
         self.base = base
-        moved = apply(base, self.original)
+        there = base.to(self.device)
         for name, tensor in self.weights.tensors.items():
-            tensor.copy_(moved.weights[name])
+            tensor.copy_(there.transport(name, self._sources[name]))
         self.moved.flat.copy_(self.weights.flat)
         for bundle, element in self.elements.items():
             for part, value in _identity(bundle, self.device).items():
                 element[part].copy_(value)
+
+    def _copy_to_device(self) -> Weights:
+        """The original's weights where products are fast: it is moved again at every evaluation."""
+        weights = self.original.weights
+        if self.device.type == "cpu":
+            return weights
+        return MemoryWeights({name: weights[name].to(self.device) for name in weights})
 
     @torch.no_grad()
     def move(self) -> None:
