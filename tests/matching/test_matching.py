@@ -9,10 +9,15 @@ from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import MismatchError
 from symmerge.lab.small_models import SMALL, small_model
+from symmerge.matching.evidence import Evidence, Weighting
+from symmerge.matching.heads import HeadOptions
 from symmerge.matching.recipes import RECIPES
+from symmerge.matching.sweeps import Sweeps
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.distances import distance
 from symmerge.models.orbit import random_member
+from symmerge.symmetry.groups import indices
+from symmerge.symmetry.groups.assignment import solve_assignments
 
 ONE = WeightMatching(dtype=torch.float64, generate_text=False)
 
@@ -197,3 +202,62 @@ def test_what_weight_decay_has_killed_does_not_count(monkeypatch):
     assert alive() <= 1e-3
     monkeypatch.setattr("symmerge.matching.evidence.FAINT", 0.0)
     assert alive() > 1e-2  # the control: noise with as much say as all others
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_spaces_matched_side_by_side_share_no_tensor(name):
+    sweeps = Sweeps(evidence(name), heads=HeadOptions())
+    blocks = [block for wave in sweeps._waves for block in wave]
+    spaces = [space for block in blocks for space in spaces_of(block)]
+    assert sorted({*spaces, sweeps.spec.stream} & sweeps.spec.hidden.keys()) == sorted(
+        sweeps.spec.hidden
+    )
+    for wave in sweeps._waves:
+        tensors = [sorted(tensors_of(sweeps, block)) for block in wave]
+        names = [name for each in tensors for name in each]
+        assert len(names) == len(set(names))
+
+
+def test_all_layers_are_matched_at_once_except_where_they_share_tensors():
+    sweeps = Sweeps(evidence("gpt2"), heads=HeadOptions())
+    assert len(sweeps._waves) == 1 and len(sweeps._waves[0]) == 4  # heads and units of two layers
+    layer, *others = sweeps._waves[0]
+    assert sweeps._independent([layer, layer, *others]) == [[layer], [layer, *others]]
+
+
+def test_prices_of_the_last_sweep_start_the_next(monkeypatch):
+    cold = solved("vit", all_layers=True)
+    starts = []
+
+    def watch(score, prices=None):
+        starts.append(prices)
+        return solve_assignments(score, prices)
+
+    monkeypatch.setattr(indices, "DENSE", 8)
+    monkeypatch.setattr(indices, "solve_assignments", watch)
+    warm = solved("vit", all_layers=True)
+    first, later = starts[:2], starts[2:]  # two layers
+    assert all(start is None for start in first) and all(start is not None for start in later)
+    assert len(later) == 2 * (len(warm.objective) - 1) > 0
+    assert warm.objective == pytest.approx(cold.objective, rel=1e-12)
+
+
+def evidence(name, **weighting):
+    a, b = (sm.canonicalize(sm.load(small_model(name, seed=seed))) for seed in (0, 1))
+    weights = a.weights, b.weights
+    return Evidence(table=a.spec, weights=weights, weighting=Weighting(**weighting))
+
+
+def solved(name, **weighting):
+    sweeps = Sweeps(evidence(name, **weighting), heads=HeadOptions())
+    for _ in range(3):
+        sweeps.sweep()
+    return sweeps
+
+
+def spaces_of(block):
+    return (block,) if isinstance(block, str) else block.spaces
+
+
+def tensors_of(sweeps, block):
+    return set().union(*map(sweeps._tensors, spaces_of(block)))

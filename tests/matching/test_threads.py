@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from fixtures import checkpoint, run
 from safetensors.torch import load_file
 
 from symmerge.symmetry import threads
+from symmerge.symmetry.threads import same_bytes, side_by_side
 
 FAMILIES = ("bert", "gpt2", "vit", "llama", "neox")
 WEIGHTS = ("--recipe", "weights-only", "--tries", 1)
@@ -103,6 +105,41 @@ def test_tiles_are_the_product(a, b, monkeypatch):
             results.append(torch.addmm(bias, x.flatten(0, -2), y).view(*x.shape[:-1], -1) - bias)
     for result in results:
         torch.testing.assert_close(result, torch.einsum("...ij,...jk->...ik", x, y))
+
+
+@pytest.mark.parametrize("count", [1, MANY])
+def test_side_by_side_keeps_the_order_and_the_limit(count):
+    torch.set_num_threads(count)
+    asked = []
+
+    def items():
+        for number in range(20):
+            asked.append(number)
+            yield number
+
+    with same_bytes():
+        for number, (square, thread) in enumerate(side_by_side(squared, items(), 3)):
+            assert square == number**2 and thread != threading.get_ident()
+            assert len(asked) <= number + 4
+        assert next(side_by_side(squared, [5], 1)) == (25, threading.get_ident())
+    assert next(side_by_side(squared, [5], 3)) == (25, threading.get_ident())
+
+
+def squared(number):
+    assert torch.get_num_threads() == 1 or not threads._pool()
+    return number**2, threading.get_ident()
+
+
+def test_an_error_side_by_side_is_raised_and_ends_the_rest():
+    begun = []
+
+    def fails(number):
+        begun.append(number)
+        return 1 // (number - 2)
+
+    with same_bytes(), pytest.raises(ZeroDivisionError):
+        list(side_by_side(fails, range(100)))
+    assert 3 <= len(begun) < 20
 
 
 def test_gradients_pass_through(monkeypatch):

@@ -86,6 +86,7 @@ class Matching(ABC):
         """How many weightings may be tried for a model of this size."""
         return self.tries or (1 if a.parameters > LARGE else 100)
 
+    @torch.no_grad()  # products are cut into tiles only without gradients
     @same_bytes()
     def solve(
         self,

@@ -1,25 +1,54 @@
 """Alternating sweeps over the stream, the heads (with the bases inside them) and the units.
 
 Each step is the exact minimum over its spaces given the others, so the objective never increases.
+Heads and units of all layers share no tensor: given the stream they are matched side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from math import nan
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from symmerge.matching.evidence import Evidence
-from symmerge.matching.heads import HeadOptions, Views, ViewsOf, attention_layers, match_heads
+from symmerge.matching.heads import (
+    AttentionSpaces,
+    HeadOptions,
+    Views,
+    ViewsOf,
+    attention_layers,
+    match_heads,
+)
 from symmerge.models.alignment import Alignment, lay
-from symmerge.symmetry.groups import Element, Gram, Permutation, ScaledPermutation
+from symmerge.symmetry.groups import (
+    Element,
+    Gram,
+    Permutation,
+    ScaledPermutation,
+    SignedPermutation,
+)
+from symmerge.symmetry.groups.indices import Prices
 from symmerge.symmetry.groups.linalg import total
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Occurrence
+from symmerge.symmetry.threads import side_by_side
+
+GRAM_BYTES = 40  # per pair of units: three roles, their costs and the score
+MEMORY = 6_000_000_000  # for Gram matrices of layers matched side by side
+
+Block = AttentionSpaces | str
+"""Spaces that are matched together: those of an attention layer, or one of units."""
+
+
+class _Error(NamedTuple):
+    """What is left in one tensor: weighted, and |A - B|^2, |A|^2, |B|^2 for weights."""
+
+    name: str
+    weighted: float
+    squares: tuple[float, float, float]
 
 
 @final
@@ -42,11 +71,15 @@ class Sweeps:
         self.distance = nan
         self._errors: dict[str, float] = {}
         self._heads, self._subsample = heads, subsample
-        self._attention = attention_layers(self.spec)
-        attention = {name for layer in self._attention for name in layer.spaces}
-        self._units = [
-            name for name in self.spec.hidden if name != self.spec.stream and name not in attention
-        ]
+        self._prices: dict[str, Prices] = {}
+        attention = attention_layers(self.spec)
+        known = {self.spec.stream}.union(*(layer.spaces for layer in attention))
+        units = [name for name in self.spec.hidden if name not in known]
+        self._waves = self._independent([*attention, *units])
+        widest = max((self.spec.sizes[name] for name in units), default=1)
+        self._most = max(1, MEMORY // (GRAM_BYTES * widest**2))
+        if torch.device(evidence.device).type != "cpu":
+            self._most = 1
 
     def restore(
         self, elements: Mapping[str, Element], objective: list[float], changes: list[int]
@@ -60,10 +93,9 @@ class Sweeps:
         """Update every space once. If only certain tensors determine the stream, once is enough."""
         before = dict(self.elements)
         self._match_stream()
-        for layer in self._attention:
-            views = self._views(set(layer.spaces))
-            self._set(match_heads(self.spec, layer, views, self._heads))
-        self._match_units()
+        for wave in self._waves:
+            for elements in side_by_side(self._match, wave, self._most):
+                self._set(elements)
         self._measure()
         self.objective.append(sum(self._errors.values()))
         self.changes.append(
@@ -98,24 +130,27 @@ class Sweeps:
 
     def _measure(self) -> None:
         """The error left in each tensor, and the distance between the models."""
-        alignment = Alignment(self.spec, self.elements)
-        sums = torch.zeros(3, dtype=torch.float64)
-        self._errors = {}
-        for name in self.spec.tensors:
-            scale, is_weight = self.evidence.scale(name), name in self.evidence.table.tensors
-            if not (scale or is_weight):
-                continue
-            a, b = self.evidence.plain(name)
-            moved = alignment.transport(name, b)  # may be the model's own tensor: never in place
-            error = (moved - a).square_()
-            if is_weight:
-                squares = error, a.square(), moved.square()
-                sums += torch.tensor([float(total(square)) for square in squares])
-            rows = self.evidence.rows(name)
-            if rows is not None:
-                error = error.sum(1) * rows.to(error).square()
-            self._errors[name] = scale * total(error).item()
-        self.distance = (sums[0] / (sums[1] * sums[2]).sqrt().clamp_min(1e-30)).sqrt().item()
+        table = self.evidence.table.tensors
+        names = [name for name in self.spec.tensors if self.evidence.scale(name) or name in table]
+        errors = list(side_by_side(self._error, names, self._most))
+        self._errors = {error.name: error.weighted for error in errors}
+        apart, size_a, size_b = (
+            sum(each) for each in zip(*(one.squares for one in errors), strict=True)
+        )
+        self.distance = (apart / max((size_a * size_b) ** 0.5, 1e-30)) ** 0.5
+
+    def _error(self, name: str) -> _Error:
+        a, b = self.evidence.plain(name)
+        # may be the model's own tensor: never in place
+        moved = Alignment(self.spec, self.elements).transport(name, b)
+        error = (moved - a).square_()
+        squares = (0.0, 0.0, 0.0)
+        if name in self.evidence.table.tensors:
+            squares = _sum(error), _sum(a.square()), _sum(moved.square())
+        rows = self.evidence.rows(name)
+        if rows is not None:
+            error = error.sum(1) * rows.to(error).square()
+        return _Error(name, self.evidence.scale(name) * _sum(error), squares)
 
     def _set(self, elements: Mapping[str, Element]) -> None:
         device = self.evidence.device
@@ -135,20 +170,25 @@ class Sweeps:
             grams = self._grams(stream)
         self._set({stream: self._nearest(stream, grams)})
 
-    def _match_units(self) -> None:
-        """Solve assignments while the next space's products run, if the two share no tensor."""
-        with ThreadPoolExecutor(1) as pool:
-            pending: tuple[str, Future[Element]] | None = None
-            for name in self._units:
-                if pending and self._tensors(pending[0]) & self._tensors(name):
-                    self._set({pending[0]: pending[1].result()})
-                    pending = None
-                grams = self._grams(name)
-                if pending:
-                    self._set({pending[0]: pending[1].result()})
-                pending = name, pool.submit(self._nearest, name, grams)
-            if pending:
-                self._set({pending[0]: pending[1].result()})
+    def _independent(self, blocks: list[Block]) -> list[list[Block]]:
+        """The blocks in order, cut where one shares a tensor with an earlier one."""
+        waves: list[list[Block]] = []
+        met: set[str] = set()
+        for block in blocks:
+            names = (block,) if isinstance(block, str) else block.spaces
+            tensors = set[str]().union(*map(self._tensors, names))
+            if not waves or tensors & met:
+                waves.append([])
+                met = set()
+            waves[-1].append(block)
+            met |= tensors
+        return waves
+
+    def _match(self, block: Block) -> Mapping[str, Element]:
+        if isinstance(block, str):
+            return {block: self._nearest(block, self._grams(block))}
+        views = self._views(set(block.spaces))
+        return match_heads(self.spec, block, views, self._heads)
 
     def _nearest(self, space: str, grams: Mapping[Role, Gram]) -> Element:
         """The exact minimum over one space."""
@@ -157,7 +197,11 @@ class Sweeps:
             return group.identity()
         writes = grams.get(Role.WRITES) or _zeros_like(next(iter(grams.values())))
         evidence = writes, grams.get(Role.READS), grams.get(Role.RIDES)
-        element = group.nearest(*evidence)
+        if isinstance(group, Permutation | SignedPermutation | ScaledPermutation):
+            prices = self._prices.setdefault(space, Prices())
+            element = group.nearest(*evidence, prices=prices)
+        else:
+            element = group.nearest(*evidence)
         if not isinstance(group, ScaledPermutation) or space not in self.elements:
             return element
         # This assignment relies on bounds, so the previous element may have been better.
@@ -222,13 +266,17 @@ class Sweeps:
         if subsample is not None:
             a = a * (torch.rand(a.shape[-1], generator=subsample) < 0.5).to(a)
         scaled = isinstance(self.spec.spaces[space].group, ScaledPermutation)
-        right = torch.diag_embed(views.scale * b.square().sum(-1).double()) if scaled else None
-        return Gram((a @ b.mT).double().mul_(views.scale), right)
+        squares = views.scale * b.square().sum(-1).double() if scaled else None
+        return Gram((a @ b.mT).double().mul_(views.scale), squares=squares)
+
+
+def _sum(values: Tensor) -> float:
+    return float(total(values))
 
 
 def _zeros_like(gram: Gram) -> Gram:
-    right = None if gram.right is None else torch.zeros_like(gram.cross)
-    return Gram(torch.zeros_like(gram.cross), right)
+    squares = None if gram.squares is None else torch.zeros_like(gram.squares)
+    return Gram(torch.zeros_like(gram.cross), squares=squares)
 
 
 def _differs(before: Element | None, after: Element) -> bool:

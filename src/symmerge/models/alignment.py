@@ -251,7 +251,7 @@ def lay(view: Tensor, position: int, outer: int | None):
     order = [*front, position, *(dim for dim in range(view.ndim) if dim not in (*front, position))]
     permuted = view.permute(order)
     shape = permuted.shape
-    back = torch.tensor(order).argsort().tolist()
+    back = sorted(range(view.ndim), key=order.__getitem__)
     batch = 1 if outer is None else shape[0]
     return permuted.reshape(batch, view.shape[position], -1), partial(_undo, shape, back)
 

@@ -1,46 +1,79 @@
 """The same bytes for every number of threads.
 
 BLAS and LAPACK round differently with another number of threads, and so do sums over whole tensors.
-Inside `same_bytes` torch computes with one thread, and large products are cut into tiles of a fixed
-size, which as many workers compute as there were threads.
+Inside `same_bytes` torch computes with one thread. As many workers as there were threads compute
+independent parts `side_by_side`, or the tiles of a fixed size of a large product.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from symmerge.symmetry.groups.linalg import one_thread
+from symmerge.symmetry.groups.linalg import one_thread, one_thread_each
 
 LARGE = 1 << 24  # multiplications: below, one thread takes a few milliseconds
 ROWS = 256  # of a tile; must depend on nothing but shapes
 Tiles = Sequence[Callable[[], Tensor]]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 _state = threading.local()
 
 
 @contextmanager
 def same_bytes() -> Iterator[None]:
     """Compute the same bytes with any number of threads; also a decorator. Gradients: as usual."""
-    if getattr(_state, "active", False):
+    if _pool():
         yield
         return
-    workers, _state.active = torch.get_num_threads(), True
+    workers = torch.get_num_threads()
     try:
-        # Threads of the pool are started in here: torch gives them one thread each, too.
-        with one_thread(), ThreadPoolExecutor(workers) as pool, _Tiling(pool):
+        with one_thread(), one_thread_each(workers) as pool, _Tiling(pool):
+            _state.pool, _state.workers = pool, workers
             yield
     finally:
-        _state.active = False
+        _state.pool = None
+
+
+def _pool() -> ThreadPoolExecutor | None:
+    return getattr(_state, "pool", None)
+
+
+def side_by_side(
+    function: Callable[[Item], Result], items: Iterable[Item], most: int | None = None
+) -> Iterator[Result]:
+    """The results in order, at most so many at a time, because of the memory they need.
+
+    Workers compute them, each in one thread. Where only one may be computed at a time, and outside
+    of `same_bytes`, this thread does, with tiles. So the bytes depend on `most`, never on workers.
+    """
+    pool = _pool()
+    if pool is None or most == 1:
+        yield from map(function, items)
+        return
+    ahead = min(most or 2 * _state.workers, 2 * _state.workers)
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(_call, partial(function, item)))
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:  # an error, or Ctrl-C
+            future.cancel()
 
 
 class _Tiling(TorchFunctionMode):
@@ -67,7 +100,7 @@ class _Tiling(TorchFunctionMode):
         return join(list(self.pool.map(_call, parts)))
 
 
-def _call(part: Callable[[], Tensor]) -> Tensor:
+def _call(part: Callable[[], Result]) -> Result:
     with torch.no_grad():  # a thread has its own mode
         return part()
 

@@ -300,3 +300,13 @@ def test_evidence_adds_up(name):
     torch.testing.assert_close((added.cross, added.right), (joint.cross, joint.right))
     assert (added + Gram(joint.cross)).right is None  # half of the evidence is not enough
     torch.testing.assert_close(group.nearest(added), group.nearest(joint))
+
+
+@pytest.mark.parametrize("name", ["scaled-positive", "scaled"])
+def test_squares_are_enough_for_scales(name):
+    group, _, (xa, xb, ya, yb) = planted(name, 5, (), 0, noise=2.0)
+    whole = Gram.of(xa, xb), Gram.of(ya, yb)
+    least = [Gram(gram.cross, squares=gram.needs_squares()) for gram in whole]
+    torch.testing.assert_close(group.nearest(*least), group.nearest(*whole))
+    added = least[0] + least[1]
+    torch.testing.assert_close(added.squares, (whole[0] + whole[1]).needs_squares())

@@ -11,7 +11,6 @@ device of the scores, the sparse solver on the CPU: 0.01 s of 0.2 s for 3,072 un
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
@@ -22,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from symmerge.errors import OVERFLOW, SymmetryError
-from symmerge.symmetry.groups.linalg import one_thread
+from symmerge.symmetry.groups.linalg import one_thread, one_thread_each
 
 CANDIDATES = 16  # entries kept per row and per column
 # Costs are rounded to so many levels, finer as the gap shrinks. scipy's sparse solver takes time
@@ -95,10 +94,10 @@ def in_threads(
 ) -> list[Any]:
     """One call per problem, side by side, each in one thread: nothing spins on a busy machine."""
     threads = min(len(arguments[0]), torch.get_num_threads(), most or len(arguments[0]))
-    with one_thread():  # the pool's threads inherit it
+    with one_thread():
         if threads <= 1:
             return [solve(*each) for each in zip(*arguments, strict=True)]
-        with ThreadPoolExecutor(threads) as pool:
+        with one_thread_each(threads) as pool:
             return list(pool.map(solve, *arguments))
 
 

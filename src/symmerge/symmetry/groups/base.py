@@ -38,11 +38,12 @@ class Gram:
     """Evidence for one role of a space: Gram matrices of A with B, and of B with itself.
 
     `cross` is A B', `right` is B B' (' is the transpose). Groups of orthogonal matrices, such as
-    permutations, need only `cross`.
+    permutations, need only `cross`; scaled permutations also `squares`, the diagonal of `right`.
     """
 
     cross: Float[Tensor, "*batch n n"]
     right: Float[Tensor, "*batch n n"] | None = None
+    squares: Float[Tensor, "*batch n"] | None = None
 
     @staticmethod
     def of(a: Coordinates, b: Coordinates) -> Gram:
@@ -52,19 +53,29 @@ class Gram:
 
     def __add__(self, other: Gram) -> Gram:
         right = None if self.right is None or other.right is None else self.right + other.right
-        return Gram(self.cross + other.cross, right)
+        partial = self.squares is None or other.squares is None
+        squares = None if partial else self.squares + other.squares  # pyright: ignore
+        return Gram(self.cross + other.cross, right, squares)
 
     def add_(self, other: Gram) -> None:
         """Add in place, because Gram matrices of thousands of units are large."""
         self.cross.add_(other.cross)
         if self.right is not None and other.right is not None:
             self.right.add_(other.right)
+        if self.squares is not None and other.squares is not None:
+            self.squares.add_(other.squares)
 
     def needs_right(self) -> Tensor:
         """`right`, or an error: for groups that cannot do without it."""
         if self.right is None:
             raise SymmetryError("this group also needs B B': pass Gram(cross, right)")
         return self.right
+
+    def needs_squares(self) -> Float[Tensor, "*batch n"]:
+        """Squared norms of B's coordinates, or an error."""
+        if self.squares is not None:
+            return self.squares
+        return self.needs_right().diagonal(dim1=-2, dim2=-1)
 
 
 class Group(ABC):

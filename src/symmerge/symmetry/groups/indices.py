@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import lgamma, log
 
 import torch
@@ -57,9 +58,21 @@ def check_index(index: Tensor) -> Check:
     return Check(False, "index is not a permutation: every coordinate must occur once")
 
 
-def assign(score: Float[Tensor, "*batch n n"]) -> Int[Tensor, "*batch n"]:
-    """The permutation with the largest total score."""
+@dataclass
+class Prices:
+    """Prices of the last assignment: a warm start for the next one, which is similar."""
+
+    last: Float[Tensor, "*batch n"] | None = None
+
+
+def assign(
+    score: Float[Tensor, "*batch n n"], prices: Prices | None = None
+) -> Int[Tensor, "*batch n"]:
+    """The permutation with the largest total score; `prices` are used and replaced."""
     if score.shape[-1] > DENSE:
-        return solve_assignments(score).index
+        solved = solve_assignments(score, prices.last if prices else None)
+        if prices:
+            prices.last = solved.prices
+        return solved.index
     blocks = list(rearrange(score, "... n m -> (...) n m"))
     return torch.stack(in_threads(dense_assignment, blocks)).reshape(score.shape[:-1])

@@ -9,6 +9,7 @@ process was running.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
@@ -31,6 +32,12 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def one_thread_each(workers: int) -> ThreadPoolExecutor:
+    """A pool whose workers compute with one thread each. Precondition: inside of `one_thread`."""
+    # A new thread asks the environment, not the thread that started it, until torch tells it.
+    return ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
 
 
 def _with_one_thread(function: Callable[..., Any]) -> Callable[..., Any]:

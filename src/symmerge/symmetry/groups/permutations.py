@@ -19,6 +19,7 @@ from symmerge.symmetry.groups.base import (
     uniform,
 )
 from symmerge.symmetry.groups.indices import (
+    Prices,
     assign,
     check_index,
     gather,
@@ -62,8 +63,14 @@ class Permutation(Group):
     def check(self, element: Element) -> Check:
         return check_index(element["index"])
 
-    def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
-        return {"index": assign(total(write, read, ride))}
+    def nearest(
+        self,
+        write: Gram,
+        read: Gram | None = None,
+        ride: Gram | None = None,
+        prices: Prices | None = None,
+    ) -> Element:
+        return {"index": assign(total(write, read, ride), prices)}
 
 
 @final
@@ -107,9 +114,15 @@ class SignedPermutation(Group):
             return Check(False, "a sign is neither 1 nor -1")
         return check_index(element["index"])
 
-    def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
+    def nearest(
+        self,
+        write: Gram,
+        read: Gram | None = None,
+        ride: Gram | None = None,
+        prices: Prices | None = None,
+    ) -> Element:
         score = total(write, read)
         # Signs act on writers and readers only, so the evidence of riding axes keeps its sign.
-        index = assign(score.abs() + ride.cross if ride else score.abs())
+        index = assign(score.abs() + ride.cross if ride else score.abs(), prices)
         matched = score.gather(-1, index.to(score.device)[..., None]).squeeze(-1)
         return {"index": index, "sign": torch.where(matched < 0, -1.0, 1.0).double().cpu()}

@@ -20,6 +20,7 @@ from symmerge.symmetry.groups.base import (
     uniform,
 )
 from symmerge.symmetry.groups.indices import (
+    Prices,
     assign,
     check_index,
     gather,
@@ -100,11 +101,18 @@ class ScaledPermutation(Group):
     def tangent_gradient(self, write: Tensor, read: Tensor) -> dict[str, Tensor]:
         return {"stretch": write.diagonal(dim1=-2, dim2=-1) - read.diagonal(dim1=-2, dim2=-1)}
 
-    def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
+    def nearest(
+        self,
+        write: Gram,
+        read: Gram | None = None,
+        ride: Gram | None = None,
+        prices: Prices | None = None,
+    ) -> Element:
         if read is None:
-            read = Gram(torch.zeros_like(write.cross), torch.zeros_like(write.cross))
+            nothing = torch.zeros_like(write.cross)
+            read = Gram(nothing, squares=nothing[..., 0])
         cost = scale_costs(write, read, self.positive)
-        index = assign(2 * ride.cross - cost if ride else -cost)
+        index = assign(2 * ride.cross - cost if ride else -cost, prices)
         pairs = pairs_at(index.to(write.cross.device), write, read)
         return {"index": index, "scale": best_scale(pairs, self.positive).double().cpu()}
 

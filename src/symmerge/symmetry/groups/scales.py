@@ -12,7 +12,8 @@ from torch import Tensor
 
 from symmerge.symmetry.groups.base import Gram
 
-PAIRS_PER_BLOCK = 1 << 16  # so that a handful of float64 arrays fit in the cache
+# So that a handful of float32 arrays fit in the cache; on a GPU, few launches and 0.3 GB each.
+CPU_BLOCK, GPU_BLOCK = 1 << 16, 1 << 26
 NEWTON_STEPS = 9
 MAX_LOG_SCALE = 12.0  # a unit scaled by e^12 would not survive float16; the gate would refuse it
 TINY = torch.finfo(torch.float32).tiny
@@ -41,9 +42,7 @@ def pairs_at(index: Int[Tensor, "*batch n"], write: Gram, read: Gram | None) -> 
 
 def squares_at(index: Tensor, gram: Gram) -> Tensor:
     """Squared norms of B's units."""
-    if gram.right is None:
-        return torch.zeros(())
-    return gram.right.diagonal(dim1=-2, dim2=-1).gather(-1, index)
+    return gram.needs_squares().gather(-1, index)
 
 
 def products_at(index: Tensor, gram: Gram) -> Tensor:
@@ -58,7 +57,7 @@ def scale_costs(write: Gram, read: Gram, positive: bool) -> Float[Tensor, "*batc
     is close to 1 or -1, and one Newton step in its logarithm finds it. The few other pairs get the
     full search.
     """
-    bb, dd = (g.needs_right().diagonal(dim1=-2, dim2=-1)[..., None, :] for g in (write, read))
+    bb, dd = (gram.needs_squares()[..., None, :] for gram in (write, read))
     balance = (dd.clamp_min(TINY) / bb.clamp_min(TINY)).pow(0.25).float()
     length = (bb * dd).sqrt().float()
     cost = torch.empty_like(write.cross, dtype=torch.float32)
@@ -76,7 +75,8 @@ def scale_costs(write: Gram, read: Gram, positive: bool) -> Float[Tensor, "*batc
 def _row_blocks(pairs: Tensor) -> Iterator[tuple]:
     """A few rows at a time, so that the work stays in the cache."""
     n = pairs.shape[-1]
-    rows = max(1, PAIRS_PER_BLOCK // (n * max(1, pairs.numel() // n**2)))
+    block = GPU_BLOCK if pairs.is_cuda else CPU_BLOCK
+    rows = max(1, block // (n * max(1, pairs.numel() // n**2)))
     return ((..., slice(at, at + rows), slice(None)) for at in range(0, n, rows))
 
 
