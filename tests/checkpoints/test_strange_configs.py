@@ -17,6 +17,7 @@ from strange import (
 )
 
 from symmerge.families.base import ACTIVATIONS
+from symmerge.models import stock
 from symmerge.models.model import load
 
 __all__ = ["copy_of", "sources"]  # fixtures
@@ -110,6 +111,20 @@ def test_a_config_of_gigabytes(copy_of):
 def test_every_good_config_passes(sources):
     for name in CONFIGS:
         assert load(sources(name)).parameters > 0
+
+
+def test_a_class_is_built_once_for_equal_configs_and_again_for_others(sources, copy_of):
+    stock._shared.cache_clear()
+    stock._run_stock.cache_clear()
+    folder = copy_of("gpt2")
+    for same in (sources("gpt2"), folder):
+        load(same)
+    assert stock._shared.cache_info().misses == stock._run_stock.cache_info().misses == 1
+    set_config(folder, resid_pdrop=-0.5)  # only the class itself refuses it
+    assert refused(folder) == refused(folder)
+    set_config(folder, resid_pdrop=0.2)
+    load(folder)
+    assert stock._run_stock.cache_info().misses == 2
 
 
 def test_activations_are_those_without_weights():

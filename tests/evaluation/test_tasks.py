@@ -3,7 +3,9 @@
 import json
 import math
 import random
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ from scipy.stats import spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 from task_data import ROWS, evaluate, only_batch
 
-from symmerge.evaluation.tasks import make_task
+from symmerge.evaluation.tasks import make_task, preprocessing
 from symmerge.evaluation.tasks.metrics import accuracy, f1, matthews, spearman
+from symmerge.models.model import load
 from symmerge.verification.modules import full_module
 
 # metrics
@@ -93,6 +96,24 @@ def test_causal_loss_is_that_of_transformers(model, text, name):
     assert metrics["bits_per_character"] == pytest.approx(
         loss / math.log(2), abs=1e-5
     )  # its tokenizer has a token per character
+
+
+def test_a_text_is_tokenized_once_and_again_by_another_tokenizer(model, text, tmp_path):
+    """Every pair and method is measured on one text; what is remembered goes by content."""
+
+    def tokens(a):
+        return torch.cat([b["input_ids"] for b in make_task("clm", str(text), [a]).batches])
+
+    preprocessing._encoded.cache_clear()
+    a, b = model("gpt2"), model("gpt2", seed=1)
+    assert torch.equal(tokens(a), tokens(b))
+    assert preprocessing._encoded.cache_info().misses == 1
+    other = Path(shutil.copytree(a.path, tmp_path / "other"))
+    content = json.loads((other / "tokenizer.json").read_text())
+    known = content["model"]["vocab"]
+    known["a"], known["e"] = known["e"], known["a"]
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    assert not torch.equal(tokens(a), tokens(load(other)))
 
 
 def test_bits_count_characters_not_tokens(model, text):

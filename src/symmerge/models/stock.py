@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,26 +18,32 @@ from symmerge.symmetry.spec import Spec, listing
 
 def stock_module(config: Mapping[str, Any], architecture: str, where: str) -> Any:
     """The stock class on the meta device; a config that it cannot be built from is refused."""
+    with _refused(f"{where}: transformers cannot build {architecture} from config.json"):
+        return _build(config, architecture)
+
+
+def _build(config: Mapping[str, Any], architecture: str) -> Any:
     import transformers  # slow to import, and only needed here
 
     kind = getattr(transformers, architecture)
-    with _refused(f"{where}: transformers cannot build {architecture} from config.json"):
-        typed = kind.config_class.from_dict(dict(config))
-        # Fields that change no function, only how it is computed and returned.
-        typed.return_dict, typed.chunk_size_feed_forward = True, 0
-        # SDPA keeps float64, which eager attention may round.
-        typed._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
-        with torch.device("meta"):
-            return kind(typed).eval()
+    typed = kind.config_class.from_dict(dict(config))
+    # Fields that change no function, only how it is computed and returned.
+    typed.return_dict, typed.chunk_size_feed_forward = True, 0
+    # SDPA keeps float64, which eager attention may round.
+    typed._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
+    with torch.device("meta"):
+        return kind(typed).eval()
 
 
-@torch.no_grad()
 def check_stock(spec: Spec, config: Mapping[str, Any], where: str) -> None:
     """Refuse a config whose stock class has other tensors than the table, or cannot run.
 
-    Nothing is computed: on the meta device, tensors have shapes only. 10 to 100 ms.
+    Nothing is computed: on the meta device, tensors have shapes only. 10 to 100 ms for the first
+    checkpoint with this config, nothing for others.
     """
-    module = stock_module(config, spec.architecture, where)
+    content = json.dumps(dict(config), sort_keys=True)
+    with _refused(f"{where}: transformers cannot build {spec.architecture} from config.json"):
+        module = _shared(content, spec.architecture)
     known = spec.shapes | {alias: spec.shapes[target] for alias, target in spec.ties.items()}
     odd = [
         f"{name} {list(tensor.shape)}"
@@ -48,12 +56,25 @@ def check_stock(spec: Spec, config: Mapping[str, Any], where: str) -> None:
             f" checkpoint has not: {listing(odd)}; {RESTORE}"
         )
     with _refused(f"{where}: transformers cannot run {spec.architecture} with config.json"):
-        try:
-            module(**_smallest_input(module))
-        except (RuntimeError, NotImplementedError) as error:
-            # Code that looks at values cannot run here (RoFormer looks for padding).
-            if "meta" not in str(error).lower():
-                raise
+        _run_stock(content, spec.architecture)
+
+
+@lru_cache(maxsize=4)  # both models of a pair have the same config, and so has what is written
+def _shared(config: str, architecture: str) -> Any:
+    return _build(json.loads(config), architecture)
+
+
+@lru_cache(maxsize=4)
+@torch.no_grad()
+def _run_stock(config: str, architecture: str) -> None:
+    """Run the class on the meta device; returns if it can be run."""
+    module = _shared(config, architecture)
+    try:
+        module(**_smallest_input(module))
+    except (RuntimeError, NotImplementedError) as error:
+        # Code that looks at values cannot run here (RoFormer looks for padding).
+        if "meta" not in str(error).lower():
+            raise
 
 
 def _smallest_input(module: Any) -> dict[str, torch.Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from copy import deepcopy
 from functools import lru_cache, partial
 from typing import Any
 
@@ -92,7 +91,7 @@ def _narrowed(head: Any, outputs: Tensor | None, positions: Tensor | None, x: Te
 @lru_cache(maxsize=4)
 def _without_layers(module: nn.Module, count: int) -> nn.Module:
     """Without its layers, so that embeddings, norms and heads remain."""
-    module = deepcopy(module)
+    module = _copy(module, {})
     stacks = [
         (owner, name)
         for owner in module.modules()
@@ -127,7 +126,23 @@ def empty_module(model: Model, dtype: torch.dtype, *, layers: bool = True) -> nn
     module = _with_buffers(config, model.spec.architecture, model.where, dtype, model.stock)
     if not layers:
         module = _without_layers(module, layer_count(model))
-    return with_pooled_logits(deepcopy(module), model.spec.pooled)
+    return with_pooled_logits(_copy(module, {}), model.spec.pooled)
+
+
+def _copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
+    """A copy with the same config, and the same tensors until they are replaced."""
+    # 0.2 ms against 2 of deepcopy for two layers; a verification makes fifteen
+    if id(module) not in copies:
+        copy = copies[id(module)] = object.__new__(type(module))
+        vars(copy).update(
+            {
+                name: value.copy() if isinstance(value, dict | set) else value
+                for name, value in vars(module).items()
+            }
+        )
+        for name, child in module._modules.items():
+            copy._modules[name] = None if child is None else _copy(child, copies)
+    return copies[id(module)]
 
 
 @lru_cache(maxsize=4)  # a verification runs the same class many times

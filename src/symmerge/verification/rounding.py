@@ -45,10 +45,11 @@ def _noisy(weights: Weights, name: str, seed: int, dtype: torch.dtype) -> Tensor
     flat, noise = tensor.flatten(), _noise(seed)
     result, start, done = torch.empty_like(flat), crc32(name.encode()) % LENGTH, 0
     while done < len(flat):
-        part, count = noise[start:].to(flat), min(LENGTH - start, len(flat) - done)
+        count = min(LENGTH - start, len(flat) - done)
+        part = noise[start : start + count].to(flat)
         old, new = flat[done : done + count], result[done : done + count]
         # In float32 a factor this close to 1 would lose most of its digits.
-        torch.addcmul(old, old, part[:count], value=width, out=new)
+        torch.addcmul(old, old, part, value=width, out=new)
         start, done = 0, done + count
     return result.reshape(tensor.shape)
 

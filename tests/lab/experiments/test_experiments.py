@@ -39,6 +39,8 @@ COMPUTED = {
     **DIGITS,
     **ONE_COMPONENT,
     "t-learning": lambda entry: entry.column == "digits" or entry.row in (LABELS, NO_DATA),
+    "f-retrain": lambda entry: entry.column == "absolute: GPT-2" or entry.row.startswith("(i) "),
+    "f-metrics": lambda entry: entry.column == "absolute: GPT-2",
     "f-orders": lambda entry: entry.column == "rotary: Llama",
 }
 

@@ -18,7 +18,12 @@ from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.data.self_generated import first_logits, mask_token, sample_text
 from symmerge.evaluation.data.text import read_text
 from symmerge.evaluation.tasks.base import IGNORED, Batch, LazyBatches, Task, batched
-from symmerge.evaluation.tasks.preprocessing import check_tokens, encode, max_length, tokenizer_of
+from symmerge.evaluation.tasks.preprocessing import (
+    check_tokens,
+    encode_long,
+    max_length,
+    tokenizer_of,
+)
 from symmerge.evaluation.tasks.readouts import TokenReadout
 from symmerge.evaluation.tasks.sampling import Sampling
 from symmerge.models.model import Model
@@ -93,17 +98,12 @@ def _tokenize(
     model: Model, tokenizer: Any, texts: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Tokens of all texts, and where each ends, in characters, if the tokenizer knows."""
-    fast, start = tokenizer.is_fast, 0
-    tokens, ends = [], []
-    for text in texts:
-        options = {"add_special_tokens": False, "return_offsets_mapping": fast}
-        encoded = encode(model, tokenizer, text, **options)
-        tokens.append(np.asarray(encoded["input_ids"], dtype=np.int64))
-        if fast:
-            offsets = np.asarray(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
-            ends.append(start + offsets[:, 1])
-        start += len(text)
-    return np.concatenate(tokens), np.concatenate(ends) if fast else None
+    encoded = [encode_long(model, tokenizer, text) for text in texts]
+    starts = np.cumsum([0, *map(len, texts[:-1])])
+    ends = [
+        start + one.ends for start, one in zip(starts, encoded, strict=True) if one.ends is not None
+    ]
+    return np.concatenate([one.tokens for one in encoded]), np.concatenate(ends) if ends else None
 
 
 def _masked_blocks(
