@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -35,7 +34,7 @@ OTHER_DTYPES = {
     "C64": torch.complex64,
     "BOOL": torch.bool,
 }
-LARGE = 1 << 20  # bytes: a map costs an open file
+LARGE = 1 << 20  # bytes: smaller tensors are read as fast
 COPY_AGAIN = "download or copy it again"
 
 
@@ -102,20 +101,15 @@ def _mapped(entry: TensorEntry) -> Tensor | None:
     """The tensor as a private map: changes stay in memory. None where it must be read."""
     if entry.start % entry.dtype.itemsize:
         return None  # torch crashes on some operations with numbers that are not aligned
-    offset = entry.start % mmap.ALLOCATIONGRANULARITY
     try:
-        with open(entry.path, "rb") as file:
-            content = mmap.mmap(
-                file.fileno(),
-                offset + entry.bytes,
-                access=mmap.ACCESS_COPY,
-                offset=entry.start - offset,
-            )
-    except (OSError, ValueError):  # too many maps, a file system without them, a shorter file
+        # All bytes before it, too, but only what is touched takes memory.
+        storage = torch.UntypedStorage.from_file(
+            str(entry.path), shared=False, nbytes=entry.start + entry.bytes
+        )
+    except RuntimeError:  # no memory to promise, a file system without maps, a shorter file
         return None
-    count = math.prod(entry.shape)
-    return torch.frombuffer(content, dtype=entry.dtype, count=count, offset=offset).reshape(
-        entry.shape
+    return torch.empty(0, dtype=entry.dtype).set_(  # pyright: ignore[reportCallIssue]
+        storage, entry.start // entry.dtype.itemsize, entry.shape
     )
 
 
