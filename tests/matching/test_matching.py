@@ -92,8 +92,9 @@ def test_alignment_brings_unrelated_models_closer_and_keeps_both_functions():
 
 
 def test_the_same_seed_gives_the_same_alignment():
-    pair = [sm.canonicalize(sm.load(small_model("llama", seed=seed))) for seed in (0, 1)]
-    first, second = (WeightMatching(seed=4).solve(*pair).alignment for _ in range(2))
+    # Llama in both precisions: test_recipes.py
+    pair = [sm.canonicalize(sm.load(small_model("gpt2", seed=seed))) for seed in (0, 1)]
+    first, second = (WeightMatching(seed=4, tries=2).solve(*pair).alignment for _ in range(2))
     assert all(
         torch.equal(first[name][part], second[name][part])
         for name in first.elements

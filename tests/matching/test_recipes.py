@@ -27,6 +27,12 @@ from symmerge.symmetry.groups.invertible import descend_invertible, nearest_inve
 FAMILIES = ["bert", "gpt2", "vit", "llama", "neox"]
 
 
+@pytest.fixture(autouse=True)
+def short_text(monkeypatch):
+    """Rows of 32 tokens, not 256: small models take their time token by token."""
+    monkeypatch.setattr("symmerge.observation.probe.LENGTH", 32)
+
+
 def pair(name, dtype=torch.float64):
     return [sm.load(small_model(name, seed=seed, dtype=dtype)) for seed in (0, 1)]
 
