@@ -41,7 +41,8 @@ def pair(name, dtype=torch.float64):
 @pytest.mark.parametrize("which", DATA_FREE)
 def test_every_recipe_without_data_keeps_both_functions_and_brings_them_closer(name, which):
     a, b = pair(name)
-    result = sm.align(a, b, with_options(RECIPES[which], dtype=torch.float64, tries=2))
+    few = {"tries": 2, "max_sweeps": 3}  # not the best, and a symmetry after every sweep
+    result = sm.align(a, b, with_options(RECIPES[which], dtype=torch.float64, **few))
     assert sm.verify(a, result.reference, dtype=torch.float64).difference <= 1e-10
     assert sm.verify(b, result.aligned, dtype=torch.float64).difference <= 1e-10
     assert result.after < result.before

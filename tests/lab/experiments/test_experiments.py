@@ -66,7 +66,8 @@ def outcome(tables, tmp_path_factory):
     """All experiments in one store: what they share is computed once."""
     cells = [cell for shown in tables.values() for cell in cells_of(shown)]
     store = Store(tmp_path_factory.mktemp("experiments"))
-    outcome = run(cells, store, LocalEngine(2), attempts=2)
+    # One worker: two would read and tokenize everything twice. Two: test_experiment_engine.py
+    outcome = run(cells, store, LocalEngine(1), attempts=2)
     assert outcome.failed == {}
     return outcome
 
