@@ -16,11 +16,14 @@ from symmerge.errors import MismatchError, SymmergeWarning, SymmetryError
 from symmerge.evaluation.data.self_generated import sample_text
 from symmerge.evaluation.tasks import make_task
 from symmerge.lab.small_models import SMALL, small_model
+from symmerge.matching import evidence
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.evidence import Weighting
 from symmerge.matching.recipes import RECIPES, WITH_DATA, with_options
 from symmerge.models.orbit import random_member
+from symmerge.observation import statistics
 from symmerge.observation.activations import restrict_stream
+from symmerge.observation.moments import samples_with_moments
 from symmerge.observation.probe import make_probe
 from symmerge.symmetry.groups import Permutation, RotaryPairs, ScaledPermutation
 from symmerge.symmetry.notation import atoms
@@ -380,3 +383,31 @@ def test_the_lowest_held_out_score_is_chosen_and_the_same_seed_gives_the_same():
 def test_without_data_or_text_there_is_nothing_to_see():
     with pytest.raises(MismatchError, match="give data to observe activations on"):
         sm.align(load("vit"), load("vit", 1), RECIPES["activations"])
+
+
+def test_activations_are_computed_once_for_all_sweeps(monkeypatch):
+    made = []
+
+    def watch(moments, score):
+        made.append(score)
+        return samples_with_moments(moments, score)
+
+    def computed(sweeps):
+        made.clear()
+        weighting = replace(ALONE, all_layers=True)
+        recipe = replace(RECIPES["activations"], matching=ActivationMatching(weighting=weighting))
+        result = solved(
+            load("vit"),
+            load("vit", seed=1),
+            recipe,
+            held_out=0.0,
+            max_sweeps=sweeps,
+            tolerance=-1.0,
+        )
+        assert len(result.solution.objective) == sweeps
+        return len(made)
+
+    monkeypatch.setattr(statistics, "samples_with_moments", watch)
+    assert 0 < computed(5) < 1.5 * computed(2)
+    monkeypatch.setattr(evidence, "CACHE_BYTES", 0)
+    assert computed(5) > 1.5 * computed(2)  # the control: no room to keep them

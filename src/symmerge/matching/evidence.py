@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import final
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from symmerge.checkpoints.arrays import read_npy
 from symmerge.checkpoints.json_results import Record
-from symmerge.checkpoints.weights import Weights
+from symmerge.checkpoints.weights import CACHE_BYTES, Weights
 from symmerge.errors import MismatchError
 from symmerge.matching.heads import attention_layers
 from symmerge.observation.activations import Activations, Score, extend_spec
@@ -57,6 +59,34 @@ class Weighting(Record):
     @property
     def uses_activations(self) -> bool:
         return bool(self.stream or self.heads or self.units)
+
+
+@final
+class CachedSamples(Mapping[str, Tensor]):
+    """One model's activations in the precision and on the device of a solver.
+
+    They may be computed on access (statistics: a root of second moments each), so the first
+    `CACHE_BYTES` stay in memory, for all sweeps and weightings.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], device: str, dtype: torch.dtype) -> None:
+        self._values, self._device, self._dtype, self._room = values, device, dtype, CACHE_BYTES
+        self._cache: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._cache:
+            return self._cache[name]
+        values = self._values[name].to(self._device, self._dtype)
+        if values.nbytes <= self._room:
+            self._room -= values.nbytes
+            self._cache[name] = values
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 @dataclass(frozen=True, kw_only=True)

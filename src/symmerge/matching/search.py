@@ -14,7 +14,7 @@ from torch import Tensor
 
 from symmerge.errors import MismatchError
 from symmerge.matching.base import Solution, Trial
-from symmerge.matching.evidence import Evidence, Weighting
+from symmerge.matching.evidence import CachedSamples, Evidence, Weighting
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.sweeps import Sweeps
@@ -22,6 +22,7 @@ from symmerge.models.alignment import Alignment, apply
 from symmerge.models.interpolation import interpolate
 from symmerge.models.model import Model, Progress
 from symmerge.models.tables import check_same_table
+from symmerge.observation.activations import Activations, Score
 from symmerge.observation.correlations import Correlations, measure_correlations
 from symmerge.observation.probe import Probe
 from symmerge.observation.statistics import Statistics
@@ -160,6 +161,7 @@ class _Search:
         self.running: _Candidate | None = None
         self.interrupted = False
         self.trials: list[Trial] = []
+        self._activations: dict[Score, tuple[Activations, Activations]] = {}
         entry = resume_file.read() if resume_file else None
         self._stored = entry or ResumeEntry({"trials": []}, {})
         self._stored_trials = list(map(Trial.from_json, self._stored.record["trials"]))
@@ -295,12 +297,24 @@ class _Search:
             table=self.a.spec,
             weights=(self.a.weights, self.b.weights),
             weighting=weighting,
-            activations=probe.observation.activations(weighting.score) if probe else (),
+            activations=self._activations_for(probe, weighting.score) if probe else (),
             frequencies=guessed if counts is None else counts,
             ignore_unseen=counts is not None,
             device=self.options.device,
             dtype=self.options.dtype,
         )
+
+    def _activations_for(self, probe: Probe, score: Score) -> tuple[Activations, Activations]:
+        """Both models' activations; those of the last score are cached."""
+        if score not in self._activations:
+            a, b = (self._cached(each) for each in probe.observation.activations(score))
+            self._activations = {score: (a, b)}
+        return self._activations[score]
+
+    def _cached(self, activations: Activations) -> Activations:
+        options = self.options
+        values = CachedSamples(activations.values, options.device, options.dtype)
+        return replace(activations, values=values)
 
     def _store(self, sweeps: Sweeps | None, start: int = 0) -> None:
         """All trials, and the elements of the best and of the running one."""
