@@ -74,10 +74,10 @@ def make(folder: Path, case: str) -> list[Path]:
     from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights
     from symmerge.checkpoints.writing import write_weights
     from symmerge.families import family_of
-    from symmerge.models.model import _bind
+    from symmerge.models.binding import bind
 
     config, dtype = CASES[case]["config"], getattr(torch, CASES[case]["dtype"])
-    spec = _bind(family_of(config["model_type"], case), config, ["lm_head.weight"], case)
+    spec = bind(family_of(config["model_type"], case), config, ["lm_head.weight"], case)
     paths = []
     for seed in (0, 1):
         generator = torch.Generator().manual_seed(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import final
@@ -61,6 +61,13 @@ class Weighting(Record):
         return bool(self.stream or self.heads or self.units)
 
 
+MIXED = Weighting(norm=0.5, frequency=0.75, stream=1.0, heads=1.0, units=1.0)
+"""Where the search starts if activations of both models are known."""
+
+BY_FREQUENCY = Weighting(norm=0.5, frequency=0.75)
+"""The same without activations."""
+
+
 @final
 class CachedSamples(Mapping[str, Tensor]):
     """One model's activations in the precision and on the device of a solver.
@@ -72,6 +79,11 @@ class CachedSamples(Mapping[str, Tensor]):
     def __init__(self, values: Mapping[str, Tensor], device: str, dtype: torch.dtype) -> None:
         self._values, self._device, self._dtype, self._room = values, device, dtype, CACHE_BYTES
         self._cache: dict[str, Tensor] = {}
+
+    @staticmethod
+    def of(activations: Activations, device: str, dtype: torch.dtype) -> Activations:
+        """The same activations, cached."""
+        return replace(activations, values=CachedSamples(activations.values, device, dtype))
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self._cache:

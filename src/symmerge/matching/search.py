@@ -14,7 +14,7 @@ from torch import Tensor
 
 from symmerge.errors import MismatchError
 from symmerge.matching.base import Solution, Trial
-from symmerge.matching.evidence import CachedSamples, Evidence, Weighting
+from symmerge.matching.evidence import BY_FREQUENCY, MIXED, CachedSamples, Evidence, Weighting
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.sweeps import Sweeps
@@ -31,9 +31,6 @@ from symmerge.verification.modules import full_module
 
 WeightingGrid = Mapping[str, tuple[float | str, ...]]
 """The values to try for each field of a weighting, one field after the other."""
-
-MIXED = Weighting(norm=0.5, frequency=0.75, stream=1.0, heads=1.0, units=1.0)
-"""Where the search starts if activations of both models are known."""
 
 LARGE = 50_000_000  # parameters: above, one trial takes as long as a whole search below
 
@@ -72,6 +69,10 @@ class Matching(ABC):
 
     def probe_of_many(self, models: Sequence[Model], text: Tensor | None = None) -> Probe | None:
         """As `probe`, for the last model against the mean of the others. `text` saves sampling."""
+        return None
+
+    def frequencies(self, a: Model, b: Model) -> Tensor | None:
+        """Expected frequencies of tokens where there is no probe; None: unknown."""
         return None
 
     @property
@@ -161,6 +162,7 @@ class _Search:
         self.running: _Candidate | None = None
         self.interrupted = False
         self.trials: list[Trial] = []
+        self.frequencies: Tensor | None = None
         self._activations: dict[Score, tuple[Activations, Activations]] = {}
         entry = resume_file.read() if resume_file else None
         self._stored = entry or ResumeEntry({"trials": []}, {})
@@ -168,6 +170,10 @@ class _Search:
 
     def run(self) -> None:
         self.probe = self.probe or self.options.probe(self.a, self.b, self.progress)
+        if self.probe:
+            self.frequencies = self.probe.frequencies
+        elif self.options.token_counts is None:
+            self.frequencies = self.options.frequencies(self.a, self.b)
         for weighting, start in self._weightings():
             self._attempt(weighting, start)
 
@@ -201,7 +207,9 @@ class _Search:
 
     def _weightings(self) -> Iterator[tuple[Weighting, int]]:
         """Weightings around the best so far if they can be scored, else starts of one weighting."""
-        first = self.options.weighting or self.options.start(self.probe)
+        known = self.probe or self.frequencies is None
+        start = self.options.start(self.probe) if known else BY_FREQUENCY
+        first = self.options.weighting or start
         determined = self._evidence(first).determined
         if first.all_layers is None:
             first = replace(first, all_layers=not determined)
@@ -292,13 +300,12 @@ class _Search:
 
     def _evidence(self, weighting: Weighting) -> Evidence:
         probe, counts = self.probe, self.options.token_counts
-        guessed = probe.frequencies if probe else None
         return Evidence(
             table=self.a.spec,
             weights=(self.a.weights, self.b.weights),
             weighting=weighting,
             activations=self._activations_for(probe, weighting.score) if probe else (),
-            frequencies=guessed if counts is None else counts,
+            frequencies=self.frequencies if counts is None else counts,
             ignore_unseen=counts is not None,
             device=self.options.device,
             dtype=self.options.dtype,
@@ -307,14 +314,10 @@ class _Search:
     def _activations_for(self, probe: Probe, score: Score) -> tuple[Activations, Activations]:
         """Both models' activations; those of the last score are cached."""
         if score not in self._activations:
-            a, b = (self._cached(each) for each in probe.observation.activations(score))
+            place = self.options.device, self.options.dtype
+            a, b = (CachedSamples.of(one, *place) for one in probe.observation.activations(score))
             self._activations = {score: (a, b)}
         return self._activations[score]
-
-    def _cached(self, activations: Activations) -> Activations:
-        options = self.options
-        values = CachedSamples(activations.values, options.device, options.dtype)
-        return replace(activations, values=values)
 
     def _store(self, sweeps: Sweeps | None, start: int = 0) -> None:
         """All trials, and the elements of the best and of the running one."""

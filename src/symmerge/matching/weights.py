@@ -19,6 +19,7 @@ from torch import Tensor
 from symmerge.matching.search import Matching, WeightingGrid
 from symmerge.models.model import Model, Progress
 from symmerge.observation.probe import Probe, make_probe
+from symmerge.observation.unigrams import token_frequencies
 
 GRID: WeightingGrid = {
     "stream": (0.0, 3.0),
@@ -35,10 +36,17 @@ class WeightMatching(Matching):
     """Options of weight matching. The defaults are what we recommend.
 
     With `generate_text`, text sampled from language models says how much each weight counts.
+    Without, `unigrams` still weighs tokens by their frequencies, from chains of single tokens.
     """
 
     generate_text: bool = True
+    unigrams: bool = False
     method: ClassVar[str] = "weights"
+
+    def frequencies(self, a: Model, b: Model) -> Tensor | None:
+        if self.generate_text or not self.unigrams:
+            return None
+        return token_frequencies([a, b], seed=self.seed, device=self.device)
 
     def probe(self, a: Model, b: Model, progress: Progress) -> Probe | None:
         if not self.generate_text:

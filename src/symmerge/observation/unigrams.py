@@ -1,0 +1,54 @@
+"""How often tokens occur by the word of language models themselves: chains of single tokens.
+
+Each model continues one token by one token, which it then sees alone. After a few steps the mean
+prediction is close to the frequencies in text that it would write (correlation of logarithms .9),
+for a tenth of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symmerge.evaluation.data.self_generated import first_logits
+from symmerge.models.model import Model
+from symmerge.verification.modules import full_module
+
+CHAINS, STEPS = 256, 8
+FORGOTTEN = 2  # steps, until chains have forgotten their random beginnings
+MIN_CHAINS = 32
+WORK = {"cpu": 200_000_000_000, "cuda": 20_000_000_000_000}  # parameters times tokens
+COUNT = 64 * 256  # frequencies are expected counts in so many tokens, as those of a probe
+
+
+def token_frequencies(
+    models: Sequence[Model], *, seed: int = 0, device: str = "cpu"
+) -> Float[Tensor, " vocabulary"] | None:
+    """Expected counts of all tokens, mean of the models; None: no causal models, or too large."""
+    budget = WORK.get(torch.device(device).type, WORK["cpu"])
+    chains = min(CHAINS, budget // (models[0].parameters * STEPS * len(models)))
+    if models[0].spec.task != "causal-lm" or chains < MIN_CHAINS:
+        return None
+    predictions = [_mean_prediction(model, chains, seed, device) for model in models]
+    return COUNT * torch.stack(predictions).mean(0)
+
+
+@torch.no_grad()
+def _mean_prediction(
+    model: Model, chains: int, seed: int, device: str
+) -> Float[Tensor, " vocabulary"]:
+    module = full_module(model, torch.float32).to(device)
+    generator = torch.Generator().manual_seed(seed)
+    size = model.spec.sizes["vocabulary"]
+    tokens = torch.randint(0, size, (chains, 1), generator=generator)
+    total = torch.zeros(size)
+    for step in range(STEPS):
+        predicted = first_logits(module(input_ids=tokens.to(device)))[:, -1].float()
+        predicted = predicted.softmax(-1).cpu()
+        if step >= FORGOTTEN:
+            total += predicted.mean(0)
+        tokens = predicted.multinomial(1, generator=generator)
+    return total / (STEPS - FORGOTTEN)
