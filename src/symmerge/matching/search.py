@@ -29,8 +29,7 @@ from symmerge.observation.statistics import Statistics
 from symmerge.symmetry.threads import same_bytes
 from symmerge.verification.modules import full_module
 
-WeightingGrid = Mapping[str, tuple[float | str, ...]]
-"""The values to try for each field of a weighting, one field after the other."""
+WeightingGrid = Mapping[str, tuple[float | str, ...]]  # values to try for fields of a weighting
 
 LARGE = 50_000_000  # parameters: above, one trial takes as long as a whole search below
 
@@ -170,10 +169,8 @@ class _Search:
 
     def run(self) -> None:
         self.probe = self.probe or self.options.probe(self.a, self.b, self.progress)
-        if self.probe:
-            self.frequencies = self.probe.frequencies
-        elif self.options.token_counts is None:
-            self.frequencies = self.options.frequencies(self.a, self.b)
+        probe, options = self.probe, self.options
+        self.frequencies = probe.frequencies if probe else options.frequencies(self.a, self.b)
         for weighting, start in self._weightings():
             self._attempt(weighting, start)
 
@@ -207,8 +204,8 @@ class _Search:
 
     def _weightings(self) -> Iterator[tuple[Weighting, int]]:
         """Weightings around the best so far if they can be scored, else starts of one weighting."""
-        known = self.probe or self.frequencies is None
-        start = self.options.start(self.probe) if known else BY_FREQUENCY
+        by_frequency = self.frequencies is not None and not self.probe
+        start = BY_FREQUENCY if by_frequency else self.options.start(self.probe)
         first = self.options.weighting or start
         determined = self._evidence(first).determined
         if first.all_layers is None:
@@ -314,8 +311,8 @@ class _Search:
     def _activations_for(self, probe: Probe, score: Score) -> tuple[Activations, Activations]:
         """Both models' activations; those of the last score are cached."""
         if score not in self._activations:
-            place = self.options.device, self.options.dtype
-            a, b = (CachedSamples.of(one, *place) for one in probe.observation.activations(score))
+            (a, b), at = probe.observation.activations(score), self.options
+            a, b = (CachedSamples.of(each, at.device, at.dtype) for each in (a, b))
             self._activations = {score: (a, b)}
         return self._activations[score]
 

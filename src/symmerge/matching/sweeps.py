@@ -36,8 +36,10 @@ from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Occurrence
 from symmerge.symmetry.threads import side_by_side
 
-GRAM_BYTES = 40  # per pair of units: three roles, their costs and the score
+GRAMS = 6  # per pair of units: three roles, their costs, the score, and one more for a moment
 MEMORY = 6_000_000_000  # for Gram matrices of layers matched side by side
+
+INDEXED = Permutation, SignedPermutation, ScaledPermutation  # solved by assignment
 
 Block = AttentionSpaces | str
 """Spaces that are matched together: those of an attention layer, or one of units."""
@@ -77,7 +79,7 @@ class Sweeps:
         units = [name for name in self.spec.hidden if name not in known]
         self._waves = self._independent([*attention, *units])
         widest = max((self.spec.sizes[name] for name in units), default=1)
-        self._most = max(1, MEMORY // (GRAM_BYTES * widest**2))
+        self._most = max(1, MEMORY // (GRAMS * evidence.dtype.itemsize * widest**2))
         if torch.device(evidence.device).type != "cpu":
             self._most = 1
 
@@ -197,7 +199,7 @@ class Sweeps:
             return group.identity()
         writes = grams.get(Role.WRITES) or _zeros_like(next(iter(grams.values())))
         evidence = writes, grams.get(Role.READS), grams.get(Role.RIDES)
-        if isinstance(group, Permutation | SignedPermutation | ScaledPermutation):
+        if isinstance(group, INDEXED):
             prices = self._prices.setdefault(space, Prices())
             element = group.nearest(*evidence, prices=prices)
         else:
@@ -265,9 +267,13 @@ class Sweeps:
         a, b = (lay(view, occurrence.position, None)[0][0] for view in (views.a, views.b))
         if subsample is not None:
             a = a * (torch.rand(a.shape[-1], generator=subsample) < 0.5).to(a)
-        scaled = isinstance(self.spec.spaces[space].group, ScaledPermutation)
+        group = self.spec.spaces[space].group
+        scaled = isinstance(group, ScaledPermutation)
         squares = views.scale * b.square().sum(-1).double() if scaled else None
-        return Gram((a @ b.mT).double().mul_(views.scale), squares=squares)
+        cross = a @ b.mT
+        if not isinstance(group, INDEXED):  # a copy of thousands of units costs 0.5 GB per role
+            cross = cross.double()
+        return Gram(cross.mul_(views.scale), squares=squares)
 
 
 def _sum(values: Tensor) -> float:

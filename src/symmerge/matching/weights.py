@@ -44,7 +44,7 @@ class WeightMatching(Matching):
     method: ClassVar[str] = "weights"
 
     def frequencies(self, a: Model, b: Model) -> Tensor | None:
-        if self.generate_text or not self.unigrams:
+        if self.generate_text or not self.unigrams or self.token_counts is not None:
             return None
         return token_frequencies([a, b], seed=self.seed, device=self.device)
 
