@@ -5,7 +5,8 @@ would cost the same. Each case runs in its own process. `solve` is `sm.align` fr
 solution; `merge` also writes the merged checkpoint. The ratio is `solve` against plain forward
 passes of both models over 1,024 tokens, by the stock class, in the same run.
 
-    python benchmarks/align.py [--case gpt2-small|llama-1b] [--folder DIR]
+    python benchmarks/align.py [--case gpt2-small|llama-1b|llama-1.5b] [--folder DIR]
+        [--device cuda] [--fast]     on a GPU; weights alone, without self-generated text
 """
 
 from __future__ import annotations
@@ -52,10 +53,15 @@ CASES: dict[str, dict[str, Any]] = {
         "allowed": {"peak_gb": 24},
     },
 }
+CASES["llama-1.5b"] = {
+    "config": {**CASES["llama-1b"]["config"], "vocab_size": 128256},
+    "dtype": "bfloat16",
+    "allowed": {"cpu": {"solve_s": 200}, "cuda": {"solve_s": 30}},
+}
 # The functions that take most of the time, and what they do.
 COSTS = {
-    "_match_units": "units: products and linear assignment",
-    "match_heads": "heads: products, bases and assignment",
+    "_match_stream": "stream: products and rotation",
+    "side_by_side": "heads and units of all layers, and the objective",
     "_polar": "rotation of the stream and of bases (SVD)",
     "balance_circuit": "canonical form of heads (QR, SVD)",
     "scale_costs": "scales of all pairs of units",
@@ -118,15 +124,18 @@ def forward(model: Any) -> float:
     return time.perf_counter() - began
 
 
-def measure(case: str, folder: Path, merge: bool) -> dict[str, Any]:
+def measure(case: str, folder: Path, device: str, fast: bool) -> dict[str, Any]:
     import symmerge as sm
     from symmerge.checkpoints.writing import return_freed_memory
+    from symmerge.matching.weights import WeightMatching
+
+    merge, method = case == "llama-1b", WeightMatching(generate_text=not fast, device=device)
 
     return_freed_memory()  # as the command line does
     models = [sm.load(path) for path in (folder / f"{case}-0", folder / f"{case}-1")]
     profile = cProfile.Profile()
     began = time.perf_counter()
-    aligned = profile.runcall(sm.align, *models)
+    aligned = profile.runcall(sm.align, *models, method)
     solved = time.perf_counter() - began
     if merge:
         merged = sm.average(aligned.reference, aligned.aligned)
@@ -143,7 +152,7 @@ def measure(case: str, folder: Path, merge: bool) -> dict[str, Any]:
         if any(f == name for _, _, f in entries)
     }
     return {
-        "case": case,
+        "case": case + (", fast" if fast else "") + (f", {device}" if device != "cpu" else ""),
         "solve_s": round(solved, 1),
         "solve_and_merge_s": round(total, 1) if merge else None,
         "peak_gb": round(peak / 1e9, 2),
@@ -155,9 +164,10 @@ def measure(case: str, folder: Path, merge: bool) -> dict[str, Any]:
     }
 
 
-def _child(step: str, case: str, folder: Path) -> str:
+def _child(step: str, case: str, folder: Path, *more: str) -> str:
     """Run a step in its own process, so that peak memory is measured per step."""
     command = [sys.executable, __file__, "--child", step, "--case", case, "--folder", str(folder)]
+    command += more
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
@@ -169,24 +179,23 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="where to keep the checkpoints (default: a temporary folder)"
     )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--fast", action="store_true")
     parser.add_argument("--child", choices=("make", "measure"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child == "make":
         make(options.folder, options.case[0])
         return
     if options.child == "measure":
-        print(
-            json.dumps(
-                measure(options.case[0], options.folder, merge=options.case[0] == "llama-1b")
-            )
-        )
+        case = options.case[0]
+        print(json.dumps(measure(case, options.folder, options.device, options.fast)))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
-        rows = []
+        rows, fast = [], ["--fast"] if options.fast else []
         for case in options.case or CASES:
             _child("make", case, folder)
-            output = _child("measure", case, folder)
+            output = _child("measure", case, folder, "--device", options.device, *fast)
             rows.append(json.loads(output.splitlines()[-1]))
             print(json.dumps(rows[-1], indent=2))
     rows_by_case = (
