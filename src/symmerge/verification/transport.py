@@ -8,7 +8,6 @@ embeddings, which few inputs reach, get many more. Some rows are compared entry 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
@@ -22,6 +21,7 @@ from symmerge.checkpoints.weights import working
 from symmerge.errors import FunctionChanged, SymmetryError
 from symmerge.models.alignment import Alignment, Moved
 from symmerge.models.model import Model, Progress
+from symmerge.symmetry.groups.linalg import one_thread, one_thread_each
 from symmerge.symmetry.notation import Axes, Product, atoms, size
 from symmerge.symmetry.spec import Spec
 from symmerge.verification.axis_maps import AxisMap, axis_map
@@ -54,7 +54,7 @@ def check_transport(written: Model, computed: Model, *, progress: Progress | Non
         raise _refusal("it has other tensors than were to be written")
     maps = lru_cache(maxsize=8)(partial(axis_map, moved.alignment))  # most tensors share one
     problems = partial(tensor_problem, written, moved, maps=maps)
-    with ThreadPoolExecutor(WORKERS) as pool, torch.no_grad():
+    with one_thread(), one_thread_each(WORKERS) as pool:
         for name, problem in zip(names, pool.map(problems, names), strict=True):
             if problem:
                 pool.shutdown(cancel_futures=True)
@@ -107,6 +107,7 @@ class _Sketch:
     column_norms: Float[Tensor, " columns"]
 
 
+@torch.no_grad()
 def tensor_problem(written: Model, moved: Moved, name: str, maps: Maps) -> str | None:
     """What is wrong with a written tensor; None if nothing is. `maps` are those of the axes."""
     after, before = written.weights[name], moved.before.weights[name]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from threading import Event
 from typing import TypeVar
 
 import torch
 
 from symmerge.models.model import Progress
+from symmerge.symmetry.groups.linalg import one_thread, one_thread_each
 
 Result = TypeVar("Result")
 Job = Callable[[Progress], Result]
@@ -28,7 +29,7 @@ def run_all(jobs: Iterable[Job[Result]], workers: int, progress: Progress | None
 
     if workers == 1:
         return [job(report) for job in jobs]
-    with ThreadPoolExecutor(workers) as pool:
+    with one_thread(), one_thread_each(workers) as pool:
         try:
             return list(pool.map(lambda job: _without_gradients(job, report), jobs))
         except BaseException:
