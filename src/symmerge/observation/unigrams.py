@@ -1,8 +1,7 @@
 """How often tokens occur by the word of language models themselves: chains of single tokens.
 
-Each model continues one token by one token, which it then sees alone. After a few steps the mean
-prediction is close to the frequencies in text that it would write (correlation of logarithms .9),
-for a tenth of the time.
+Each model continues one token by one token, which it then sees alone. Endless chains have nearly
+the frequencies of text it would write (correlation of logarithms .93 for GPT-2, .89 for Llama).
 """
 
 from __future__ import annotations
