@@ -14,7 +14,9 @@ UNCHECKED = (
         "report/",
         "families/test_realistic",
         "families/test_negative_controls",  # runs what test_invariance does
+        "models/test_absorption",
         "models/test_widening",
+        "checkpoints/test_checkpoint",
         "verification/",
     ),
     *("evaluation/test_dead_leaves", "evaluation/test_simplices", "observation/test_correlations"),

@@ -30,7 +30,7 @@ from symmerge.symmetry.groups import (
     ScaledPermutation,
     SignedPermutation,
 )
-from symmerge.symmetry.groups.indices import Prices
+from symmerge.symmetry.groups.indices import DENSE, Prices
 from symmerge.symmetry.groups.linalg import total
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Occurrence
@@ -271,7 +271,8 @@ class Sweeps:
         scaled = isinstance(group, ScaledPermutation)
         squares = views.scale * b.square().sum(-1).double() if scaled else None
         cross = a @ b.mT
-        if not isinstance(group, INDEXED):  # a copy of thousands of units costs 0.5 GB per role
+        # A copy of thousands of units costs 0.5 GB per role; few are summed exactly.
+        if not isinstance(group, INDEXED) or group.size <= DENSE:
             cross = cross.double()
         return Gram(cross.mul_(views.scale), squares=squares)
 
