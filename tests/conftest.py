@@ -1,6 +1,7 @@
 """Shapes and types are checked in the tests: jaxtyping with beartype. Common fixtures."""
 
 import os
+import signal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -12,6 +13,8 @@ from type_checks import is_checked
 
 install_import_hook("symmerge", "beartype.beartype")
 torch.set_num_threads(1)  # the suite runs two workers on two cores
+# A script's background jobs ignore Ctrl-C, and so would what the tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
