@@ -166,3 +166,19 @@ def test_what_can_be_resumed_is_kept(model, tmp_path):
     said = run("align", model, other, "--recipe", "permutations", "--out", tmp_path / "out")
     assert "to continue that run" in " ".join(said.output.split())
     assert left.with_name(f"{left.name}.bak").read_bytes() == b"of an earlier run"
+
+
+def test_only_small_files_are_copied_along(model, tmp_path):
+    """A sparse file of 8 GB takes no room, its copy would."""
+    for name, size in (("log.csv", 8 << 30), ("notes.txt", 10)):
+        (model / name).touch()
+        os.truncate(model / name, size)
+    out = save(load(model), tmp_path / "out")
+    assert (out / "notes.txt").exists() and not (out / "log.csv").exists()
+
+
+def test_a_tokenizer_of_gigabytes_is_refused_when_the_model_is_opened(model):
+    (model / "tokenizer.json").touch()
+    os.truncate(model / "tokenizer.json", 8 << 30)
+    with pytest.raises(CheckpointError, match="100,000,000 at most"):
+        load(model)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from symmerge.checkpoints.files import RESTORE, read_json
+from symmerge.checkpoints.limits import LARGEST_TOKENIZER
 from symmerge.checkpoints.plain_files import check_plain
-from symmerge.checkpoints.safetensors_files import FileWeights, TensorEntry, read_header
+from symmerge.checkpoints.safetensors_files import COPY_AGAIN, FileWeights, TensorEntry, read_header
 from symmerge.checkpoints.weights import MemoryWeights, StoredWeights
 from symmerge.errors import CheckpointError, shown
 
@@ -58,8 +59,20 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if not os.path.isdir(path):  # False for a name that is too long, where Path raises
         raise CheckpointError(f"{path} {NOT_A_FOLDER}")
     files = sorted(file for file in path.iterdir() if not file.is_dir())
-    copied = tuple(check_plain(file, path) for file in files if not NOT_COPIED.search(file.name))
+    besides = [check_plain(file, path) for file in files if not NOT_COPIED.search(file.name)]
+    copied = tuple(file for file in besides if _is_small(file))
     return Checkpoint(path, read_config(path), _open_weights(path), copied)
+
+
+def _is_small(file: Path) -> bool:
+    """Whether a file is copied along: logs and data may be large; a tokenizer may not."""
+    if not file.exists() or (size := file.stat().st_size) <= LARGEST_TOKENIZER:
+        return True
+    if any(file.match(pattern) for pattern in TOKENIZER_FILES):
+        raise CheckpointError(
+            f"{file} has {size:,} bytes, {LARGEST_TOKENIZER:,} at most: {COPY_AGAIN}"
+        )
+    return False
 
 
 def read_config(path: Path) -> dict[str, Any]:
