@@ -126,7 +126,7 @@ def forward(model: Any) -> float:
 
 def measure(case: str, folder: Path, device: str, fast: bool) -> dict[str, Any]:
     import symmerge as sm
-    from symmerge.checkpoints.writing import return_freed_memory
+    from symmerge.checkpoints.memory import return_freed_memory
     from symmerge.matching.weights import WeightMatching
 
     merge, method = case == "llama-1b", WeightMatching(generate_text=not fast, device=device)

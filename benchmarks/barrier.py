@@ -159,7 +159,7 @@ def memory() -> dict[str, Any]:
     """Growth of peak memory during a curve, in copies of the weights."""
     import torch
 
-    from symmerge.checkpoints.writing import return_freed_memory
+    from symmerge.checkpoints.memory import return_freed_memory
     from symmerge.evaluation.lines import barrier
     from symmerge.models.model import load
     from symmerge.verification.modules import empty_module

@@ -90,7 +90,7 @@ def speed(rounds: int) -> list[dict[str, Any]]:
 
 
 def memory() -> dict[str, Any]:
-    from symmerge.checkpoints.writing import return_freed_memory
+    from symmerge.checkpoints.memory import return_freed_memory
     from symmerge.observation.gathering import gather
     from symmerge.observation.moments import SUMS
 

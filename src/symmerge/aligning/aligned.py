@@ -12,6 +12,7 @@ from symmerge.aligning.tokens import SharedTokens, verify_shared
 from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import SymmetryError
 from symmerge.matching.base import Solution
+from symmerge.matching.estimates import announcement
 from symmerge.matching.learning.soft_permutations import relax
 from symmerge.matching.recipes import Recipe
 from symmerge.matching.resume import ResumeFile
@@ -119,6 +120,8 @@ def _solve_pair(
     resume_file: ResumeFile | None,
 ) -> Aligned:
     first, second = (recipe.prepare(model).cached() for model in (a, b))
+    if progress:
+        progress(announcement(recipe, first))
     solution = recipe.matching.solve(first, second, progress=progress, resume_file=resume_file)
     # Soft matching interrupted before its first step has no soft result.
     soft = recipe.non_symmetric == "soft" and solution.relaxed

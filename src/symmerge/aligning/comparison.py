@@ -14,6 +14,8 @@ from symmerge.errors import MismatchError
 from symmerge.evaluation.lines import LineMethod
 from symmerge.evaluation.simplices import SimplexMethod
 from symmerge.evaluation.tasks import SELF_SOURCES, task_of
+from symmerge.matching.efforts import EFFORTS, effort_recipe
+from symmerge.matching.learning.options import LearningOptions
 from symmerge.matching.recipes import RECIPES, Recipe, with_options
 from symmerge.models.model import Model, Progress
 
@@ -27,7 +29,7 @@ Recipes = Mapping[str, Recipe | None]
 class Comparison:
     """Methods by name, separated by commas, and the inputs for those that need data.
 
-    A method is "none", a method or recipe of `align`, or learned matching of selected spaces:
+    A method is "none", an effort, method or recipe of `align`, or learned matching of some spaces:
     "learned:residual+ff". `calibration` is the data methods may use, never the evaluation data.
     """
 
@@ -38,10 +40,10 @@ class Comparison:
     seed: int = 0
     device: str = "cpu"
 
-    def recipes(self) -> dict[str, Recipe | None]:
-        """The recipe of every method, without inputs."""
+    def recipes(self, model: Model) -> dict[str, Recipe | None]:
+        """The recipe of every method for models like this one, without inputs."""
         names = [name.strip() for name in self.method.split(",")]
-        recipes = {name: self._recipe(name) for name in names}
+        recipes = {name: self._recipe(name, model) for name in names}
         if self.steps and not any(map(_learns, recipes.values())):
             raise MismatchError(
                 f"--steps {self.steps}: none of {', '.join(recipes)} learns;"
@@ -49,12 +51,11 @@ class Comparison:
             )
         return recipes
 
-    def _recipe(self, name: str) -> Recipe | None:
+    def _recipe(self, name: str, model: Model) -> Recipe | None:
         if name == "none":
             return None
         name, _, spaces = name.partition(":")
-        is_method = name in METHODS and name not in RECIPES
-        recipe = choose_recipe(*((name, None) if is_method else (None, name)), non_symmetric=True)
+        recipe = self._named(name, model)
         learning: dict[str, object] = {}
         if _learns(recipe):
             chosen = tuple(spaces.split("+")) if spaces else None
@@ -65,15 +66,31 @@ class Comparison:
             )
         return with_options(recipe, seed=self.seed, device=self.device, **learning)
 
+    def _named(self, name: str, model: Model) -> Recipe:
+        if name in EFFORTS:
+            given = self.calibration is not None
+            return effort_recipe(name, model, given=given, seed=self.seed, device=self.device)
+        is_method = name in METHODS and name not in RECIPES
+        return choose_recipe(*((name, None) if is_method else (None, name)), non_symmetric=True)
+
     def with_inputs(
         self, recipes: Recipes, models: Sequence[Model], data: str
     ) -> dict[str, Recipe | None]:
         """The recipes with inputs where they need some; `data` is the evaluation data."""
-        looking = {name: recipe for name, recipe in recipes.items() if recipe and recipe.needs_data}
+        looking = {
+            name: recipe
+            for name, recipe in recipes.items()
+            if recipe and recipe.needs_data and (self.calibration or not _generates(recipe))
+        }
         calibration = self._calibration(recipes, looking, models[0], data)
-        if calibration is None:
-            return dict(recipes)
         # A different seed: the same one would sample the evaluation text again.
+        seed = self.seed + (data == "self")
+        recipes = {
+            name: with_options(recipe, seed=seed) if recipe and _generates(recipe) else recipe
+            for name, recipe in recipes.items()
+        }
+        if calibration is None:
+            return recipes
         seed = self.seed + (calibration == data)
         tasks = {
             learned: make_inputs(
@@ -118,6 +135,12 @@ class Comparison:
 
 def _learns(recipe: Recipe | None) -> bool:
     return recipe is not None and recipe.method in ("learned", "soft")
+
+
+def _generates(recipe: Recipe) -> bool:
+    """Whether it says how many inputs to generate; they are made when it learns."""
+    solver = recipe.matching
+    return isinstance(solver, LearningOptions) and solver.generated is not None
 
 
 def label(name: str, recipe: Recipe) -> str:

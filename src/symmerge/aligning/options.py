@@ -13,6 +13,8 @@ from symmerge.aligning.choices import check_choice
 from symmerge.aligning.inputs import make_inputs, no_inputs
 from symmerge.errors import MismatchError, SymmetryError
 from symmerge.evaluation.tasks import SELF_SOURCES, Task, task_of
+from symmerge.matching import efforts
+from symmerge.matching.efforts import EFFORTS, effort_recipe
 from symmerge.matching.evidence import read_token_counts
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.learning.distillation import Target
@@ -80,6 +82,7 @@ class AlignOptions(LearningOverrides):
     The options of `symmerge align`, with its defaults; None keeps the recipe's value.
     """
 
+    effort: str | None = None
     method: str | None = None
     recipe: str | None = None
     data: str | None = None
@@ -101,6 +104,8 @@ class AlignOptions(LearningOverrides):
 
         `partial` is the file for unfinished activation statistics.
         """
+        if self.by_effort:
+            return self._effort_recipe(models)
         recipe = self._recipe()
         self._check(recipe)
         common = {"seed": self.seed, "device": self.device}
@@ -111,12 +116,38 @@ class AlignOptions(LearningOverrides):
             statistics = Statistics.load(self.statistics) if self.statistics else None
             observed = {"statistics": statistics, "score": self.score, "partial": partial}
             return with_options(recipe, **self._matching(), **observed, **common, data=data)
-        recipe = with_options(recipe, data=data, **common, **self.for_solver(data))
+        return self._learned(with_options(recipe, **common), data)
+
+    def _learned(self, recipe: Recipe, data: Task | None) -> Recipe:
+        recipe = with_options(recipe, data=data, **self.for_solver(data))
         # Options of the start come last: only now is it known which start it is.
         start = self._matching()
         if self.dtype == "float32":
             del start["dtype"]
         return with_options(recipe, **start)
+
+    @property
+    def by_effort(self) -> bool:
+        """Whether an effort says how to align: by default, and where one is given."""
+        named = [self.method, self.recipe, self.statistics, self.permutations_only or None]
+        if self.effort and any(named):
+            raise MismatchError(
+                f"--effort {self.effort} chooses method and recipe:"
+                " leave it out, or leave out --method, --recipe, --statistics"
+            )
+        return not any(named)
+
+    def _effort_recipe(self, models: Sequence[Model]) -> Recipe:
+        """What is learned from, and how long, by effort; every option may be changed."""
+        check_choice("--effort", self.effort, EFFORTS)
+        device_of(self.device)
+        effort, how = self.effort or efforts.USUAL, {"seed": self.seed, "device": self.device}
+        recipe = effort_recipe(effort, models[0], given=self.data is not None, **how)
+        self._check(recipe)
+        if not recipe.needs_data:
+            return with_options(recipe, **self._matching())
+        data = self._inputs(models, recipe) if self.data or self.samples else None
+        return self._learned(recipe, data)
 
     def _recipe(self) -> Recipe:
         if not self.permutations_only:
@@ -209,13 +240,15 @@ def choose_recipe(
 
 
 def options_named(name: str) -> AlignOptions:
-    """The options for a method or recipe name."""
+    """The options for the name of an effort, a method or a recipe."""
+    if name in EFFORTS:
+        return AlignOptions(effort=name)
     is_method = name in METHODS and name not in RECIPES
     return AlignOptions(method=name) if is_method else AlignOptions(recipe=name)
 
 
 Method = str | AlignOptions | Recipe | Solver | None
-"""How to align: a method or recipe by name, options, a recipe, a solver; None is our recipe."""
+"""How to align: a method or recipe by name, options, a recipe, a solver; None: the usual effort."""
 
 
 def recipe_for(method: Method, models: Sequence[Model]) -> Recipe:
@@ -225,5 +258,6 @@ def recipe_for(method: Method, models: Sequence[Model]) -> Recipe:
     if isinstance(method, str | AlignOptions):
         options = options_named(method) if isinstance(method, str) else method
         return options.to_recipe(models)
-    ours = RECIPES["symmerge"]
-    return ours if method is None else replace(ours, matching=method)
+    if method is None:
+        return AlignOptions().to_recipe(models)
+    return replace(RECIPES["symmerge"], matching=method)

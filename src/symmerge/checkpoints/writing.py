@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import struct
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +22,6 @@ from symmerge.errors import CheckpointError
 
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 DEFAULT_SHARD = 5 * 10**9
-M_MMAP_THRESHOLD, LARGE_TENSOR = -3, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -144,13 +141,3 @@ def _write_tensor(file: RawIOBase, tensor: Tensor) -> None:
     unwritten = buffer(tensor)
     while len(unwritten):  # one call writes at most 2 GB
         unwritten = unwritten[file.write(unwritten[: 1 << 30]) :]
-
-
-def return_freed_memory() -> None:
-    """Give freed memory back to the system: for processes that stream a checkpoint and end.
-
-    Large tensors get their own mappings. In glibc's heap the holes that aligned tensors leave
-    are often too small for the next ones: streaming 2 GB filled 1.7 GB.
-    """
-    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
-        mallopt(M_MMAP_THRESHOLD, LARGE_TENSOR)

@@ -15,7 +15,7 @@ from symmerge.aligning.pair import align as align_pair
 from symmerge.aligning.vocabularies import read_alike
 from symmerge.checkpoints.files import refuse_foreign, set_aside, write_own_text
 from symmerge.checkpoints.folders import refuse
-from symmerge.checkpoints.writing import return_freed_memory
+from symmerge.checkpoints.memory import return_freed_memory
 from symmerge.cli import console
 from symmerge.cli.options.common import (
     Device,

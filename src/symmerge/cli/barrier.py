@@ -40,6 +40,7 @@ from symmerge.evaluation.results import CurveFile, CurvesFile, SimplexFile
 from symmerge.evaluation.simplices import POINTS as TOGETHER_POINTS
 from symmerge.evaluation.simplices import measure_methods, simplex_places, write_simplex
 from symmerge.evaluation.tasks import Task, make_task
+from symmerge.matching.efforts import EFFORTS
 from symmerge.models.model import Model, device_of, load
 from symmerge.models.tables import check_same_table
 
@@ -54,8 +55,8 @@ class Compared:
     method: Annotated[
         str,
         typer.Option(
-            help=f"Lines to compare, with commas: none, {', '.join(METHODS)}, or a recipe of align;"
-            " learned:residual+ff learns these alone."
+            help=f"Lines to compare, with commas: none, {', '.join((*EFFORTS, *METHODS))},"
+            " or a recipe of align; learned:residual+ff learns these alone."
         ),
     ] = "none,weights"
     calibration: Annotated[
@@ -136,7 +137,7 @@ def barrier(
     opened = [load(folder) for folder in folders]
     task = _task(measured, opened, compared)  # bad data fails before the solver runs
     comparison = Comparison(**vars(compared))
-    recipes = comparison.recipes()
+    recipes = comparison.recipes(opened[0])
     if together:
         check_together(len(folders), recipes)
     recipes = comparison.with_inputs(recipes, opened, measured.data)

@@ -24,10 +24,12 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.table import Table
 
 from symmerge.errors import SymmergeError, SymmergeWarning
+from symmerge.models.progress import Counted
 
 LONGEST_LINE = 2000  # names in damaged files may have megabytes
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -37,6 +39,11 @@ PATH_ERRORS = (
     *(errno.EDQUOT, errno.ENOTDIR, errno.EISDIR, errno.EFBIG, errno.EIO),
 )
 
+NO_MEMORY = "the memory is full"
+LESS_MEMORY = (
+    "--effort fast needs the least; a smaller --batch-size lowers what learning needs, --device cpu"
+    " takes the machine's memory instead of the GPU's; what align had found goes on with --resume"
+)
 CLOSED_PIPE = 141  # as of a program that SIGPIPE ends: neither yes nor no
 
 
@@ -110,10 +117,37 @@ def progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
         yield lambda item: drawn.update(task, advance=1, item=escape(item))
 
 
+class _CountedBar:
+    """The bar below the lines of a long job whose steps are counted, with the time left."""
+
+    def __init__(self) -> None:
+        self._drawn: Progress | None = None
+
+    def show(self, line: Counted) -> None:
+        if self._drawn is None:
+            columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left")
+            self._drawn = Progress(*columns, console=err, transient=True)
+            self._drawn.add_task("", total=line.total, completed=line.done)
+            self._drawn.start()
+        self._drawn.update(self._drawn.task_ids[0], completed=line.done, total=line.total)
+        if line.done >= line.total:
+            self.remove()
+
+    def remove(self) -> None:
+        if self._drawn:
+            self._drawn.stop()
+        self._drawn = None
+
+
+_counted = _CountedBar()
+
+
 def note(line: str) -> None:
     """Report what a long job is doing, on standard error if it is a terminal."""
     if err.is_terminal:
         _tell(line, style="dim", markup=False)
+        if isinstance(line, Counted):
+            _counted.show(line)
 
 
 def warn(line: str) -> None:
@@ -147,6 +181,8 @@ def friendly(interrupted: str = "interrupted: nothing was written") -> Iterator[
         _discard(sys.stdout)
         raise SystemExit(CLOSED_PIPE) from error
     except Exception as error:
+        if _is_memory_full(error):
+            fail(f"{NO_MEMORY} ({' '.join(str(error).split())[:120]}): {LESS_MEMORY}", error)
         if isinstance(error, OSError) and error.errno in OUTPUT_ERRORS and not error.filename:
             _discard(sys.stdout)
             fail("the output cannot be written: no space is left; make room for it", error)
@@ -154,6 +190,16 @@ def friendly(interrupted: str = "interrupted: nothing was written") -> Iterator[
             what = os.fsdecode(error.filename) if error.filename else "a file"
             fail(f"{what} cannot be used ({error.strerror}): choose another path", error)
         fail(f"{_unexpected(error)}; please report it, with the details in {_details()}", error)
+    finally:
+        _counted.remove()
+
+
+def _is_memory_full(error: Exception) -> bool:
+    """Python's error, that of a GPU (named, because torch may not be loaded), or torch's own."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(
+        error
+    )
 
 
 def fail(line: str, error: Exception) -> NoReturn:

@@ -7,7 +7,7 @@ from typing import Any
 
 from symmerge.aligning.inputs import open_models
 from symmerge.checkpoints.folders import refuse
-from symmerge.checkpoints.writing import return_freed_memory
+from symmerge.checkpoints.memory import return_freed_memory
 from symmerge.cli import console
 from symmerge.cli.options.common import Device, Models, Out, Overwrite, Seed, check_models
 from symmerge.cli.options.groups import verb

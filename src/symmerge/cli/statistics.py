@@ -12,8 +12,8 @@ import typer
 from symmerge.aligning.inputs import make_inputs, no_inputs
 from symmerge.aligning.options import choose_recipe
 from symmerge.checkpoints.files import set_aside
+from symmerge.checkpoints.memory import return_freed_memory
 from symmerge.checkpoints.tensor_file import refuse_foreign_tensors
-from symmerge.checkpoints.writing import return_freed_memory
 from symmerge.cli import console
 from symmerge.cli.options.common import Device, ModelA, ModelB, Resume, Seed
 from symmerge.cli.options.groups import verb

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from symmerge.checkpoints.writing import return_freed_memory
+from symmerge.checkpoints.memory import return_freed_memory
 from symmerge.cli import console
 from symmerge.cli.options.common import Written
 from symmerge.models.model import Model, save

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
+from symmerge.checkpoints.memory import freed_memory_kept
 from symmerge.distributed import decided_by_first, rank_and_world_size
 from symmerge.matching.base import Solution, Universe
 from symmerge.matching.learning.data import check_data, load_data
@@ -63,6 +64,7 @@ class LearnedMatching(LearningOptions):
         per_step = self.accumulate * rank_and_world_size()[1]
         return max(1, round(self.epochs * batches / per_step))
 
+    @freed_memory_kept()
     def solve(
         self,
         a: Model,
@@ -114,6 +116,7 @@ class LearnedMatching(LearningOptions):
             relaxed=None,
         )
 
+    @freed_memory_kept()
     def refine(
         self, models: Sequence[Model], universe: Universe, progress: Progress | None = None
     ) -> Universe:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
+from symmerge.checkpoints.memory import freed_memory_kept
 from symmerge.distributed import rank_and_world_size
 from symmerge.errors import MismatchError
 from symmerge.matching.base import Solution
@@ -71,6 +72,7 @@ class SoftMatching(LearningOptions):
             )
         return spaces
 
+    @freed_memory_kept()
     def solve(
         self,
         a: Model,

@@ -19,6 +19,7 @@ from symmerge.aligning.options import (
     STARTS,
     AlignOptions,
 )
+from symmerge.matching.efforts import EFFORTS, USUAL
 from symmerge.matching.learning.samplers import HELP as SAMPLERS
 from symmerge.matching.learning.spaces import SPACE_KINDS
 from symmerge.matching.recipes import BY_METHOD
@@ -56,7 +57,7 @@ Samples = Annotated[
 ]
 Steps = Annotated[
     int | None,
-    typer.Option(help="How many steps to learn.", min=1, show_default="300"),
+    typer.Option(help="How many steps to learn.", min=1, show_default="by effort or recipe"),
 ]
 
 
@@ -65,12 +66,20 @@ class Aligning:
     """How the symmetry is found."""
 
     panel: ClassVar[str] = "Aligning"
+    effort: Annotated[
+        str | None,
+        typer.Option(
+            help=f"How much work, without data or with it: {either(EFFORTS)}."
+            " Fast matches weights; standard then learns for a short while; best for longer.",
+            show_default=f"{USUAL}, unless a method or recipe is given",
+        ),
+    ] = None
     method: Annotated[
         str | None,
         typer.Option(
             help=f"How to find the symmetry: {either(METHODS)} (merge and barrier also: none)."
             " Weights need no data; learned makes its own, except for text classifiers.",
-            show_default="weights, or by recipe",
+            show_default="by effort or recipe",
         ),
     ] = None
     recipe: Annotated[
@@ -132,7 +141,7 @@ class Aligning:
 class Learning:
     """How the symmetry is learned, with --method learned or soft."""
 
-    panel: ClassVar[str] = "Learning: --method learned or soft"
+    panel: ClassVar[str] = "Learning: every effort but fast, --method learned or soft"
     steps: Steps = None
     epochs: Annotated[
         float | None,

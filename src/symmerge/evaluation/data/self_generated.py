@@ -15,7 +15,7 @@ FILLING_PASSES = 32  # of a masked model over a row of mask tokens
 MASKING = 0.15  # share of tokens that are masked again at the end
 # Keys and values of the rows that are sampled at once. A GPU waits for every token: the more rows,
 # the better.
-CACHE_BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}
+CACHE_BYTES, SHARE_OF_GPU = 1 << 30, 0.25  # on a processor; of what is free on a GPU
 MAX_LOGITS = 1 << 28  # of a masked model at once: 1 GB
 
 
@@ -34,14 +34,17 @@ def sample_text(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         starts = range(0, rows, size)
-        return torch.cat([sample(model, module, min(size, rows - at), length) for at in starts])
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            return torch.cat([sample(model, module, min(size, rows - at), length) for at in starts])
 
 
 def _rows_at_once(module: Any, length: int, device: torch.device) -> int:
-    config = module.config
+    config, room = module.config, CACHE_BYTES
+    if device.type == "cuda":
+        room = int(SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0])
     # As if every head had keys of its own.
     per_token = 2 * config.num_hidden_layers * config.hidden_size * torch.float32.itemsize
-    return max(1, CACHE_BYTES.get(device.type, CACHE_BYTES["cpu"]) // (per_token * length))
+    return max(1, room // (per_token * length))
 
 
 def _continue(model: Model, module: nn.Module, rows: int, length: int) -> Tensor:

@@ -43,6 +43,7 @@ def make_task(
     *,
     samples: int | None = None,
     max_samples: int | None = None,
+    length: int | None = None,
     seed: int = 0,
     device: str = "cpu",
 ) -> Task:
@@ -55,7 +56,8 @@ def make_task(
     - a file (text, .xz, TSV, CSV, JSONL, .npz), or a folder of images with a subfolder per class
     - a Hugging Face data set (`hf:NAME`, or a folder)
 
-    Exactly `samples` are taken, or at most `max_samples`. `device` is where models sample text.
+    Exactly `samples` are taken, or at most `max_samples`; text in blocks of `length` tokens.
+    `device` is where models sample text.
     """
     if name not in TASKS:
         raise MismatchError(f"task {name}: there are {', '.join(TASKS)}")
@@ -72,7 +74,9 @@ def make_task(
             f"data self: there are no inputs without data for the task {name},"
             f" only for {', '.join(SELF_SOURCES)}; give it data with labels"
         )
-    sampling = Sampling(samples=samples, max_samples=max_samples, seed=seed, device=device)
+    sampling = Sampling(
+        samples=samples, max_samples=max_samples, length=length, seed=seed, device=device
+    )
     return TASKS[name].make(models, data, sampling)
 
 

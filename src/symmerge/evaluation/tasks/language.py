@@ -40,7 +40,7 @@ Tokens = Int[Tensor, "rows length"]
 
 def masked_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
     """Masked language modelling: 15% of the tokens are masked, the same for every model."""
-    length = min(MASKED_BLOCK, max_length(models[0]))
+    length = min(sampling.length or MASKED_BLOCK, max_length(models[0]))
     if data == "self":
         inputs, labels = _self_generated_masked(models, length, sampling)
     else:
@@ -53,7 +53,7 @@ def masked_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
 
 def causal_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
     """Causal language modelling: predict every next token."""
-    length = min(CAUSAL_BLOCK, max_length(models[0]))
+    length = min(sampling.length or CAUSAL_BLOCK, max_length(models[0]))
     if data == "self":
         tokens, readout = _self_generated(models, length, sampling), TokenReadout(causal=True)
     else:

@@ -13,11 +13,12 @@ from symmerge.errors import DataError
 class Sampling:
     """Exactly `samples`, else at most `max_samples`, else the task's default.
 
-    `device` is where models sample text.
+    `device` is where models sample text, `length` how many tokens a block of text has.
     """
 
     samples: int | None = None
     max_samples: int | None = None
+    length: int | None = None
     seed: int = 0
     device: str = "cpu"
 

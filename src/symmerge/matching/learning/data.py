@@ -79,5 +79,6 @@ def _self_generated(
 ) -> Task:
     kind = task_of(models[0])
     progress(f"no data to learn from: {SELF_SOURCES[kind]}")
-    samples = max_inputs(kind, "self")
-    return make_task(kind, "self", models, max_samples=samples, seed=options.seed, device=device)
+    samples = options.generated or max_inputs(kind, "self")
+    how = {"max_samples": samples, "length": options.generated_length, "seed": options.seed}
+    return make_task(kind, "self", models, **how, device=device)  # type: ignore[arg-type]

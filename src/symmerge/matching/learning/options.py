@@ -27,13 +27,15 @@ class LearningOptions:
     target: Target = "parents"  # of the midpoint: the parents' joint prediction, or labels
     spaces: tuple[str, ...] | None = None  # what moves: residual, heads, ff, classifier, or spaces
     held_out: float = 0.1  # the share of data to evaluate on
+    generated: int | None = None  # without data: how many inputs to generate
+    generated_length: int | None = None  # of text, in tokens
     seed: int = 0
     device: str = "cpu"
     method: ClassVar[str]
 
     def __post_init__(self) -> None:
         Sampler(self.sampler)
-        self._require_positive("steps", "lr", "batch_size")
+        self._require_positive("steps", "lr", "batch_size", "generated", "generated_length")
         if not 0 < self.held_out < 1:
             raise MismatchError(f"held_out {self.held_out}: give a number above 0 and below 1")
         if self.target not in get_args(Target):

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Generic, Protocol, TypeVar, final, runtime_checkable
 
 from symmerge.errors import SymmergeError
+from symmerge.models.progress import Counted
 
 EVALUATIONS = 20  # per run of learned or soft matching
 CLIP_NORM = 1.0  # of the gradient, in learned and soft matching
@@ -206,8 +207,9 @@ class Loop(Generic[State]):
         if better:
             self.subject.keep_best()
         best = ", the best so far" if better else ""
-        where = f"step {history.step} of {self.plan.steps}"
-        self.hooks.report(f"{where}: held-out loss {evaluation.loss:.4f}{evaluation.note}{best}")
+        step, steps = history.step, self.plan.steps
+        loss = f"held-out loss {evaluation.loss:.4f}{evaluation.note}{best}"
+        self.hooks.report(Counted(f"step {step} of {steps}: {loss}", step, steps))
 
     def _save(self, *, evaluated: bool) -> None:
         saver = self.hooks.saver

@@ -1,0 +1,98 @@
+"""Efforts: how much work an alignment without data takes, from seconds to minutes.
+
+- `fast` matches weights.
+- `standard` goes on from there: the symmetry is learned for a short while, on text that both
+  models sample, or on synthetic images. The first steps gain the most.
+- `best` learns for longer, and matches units and heads again meanwhile.
+
+Rates and lengths were chosen on several pairs, 256 and 768 wide (docs/log.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import final
+
+from symmerge.evaluation.tasks.catalog import SELF_SOURCES, task_of
+from symmerge.matching.learned import LearnedMatching
+from symmerge.matching.recipes import RECIPES, Recipe
+from symmerge.matching.weights import WeightMatching
+from symmerge.models.model import Model, device_of
+
+EFFORTS: Mapping[str, str] = {
+    "fast": "weights alone",
+    "standard": "weights, then a short refinement, learned from self-generated inputs",
+    "best": "the same, learned for longer",
+}
+USUAL = "standard"
+HIGHEST_RATE, ITS_WIDTH = 1e-2, 256  # 1e-2 is too much at 768 wide, 3e-3 is not
+
+
+@final
+@dataclass(frozen=True)
+class Amount:
+    """How much is learned, in steps of `batch_size` inputs, from `generated` ones."""
+
+    steps: int
+    generated: int
+    batch_size: int
+    generated_length: int | None = None  # of text, in tokens
+
+
+# A GPU takes as long for a thousand tokens as for one; a processor does not.
+AMOUNTS: Mapping[tuple[str, str], Mapping[str, Amount]] = {
+    ("standard", "cpu"): {
+        "clm": Amount(110, 192, 8, 128),
+        "mlm": Amount(110, 64, 8, 128),
+        "image": Amount(110, 1000, 20),
+    },
+    ("standard", "cuda"): {
+        "clm": Amount(250, 512, 12, 256),
+        "mlm": Amount(250, 512, 24, 128),
+        "image": Amount(250, 4000, 64),
+    },
+    ("best", "cpu"): {
+        "clm": Amount(1500, 512, 8, 128),
+        "mlm": Amount(1500, 256, 8, 128),
+        "image": Amount(1500, 4000, 20),
+    },
+    ("best", "cuda"): {
+        "clm": Amount(6000, 2048, 12, 256),
+        "mlm": Amount(6000, 2048, 24, 128),
+        "image": Amount(6000, 10_000, 64),
+    },
+}
+
+
+LABELLED_TEXT = Amount(250, 10_000, 32)
+"""Of a classifier of texts, which needs data."""
+
+
+def effort_recipe(
+    effort: str, model: Model, *, given: bool = False, seed: int = 0, device: str = "cpu"
+) -> Recipe:
+    """The recipe of an effort, for models like this one; its data may be `given` later.
+
+    Classifiers of texts cannot generate inputs: without data, their weights are matched.
+    """
+    weights = WeightMatching(generate_text=False, unigrams=True, tries=1, seed=seed, device=device)
+    kind, about = task_of(model), f"{effort} effort: {EFFORTS[effort]}"
+    if effort == "fast" or not (given or kind in SELF_SOURCES):
+        return replace(RECIPES["weights-only"], about=about, matching=weights)
+    amount = AMOUNTS[effort, device_of(device).type].get(kind, LABELLED_TEXT)
+    learned = LearnedMatching(
+        start=weights,
+        **asdict(amount),
+        lr=learning_rate(model),
+        permutations=effort == "best",
+        seed=seed,
+        device=device,
+    )
+    return Recipe(about=about, matching=learned)
+
+
+def learning_rate(model: Model) -> float:
+    """A rotation of many coordinates moves further by the same step in each."""
+    width = model.spec.sizes[model.spec.stream]
+    return HIGHEST_RATE * min(1.0, ITS_WIDTH / width)

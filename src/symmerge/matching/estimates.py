@@ -1,0 +1,100 @@
+"""What an alignment will take, before it begins: seconds and bytes, to one digit.
+
+A product of matrices is timed on the device. The rest is arithmetic: products per token and step,
+the share of that speed which solvers were measured to reach, and what a GPU needs to be told.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from symmerge.matching.learned import LearnedMatching
+from symmerge.matching.recipes import Recipe, Solver
+from symmerge.models.model import Model, device_of
+from symmerge.models.tables import layer_count
+
+SIDE = {"cpu": 1024, "cuda": 8192}  # of the matrices that are multiplied
+REACHED = {"cpu": 0.6, "cuda": 0.2}  # of their speed, by learning
+SAMPLING = {"cpu": 0.1, "cuda": 0.02}  # one token after the other
+LAUNCH = {"cpu": 0.0, "cuda": 2e-3}  # seconds for a layer to be told what to do
+SETUP = 3.0  # seconds to open models and to warm up
+PLACES = 256  # tokens of an input, where nothing says how many
+PROCESS = 500_000_000  # bytes of Python with torch
+COPIES = 9  # of the weights in float32 while learning: parents, A, B, B moved, the mean, gradients
+ACTIVATIONS = 64  # bytes per token, layer and coordinate, kept for the gradient
+LOGITS = 12  # bytes per token and word: logits, their logarithms, targets
+
+
+@final
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds and bytes, from counts of operations: right to a factor of two or so."""
+
+    seconds: float
+    bytes: float
+
+    def __str__(self) -> str:
+        return f"about {_time(self.seconds)} and {max(0.1, self.bytes / 1e9):.1g} GB of memory"
+
+
+@torch.no_grad()
+def products_per_second(device: torch.device) -> float:
+    """Floating-point operations per second of one product of float32 matrices."""
+    side = SIDE[device.type]
+    matrix = torch.ones(side, side, device=device)
+    torch.mm(matrix, matrix)
+    _wait(device)
+    began = time.perf_counter()
+    torch.mm(matrix, matrix)
+    _wait(device)
+    return 2 * side**3 / max(1e-9, time.perf_counter() - began)
+
+
+def estimate(solver: Solver, model: Model) -> Estimate:
+    """What aligning two such models takes."""
+    device = device_of(solver.device)
+    speed, width = products_per_second(device), model.spec.sizes[model.spec.stream]
+    weights, layers = model.parameters, layer_count(model)
+    # Every weight meets the rotation of the stream when it is moved, and again in the evidence.
+    seconds = SETUP + 4 * weights * width / (REACHED[device.type] * speed)
+    used = PROCESS + 2 * 4 * weights
+    if isinstance(solver, LearnedMatching):
+        length = solver.generated_length or model.spec.sizes.get("position", PLACES)
+        rows = solver.batch_size or 12
+        tokens, sampled = rows * length, (solver.generated or 512) * length
+        step = (6 * weights * tokens + 4 * weights * width) / (REACHED[device.type] * speed)
+        seconds += solver.steps * max(step, LAUNCH[device.type] * layers)
+        sampling = 2 * weights * sampled / (SAMPLING[device.type] * speed)
+        seconds += max(sampling, 2 * length * LAUNCH[device.type] * layers)
+        words = model.spec.sizes.get("vocabulary", 0)
+        used = (
+            PROCESS
+            + 4 * COPIES * weights
+            + tokens * (LOGITS * words + ACTIVATIONS * layers * width)
+        )
+    return Estimate(seconds, used)
+
+
+def announcement(recipe: Recipe, model: Model) -> str:
+    """The first line of an alignment: what it will take, and where."""
+    return f"{recipe.about}: {estimate(recipe.matching, model)} on {recipe.matching.device}"
+
+
+def _time(seconds: float) -> str:
+    """A time to one or two digits, in the unit that people would use.
+
+    >>> _time(41.0), _time(400.0), _time(20000.0)
+    ('40 s', '7 min', '6 h')
+    """
+    if seconds < 100:
+        return f"{max(1, round(seconds, -1) if seconds > 20 else round(seconds)):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
