@@ -22,6 +22,13 @@ def pytest_runtest_setup(item):
     config.update("jaxtyping_disable", not is_checked(item.path))
 
 
+@pytest.fixture(autouse=True)
+def usual_effort(request, monkeypatch):
+    """Weights alone where a test says nothing: learning takes seconds, even for small models."""
+    if not request.node.get_closest_marker("real_effort"):
+        monkeypatch.setattr("symmerge.matching.efforts.USUAL", "fast")
+
+
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """A folder for training data, and nothing prepared from any before."""

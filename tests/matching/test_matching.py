@@ -85,7 +85,7 @@ def test_the_objective_never_increases(name):
 
 def test_alignment_brings_unrelated_models_closer_and_keeps_both_functions():
     a, b = (sm.load(small_model("gpt2", seed=seed)) for seed in (0, 1))
-    result = sm.align(a, b)
+    result = sm.align(a, b, "symmerge")
     assert result.after < distance(sm.canonicalize(a), sm.canonicalize(b))
     assert sm.verify(a, result.reference).same and sm.verify(b, result.aligned).same
     assert result.solution.scored_on == "self-generated text"

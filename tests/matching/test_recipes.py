@@ -313,6 +313,8 @@ def test_ctrl_c_on_the_command_line_writes_the_best_so_far(tmp_path):
         "align",
         "0",
         "1",
+        "--method",
+        "weights",
         "--out",
         "found",
     ]

@@ -11,6 +11,8 @@ import torch
 from fixtures import checkpoint, run
 from safetensors.torch import load_file
 
+from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights
+from symmerge.checkpoints.writing import write_weights
 from symmerge.symmetry import threads
 from symmerge.symmetry.threads import same_bytes, side_by_side
 
@@ -172,3 +174,25 @@ def test_learned_results_agree_to_rounding_and_say_the_threads(pair, tmp_path):
     for count in (1, MANY):
         solution = json.loads((tmp_path / f"{count}" / "solution.json").read_text())
         assert solution["settings"]["learned"]["threads"] == count
+
+
+def test_the_writers_threads_compute_with_as_many_threads_as_their_caller(tmp_path):
+    """A new thread would take them from the environment, and give MKL that number for all."""
+    torch.set_num_threads(MANY)
+    seen = []
+
+    def compute():
+        seen.append(torch.get_num_threads())
+        return torch.zeros(3)
+
+    names = [f"tensor-{number}" for number in range(4)]
+    weights = DerivedWeights(
+        MemoryWeights({}),
+        dict.fromkeys(names, compute),
+        added=dict.fromkeys(names, ((3,), torch.float32)),
+    )
+    with same_bytes():
+        write_weights(tmp_path, weights)
+    assert seen == [1] * 4
+    write_weights(tmp_path, weights)  # the control: elsewhere all threads may work
+    assert seen[4:] == [MANY] * 4

@@ -6,7 +6,7 @@ import json
 import struct
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
 from io import RawIOBase
@@ -19,6 +19,7 @@ from symmerge.checkpoints.files import write_json
 from symmerge.checkpoints.safetensors_files import DTYPES
 from symmerge.checkpoints.weights import Weights, buffer, is_finite, stored_bytes
 from symmerge.errors import CheckpointError
+from symmerge.symmetry.groups.linalg import threads_like_this
 
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 DEFAULT_SHARD = 5 * 10**9
@@ -112,7 +113,7 @@ def _compute(weights: Weights, names: list[str]) -> Generator[Tensor]:
     limit = max(sizes.values(), default=0)
     pending: deque[tuple[str, Future[Tensor]]] = deque()
     held, position = 0, 0
-    pool = ThreadPoolExecutor(2)
+    pool = threads_like_this(2)
     try:
         while pending or position < len(names):
             while position < len(names) and held + sizes[names[position]] <= limit:

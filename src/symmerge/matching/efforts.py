@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import final
 
-from symmerge.evaluation.tasks.catalog import SELF_SOURCES, task_of
+from symmerge.evaluation.tasks.catalog import SELF_SOURCES, TASKS, task_of
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.recipes import RECIPES, Recipe
 from symmerge.matching.weights import WeightMatching
@@ -77,7 +77,9 @@ def effort_recipe(
     Classifiers of texts cannot generate inputs: without data, their weights are matched.
     """
     weights = WeightMatching(generate_text=False, unigrams=True, tries=1, seed=seed, device=device)
-    kind, about = task_of(model), f"{effort} effort: {EFFORTS[effort]}"
+    about = f"{effort} effort: {EFFORTS[effort]}"
+    has_task = model.spec.task in {task.purpose for task in TASKS.values()}  # some have no head
+    kind = task_of(model) if has_task else ""
     if effort == "fast" or not (given or kind in SELF_SOURCES):
         return replace(RECIPES["weights-only"], about=about, matching=weights)
     amount = AMOUNTS[effort, device_of(device).type].get(kind, LABELLED_TEXT)

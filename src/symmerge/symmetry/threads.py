@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from symmerge.symmetry.groups.linalg import one_thread, one_thread_each
+from symmerge.symmetry.groups.linalg import one_thread, threads_like_this
 
 LARGE = 1 << 24  # multiplications: below, one thread takes a few milliseconds
 ROWS = 256  # of a tile; must depend on nothing but shapes
@@ -39,7 +39,7 @@ def same_bytes() -> Iterator[None]:
         return
     workers = torch.get_num_threads()
     try:
-        with one_thread(), one_thread_each(workers) as pool, _Tiling(pool):
+        with one_thread(), threads_like_this(workers) as pool, _Tiling(pool):
             _state.pool, _state.workers = pool, workers
             yield
     finally:

@@ -21,7 +21,7 @@ from symmerge.checkpoints.weights import working
 from symmerge.errors import FunctionChanged, SymmetryError
 from symmerge.models.alignment import Alignment, Moved
 from symmerge.models.model import Model, Progress
-from symmerge.symmetry.groups.linalg import one_thread, one_thread_each
+from symmerge.symmetry.groups.linalg import one_thread, threads_like_this
 from symmerge.symmetry.notation import Axes, Product, atoms, size
 from symmerge.symmetry.spec import Spec
 from symmerge.verification.axis_maps import AxisMap, axis_map
@@ -54,7 +54,7 @@ def check_transport(written: Model, computed: Model, *, progress: Progress | Non
         raise _refusal("it has other tensors than were to be written")
     maps = lru_cache(maxsize=8)(partial(axis_map, moved.alignment))  # most tensors share one
     problems = partial(tensor_problem, written, moved, maps=maps)
-    with one_thread(), one_thread_each(WORKERS) as pool:
+    with one_thread(), threads_like_this(WORKERS) as pool:
         for name, problem in zip(names, pool.map(problems, names), strict=True):
             if problem:
                 pool.shutdown(cancel_futures=True)

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from symmerge.models.model import Progress
-from symmerge.symmetry.groups.linalg import one_thread, one_thread_each
+from symmerge.symmetry.groups.linalg import one_thread, threads_like_this
 
 Result = TypeVar("Result")
 Job = Callable[[Progress], Result]
@@ -29,7 +29,7 @@ def run_all(jobs: Iterable[Job[Result]], workers: int, progress: Progress | None
 
     if workers == 1:
         return [job(report) for job in jobs]
-    with one_thread(), one_thread_each(workers) as pool:
+    with one_thread(), threads_like_this(workers) as pool:
         try:
             return list(pool.map(lambda job: _without_gradients(job, report), jobs))
         except BaseException:

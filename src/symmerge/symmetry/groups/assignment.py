@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from symmerge.errors import OVERFLOW, SymmetryError
-from symmerge.symmetry.groups.linalg import one_thread, one_thread_each
+from symmerge.symmetry.groups.linalg import one_thread, threads_like_this
 
 CANDIDATES = 16  # entries kept per row and per column
 # Costs are rounded to so many levels, finer as the gap shrinks. scipy's sparse solver takes time
@@ -97,7 +97,7 @@ def in_threads(
     with one_thread():
         if threads <= 1:
             return [solve(*each) for each in zip(*arguments, strict=True)]
-        with one_thread_each(threads) as pool:
+        with threads_like_this(threads) as pool:
             return list(pool.map(solve, *arguments))
 
 

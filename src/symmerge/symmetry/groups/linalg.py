@@ -34,10 +34,14 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def one_thread_each(workers: int) -> ThreadPoolExecutor:
-    """A pool whose workers compute with one thread each. Precondition: inside of `one_thread`."""
-    # A new thread asks the environment, not the thread that started it, until torch tells it.
-    return ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+def threads_like_this(workers: int) -> ThreadPoolExecutor:
+    """A pool whose workers compute with as many threads each as this one.
+
+    A new thread asks the environment, not the thread that started it. Leaving `one_thread`, it
+    would set MKL, whose number is one for all threads, to that.
+    """
+    threads = torch.get_num_threads()
+    return ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads,))
 
 
 def _with_one_thread(function: Callable[..., Any]) -> Callable[..., Any]:

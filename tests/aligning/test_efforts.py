@@ -1,0 +1,208 @@
+"""Efforts: what each does for each kind of model, what it says first, and that it helps."""
+
+import json
+from io import StringIO
+
+import pytest
+import torch
+from fixtures import checkpoint, run
+from rich.console import Console
+
+import symmerge as sm
+from symmerge.aligning.options import AlignOptions
+from symmerge.checkpoints import memory
+from symmerge.cli import console
+from symmerge.errors import MismatchError
+from symmerge.lab.small_models import small_model
+from symmerge.matching.efforts import AMOUNTS, EFFORTS, effort_recipe, learning_rate
+from symmerge.matching.estimates import Estimate, estimate
+from symmerge.matching.learned import LearnedMatching
+from symmerge.models.progress import Counted
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Two GPT-2 in folders."""
+    root = tmp_path_factory.mktemp("efforts")
+    return [checkpoint(root / f"{seed}", "gpt2", seed=seed) for seed in (0, 1)]
+
+
+def recipe_of(name, effort, **options):
+    return AlignOptions(effort=effort, **options).to_recipe([sm.load(small_model(name))])
+
+
+# what is chosen
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "vit"])
+def test_all_but_the_fast_effort_learn(name):
+    assert recipe_of(name, "fast").method == "weights"
+    for effort in ("standard", "best"):
+        solver = recipe_of(name, effort).matching
+        assert isinstance(solver, LearnedMatching)
+        assert solver.start.method == "weights" and not solver.start.generate_text
+    assert solver.steps == max(each.steps for each in AMOUNTS["best", "cpu"].values())
+
+
+def test_a_model_without_a_head_has_nothing_to_learn_from():
+    assert recipe_of("dinov3", "standard").method == "weights"
+
+
+def test_a_classifier_of_texts_learns_only_from_data():
+    assert recipe_of("bert-classifier", "standard").method == "weights"
+    model = sm.load(small_model("bert-classifier"))
+    assert effort_recipe("standard", model, given=True).method == "learned"
+
+
+@pytest.mark.real_effort
+def test_the_usual_effort_is_standard(pair):
+    assert AlignOptions().to_recipe([sm.load(pair[0])]).about.startswith("standard effort")
+
+
+def test_options_change_an_effort():
+    solver = recipe_of("gpt2", "standard", steps=7, lr=1e-4, tries=3, seed=5).matching
+    assert (solver.steps, solver.lr, solver.seed) == (7, 1e-4, 5)
+    assert (solver.start.tries, solver.start.seed) == (3, 5)
+
+
+def test_wide_models_learn_slower():
+    rates = [learning_rate(sm.load(small_model("gpt2", n_embd=width))) for width in (48, 768)]
+    assert rates == [pytest.approx(1e-2), pytest.approx(1e-2 / 3)]
+
+
+REFUSED = {
+    "an unknown effort": (("--effort", "most"), "--effort most: choose fast, standard or best"),
+    "effort and method": (
+        ("--effort", "fast", "--method", "learned"),
+        "--effort fast chooses method and recipe: leave it out",
+    ),
+    "effort and recipe": (
+        ("--effort", "best", "--recipe", "permutations"),
+        "--effort best chooses method and recipe: leave it out",
+    ),
+    "steps of a fast effort": (
+        ("--effort", "fast", "--steps", 5),
+        "nothing is learned by weights",
+    ),
+    "data of a fast effort": (("--effort", "fast", "--data", "x.txt"), "without data"),
+}
+
+
+@pytest.mark.parametrize(("options", "said"), REFUSED.values(), ids=REFUSED)
+def test_refused_in_one_line(pair, tmp_path, options, said):
+    result = run("align", *pair, "--out", tmp_path / "out", *options, expect=2)
+    assert said in " ".join(result.output.split()) and not (tmp_path / "out").exists()
+
+
+# what it does
+
+
+def test_standard_learns_from_nothing_but_the_models(pair, tmp_path):
+    out = tmp_path / "out"
+    run("align", *pair, "--effort", "standard", "--steps", 12, "--out", out)
+    record = json.loads((out / "solution.json").read_text())
+    assert record["settings"]["data"] == "self" and record["recipe"].startswith("standard effort")
+    assert min(record["objective"]) < record["objective"][0]
+    for source, written in zip(pair, ("reference", "aligned"), strict=True):
+        assert sm.verify(sm.load(source), sm.load(out / written)).same
+    swapped = sm.verify(sm.load(pair[1]), sm.load(out / "reference"))
+    assert not swapped.same  # the control
+
+
+def test_efforts_are_lines_of_barrier(pair, tmp_path):
+    options = ("--task", "clm", "--data", "self", "--samples", 4, "--points", 3, "--steps", 2)
+    run("barrier", *pair, "--method", "none,fast,standard", *options, "--out", tmp_path / "curve")
+    record = json.loads((tmp_path / "curve" / "curve.json").read_text())
+    assert [line["name"] for line in record["methods"]] == ["none", "fast", "standard"]
+    # Learned from other text than is measured on
+    assert record["methods"][2]["settings"]["seed"] == 1
+
+
+# what it says first
+
+
+def test_the_first_line_is_an_estimate(pair):
+    lines = []
+    sm.align(*pair, "fast", progress=lines.append)
+    assert lines[0].startswith("fast effort: weights alone: about ")
+    assert lines[0].endswith("GB of memory on cpu")
+
+
+def test_more_work_takes_longer(monkeypatch):
+    monkeypatch.setattr("symmerge.matching.estimates.products_per_second", lambda device: 1e11)
+    model = sm.load(small_model("gpt2"))
+    few, many = (
+        estimate(LearnedMatching(steps=steps, generated=64), model) for steps in (1000, 3000)
+    )
+    assert few.seconds < many.seconds < 3 * few.seconds
+    wide = sm.load(small_model("gpt2", n_embd=96))
+    assert estimate(LearnedMatching(), wide).bytes > estimate(LearnedMatching(), model).bytes
+    assert str(Estimate(400.0, 2.4e10)) == "about 7 min and 2e+01 GB of memory"
+
+
+# what a terminal shows
+
+
+def test_counted_lines_draw_a_bar_with_the_time_left(monkeypatch):
+    screen = StringIO()
+    monkeypatch.setattr(console, "err", Console(file=screen, force_terminal=True, width=100))
+    console.note(Counted("step 1 of 4: held-out loss 3", 1, 4))
+    console.note("a line above the bar")
+    console.note(Counted("step 4 of 4: held-out loss 2", 4, 4))
+    assert "1/4" in screen.getvalue() and "left" in screen.getvalue()
+    assert "a line above the bar" in screen.getvalue() and console._counted._drawn is None
+
+
+def test_a_file_gets_no_bar(monkeypatch):
+    screen = StringIO()
+    monkeypatch.setattr(console, "err", Console(file=screen, width=100))
+    console.note(Counted("step 1 of 4: held-out loss 3", 1, 4))
+    assert screen.getvalue() == "" and console._counted._drawn is None
+
+
+FULL = {
+    "Python": MemoryError(),
+    "a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+    "torch": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+}
+
+
+@pytest.mark.parametrize("error", FULL.values(), ids=FULL)
+def test_a_full_memory_is_one_line_with_a_remedy(pair, tmp_path, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("symmerge.matching.sweeps.Sweeps.sweep", fail)
+    out = tmp_path / "out"
+    result = run("align", *pair, "--effort", "fast", "--out", out, expect=2)
+    said = " ".join(result.output.split())
+    assert "the memory is full" in said and "--batch-size" in said and "--resume" in said
+    assert "report" not in said and not out.exists()
+
+
+def test_other_errors_are_not_taken_for_a_full_memory(pair, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr("symmerge.matching.sweeps.Sweeps.sweep", fail)
+    result = run("align", *pair, "--effort", "fast", "--out", tmp_path / "out", expect=2)
+    assert "the memory is full" not in result.output and "please report it" in result.output
+
+
+def test_learning_keeps_freed_memory_and_streaming_gives_it_back(monkeypatch):
+    seen = []
+    monkeypatch.setattr(memory, "_set_threshold", seen.append)
+    monkeypatch.setattr(memory, "_returned", False)
+    with memory.freed_memory_kept():
+        pass
+    assert seen == [memory.LARGEST_THRESHOLD]  # nobody had asked for anything else
+    memory.return_freed_memory()
+    with memory.freed_memory_kept():
+        pass
+    assert seen[1:] == [memory.LARGE_TENSOR, memory.LARGEST_THRESHOLD, memory.LARGE_TENSOR]
+
+
+def test_unknown_efforts_are_refused_in_python():
+    with pytest.raises(MismatchError, match="there are"):
+        sm.align(small_model("gpt2"), small_model("gpt2"), "slowest")
+    assert set(EFFORTS) == {"fast", "standard", "best"}
