@@ -16,8 +16,9 @@ from torch import Tensor
 
 from symmerge.checkpoints.arrays import read_npy
 from symmerge.checkpoints.json_results import Record
-from symmerge.checkpoints.weights import CACHE_BYTES, Weights
+from symmerge.checkpoints.weights import CACHE_BYTES
 from symmerge.errors import MismatchError
+from symmerge.matching.device_tensors import Tensors
 from symmerge.matching.heads import attention_layers
 from symmerge.observation.activations import Activations, Score, extend_spec
 from symmerge.symmetry.groups.linalg import total
@@ -110,7 +111,7 @@ class Evidence:
     """
 
     table: Spec
-    weights: tuple[Weights, Weights]
+    weights: tuple[Tensors, Tensors]
     weighting: Weighting
     activations: tuple[Activations, ...] = ()
     frequencies: Tensor | None = None

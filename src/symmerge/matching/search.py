@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from math import inf
 from typing import ClassVar
 
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from symmerge.errors import MismatchError
 from symmerge.matching.base import Solution, Trial
+from symmerge.matching.candidates import Candidate, candidate_of
+from symmerge.matching.device_tensors import Tensors, to_solver
 from symmerge.matching.evidence import BY_FREQUENCY, MIXED, CachedSamples, Evidence, Weighting
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.resume import ResumeEntry, ResumeFile
@@ -135,14 +138,6 @@ class Matching(ABC):
             )
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """A trial and the alignment it found."""
-
-    trial: Trial
-    alignment: Alignment
-
-
 class _Search:
     """Try weightings and starts, keep the best, and store every step for `--resume`."""
 
@@ -157,8 +152,8 @@ class _Search:
     ) -> None:
         self.options, self.a, self.b, self.probe = options, a, b, probe
         self.progress, self.resume_file = progress, resume_file
-        self.best: _Candidate | None = None
-        self.running: _Candidate | None = None
+        self.best: Candidate | None = None
+        self.running: Candidate | None = None
         self.interrupted = False
         self.trials: list[Trial] = []
         self.frequencies: Tensor | None = None
@@ -166,6 +161,12 @@ class _Search:
         entry = resume_file.read() if resume_file else None
         self._stored = entry or ResumeEntry({"trials": []}, {})
         self._stored_trials = list(map(Trial.from_json, self._stored.record["trials"]))
+
+    @cached_property
+    def _weights(self) -> tuple[Tensors, Tensors]:
+        """Both models' tensors where this solver computes; copied to a GPU only once."""
+        options = self.options
+        return to_solver((self.a.weights, self.b.weights), options.device, options.dtype)
 
     def run(self) -> None:
         self.probe = self.probe or self.options.probe(self.a, self.b, self.progress)
@@ -243,22 +244,22 @@ class _Search:
         if not recalled:  # a recalled one may not be the best, whose elements are stored
             self._store(None)
 
-    def _recall(self, weighting: Weighting, start: int) -> _Candidate | None:
+    def _recall(self, weighting: Weighting, start: int) -> Candidate | None:
         """A stored trial. Only the best one's elements were stored; no other's are needed."""
         for trial in self._stored_trials:
             if (trial.weighting, trial.start) == (weighting, start):
                 elements = self._stored.elements.get("best", {})
-                return _Candidate(trial, Alignment(self.a.spec, elements))
+                return Candidate(trial, Alignment(self.a.spec, elements))
         return None
 
-    def _solve(self, weighting: Weighting, start: int) -> _Candidate:
+    def _solve(self, weighting: Weighting, start: int) -> Candidate:
         sweeps = self._sweeps(weighting, start)
         try:
             self._sweep(sweeps, start)
         except KeyboardInterrupt:
-            self.running = _candidate(sweeps, start, score=inf, converged=False, by_space={})
+            self.running = candidate_of(sweeps, start, score=inf, converged=False, by_space={})
             raise
-        return _candidate(
+        return candidate_of(
             sweeps,
             start,
             score=self._score(sweeps),
@@ -299,7 +300,7 @@ class _Search:
         probe, counts = self.probe, self.options.token_counts
         return Evidence(
             table=self.a.spec,
-            weights=(self.a.weights, self.b.weights),
+            weights=self._weights,
             weighting=weighting,
             activations=self._activations_for(probe, weighting.score) if probe else (),
             frequencies=self.frequencies if counts is None else counts,
@@ -331,19 +332,3 @@ class _Search:
                 "changes": sweeps.changes,
             }
         self.resume_file.write(ResumeEntry(record, elements))
-
-
-def _candidate(
-    sweeps: Sweeps, start: int, *, score: float, converged: bool, by_space: Mapping[str, float]
-) -> _Candidate:
-    trial = Trial(
-        weighting=sweeps.evidence.weighting,
-        start=start,
-        score=score,
-        objective=tuple(sweeps.objective),
-        changes=tuple(sweeps.changes),
-        converged=converged,
-        by_space=by_space,
-        distance=sweeps.distance,
-    )
-    return _Candidate(trial, sweeps.alignment)

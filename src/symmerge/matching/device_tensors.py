@@ -1,0 +1,68 @@
+"""Tensors where a solver computes: on a GPU they are copied there once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from symmerge.checkpoints.weights import Weights
+from symmerge.symmetry.threads import side_by_side
+
+SHARE = 0.3  # of the free memory of a GPU, for each of two models: Gram matrices need the rest
+
+
+class Tensors(Protocol):
+    """Tensors by name."""
+
+    def __getitem__(self, name: str, /) -> Tensor: ...
+
+
+@final
+class DeviceTensors(Mapping[str, Tensor]):
+    """A model's tensors on a device, in a solver's precision, as many as fit into `room` bytes.
+
+    Workers read them side by side, because canonical forms cost a decomposition per head. What
+    does not fit is read anew each time.
+    """
+
+    def __init__(self, weights: Weights, device: str, dtype: torch.dtype, room: int) -> None:
+        self._weights, self._device, self._dtype = weights, device, dtype
+        fitting = list(self._fitting(room))
+        read = side_by_side(weights.__getitem__, fitting)
+        self._there = {name: self._copy(value) for name, value in zip(fitting, read, strict=True)}
+
+    def _fitting(self, room: int) -> Iterator[str]:
+        for name in self._weights.names():
+            room -= prod(self._weights.shape(name)) * self._dtype.itemsize
+            if room < 0:
+                return
+            yield name
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, self._dtype)
+
+    def __getitem__(self, name: str) -> Tensor:
+        there = self._there.get(name)
+        return self._copy(self._weights[name]) if there is None else there
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights.names())
+
+    def __len__(self) -> int:
+        return len(self._weights.names())
+
+
+def to_solver(
+    models: tuple[Weights, Weights], device: str, dtype: torch.dtype
+) -> tuple[Tensors, Tensors]:
+    """The tensors of both models for a solver; a processor reads them where they are."""
+    where = torch.device(device)
+    if where.type != "cuda":
+        return models
+    room = int(SHARE * torch.cuda.mem_get_info(where)[0])
+    a, b = (DeviceTensors(weights, device, dtype, room) for weights in models)
+    return a, b
