@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from symmerge.symmetry.threads import side_by_side
 SHARE = 0.3  # of the free memory of a GPU, for each of two models: Gram matrices need the rest
 
 
+@runtime_checkable
 class Tensors(Protocol):
     """Tensors by name."""
 
