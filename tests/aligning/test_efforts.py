@@ -12,10 +12,10 @@ import symmerge as sm
 from symmerge.aligning.options import AlignOptions
 from symmerge.checkpoints import memory
 from symmerge.cli import console
-from symmerge.errors import MismatchError
+from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.lab.small_models import small_model
 from symmerge.matching.efforts import AMOUNTS, EFFORTS, effort_recipe, learning_rate
-from symmerge.matching.estimates import Estimate, estimate
+from symmerge.matching.forecasts import Forecast, forecast
 from symmerge.matching.learned import LearnedMatching
 from symmerge.models.progress import Counted
 
@@ -66,7 +66,9 @@ def test_options_change_an_effort():
 
 
 def test_wide_models_learn_slower():
-    rates = [learning_rate(sm.load(small_model("gpt2", n_embd=width))) for width in (48, 768)]
+    rates = [
+        learning_rate(sm.load(small_model("gpt2", n_embd=width)), "clm") for width in (48, 768)
+    ]
     assert rates == [pytest.approx(1e-2), pytest.approx(1e-2 / 3)]
 
 
@@ -118,6 +120,17 @@ def test_efforts_are_lines_of_barrier(pair, tmp_path):
     assert record["methods"][2]["settings"]["seed"] == 1
 
 
+def test_without_memory_the_usual_effort_is_fast(monkeypatch):
+    monkeypatch.setattr("symmerge.matching.efforts.USUAL", "standard")
+    models = [sm.load(small_model("gpt2"))]
+    assert AlignOptions().to_recipe(models).method == "learned"  # the control
+    monkeypatch.setattr("symmerge.aligning.options.free_memory", lambda device: 10**8)
+    with pytest.warns(SymmergeWarning, match="weights alone are matched"):
+        assert AlignOptions().to_recipe(models).method == "weights"
+    with pytest.raises(MismatchError, match="choose --effort fast"):
+        AlignOptions(effort="standard").to_recipe(models)
+
+
 # what it says first
 
 
@@ -129,15 +142,15 @@ def test_the_first_line_is_an_estimate(pair):
 
 
 def test_more_work_takes_longer(monkeypatch):
-    monkeypatch.setattr("symmerge.matching.estimates.products_per_second", lambda device: 1e11)
+    monkeypatch.setattr("symmerge.matching.forecasts.products_per_second", lambda device: 1e11)
     model = sm.load(small_model("gpt2"))
     few, many = (
-        estimate(LearnedMatching(steps=steps, generated=64), model) for steps in (1000, 3000)
+        forecast(LearnedMatching(steps=steps, generated=64), model) for steps in (1000, 3000)
     )
     assert few.seconds < many.seconds < 3 * few.seconds
     wide = sm.load(small_model("gpt2", n_embd=96))
-    assert estimate(LearnedMatching(), wide).bytes > estimate(LearnedMatching(), model).bytes
-    assert str(Estimate(400.0, 2.4e10)) == "about 7 min and 2e+01 GB of memory"
+    assert forecast(LearnedMatching(), wide).bytes > forecast(LearnedMatching(), model).bytes
+    assert str(Forecast(400.0, 2.4e10)) == "about 7 min and 2e+01 GB of memory"
 
 
 # what a terminal shows

@@ -12,7 +12,7 @@ from symmerge.aligning.tokens import SharedTokens, verify_shared
 from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import SymmetryError
 from symmerge.matching.base import Solution
-from symmerge.matching.estimates import announcement
+from symmerge.matching.forecasts import announcement
 from symmerge.matching.learning.soft_permutations import relax
 from symmerge.matching.recipes import Recipe
 from symmerge.matching.resume import ResumeFile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,11 +12,13 @@ import torch
 
 from symmerge.aligning.choices import check_choice
 from symmerge.aligning.inputs import make_inputs, no_inputs
-from symmerge.errors import MismatchError, SymmetryError
+from symmerge.checkpoints.memory import free_memory
+from symmerge.errors import MismatchError, SymmergeWarning, SymmetryError
 from symmerge.evaluation.tasks import SELF_SOURCES, Task, task_of
 from symmerge.matching import efforts
 from symmerge.matching.efforts import EFFORTS, effort_recipe
 from symmerge.matching.evidence import read_token_counts
+from symmerge.matching.forecasts import memory_needed
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.learning.distillation import Target
 from symmerge.matching.learning.start import activation_start
@@ -144,10 +147,26 @@ class AlignOptions(LearningOverrides):
         effort, how = self.effort or efforts.USUAL, {"seed": self.seed, "device": self.device}
         recipe = effort_recipe(effort, models[0], given=self.data is not None, **how)
         self._check(recipe)
+        if recipe.needs_data and not self._fits(effort, recipe, models[0]):
+            recipe = effort_recipe("fast", models[0], **how)
         if not recipe.needs_data:
             return with_options(recipe, **self._matching())
         data = self._inputs(models, recipe) if self.data or self.samples else None
         return self._learned(recipe, data)
+
+    def _fits(self, effort: str, recipe: Recipe, model: Model) -> bool:
+        """Whether there is memory to learn; an effort that was asked for is refused where not."""
+        needed, free = memory_needed(recipe.matching, model), free_memory(device_of(self.device))
+        if needed <= free:
+            return True
+        why = (
+            f"{effort} effort needs about {needed / 1e9:.0f} GB of memory on {self.device},"
+            f" and {free / 1e9:.0f} GB are free"
+        )
+        if self.effort or self.data:
+            raise MismatchError(f"{why}: choose --effort fast, or a --device with more")
+        warnings.warn(f"{why}: weights alone are matched", SymmergeWarning, stacklevel=2)
+        return False
 
     def _recipe(self) -> Recipe:
         if not self.permutations_only:

@@ -1,12 +1,16 @@
-"""What glibc does with freed memory: back to the system, or kept for the next tensor."""
+"""How much memory is free, and what glibc does with freed memory: back to the system, or kept."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
+UNKNOWN_MEMORY = 8 << 30  # assumed free where the system does not say
 M_MMAP_THRESHOLD = -3
 LARGE_TENSOR = 1 << 20  # gets a mapping of its own, which goes back when it is freed
 LARGEST_THRESHOLD = 32 << 20  # glibc takes no more
@@ -34,6 +38,20 @@ def freed_memory_kept() -> Iterator[None]:
     finally:
         if _returned:
             _set_threshold(LARGE_TENSOR)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:  # counts what the system caches
+            sizes = dict(line.split(":") for line in file)
+        return int(sizes["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        known = "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {})
+        pages = os.sysconf("SC_AVPHYS_PAGES") if known else 0
+        return pages * os.sysconf("SC_PAGE_SIZE") if known else UNKNOWN_MEMORY
 
 
 def _set_threshold(size: int) -> None:

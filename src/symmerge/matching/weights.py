@@ -56,7 +56,7 @@ class WeightMatching(Matching):
         progress(
             "sampled text from both models"
             if probe
-            else "no self-generated text (not language models, or too large): weights alone"
+            else "no self-generated text (not language models, or no memory): weights alone"
         )
         return probe
 

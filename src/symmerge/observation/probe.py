@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from symmerge.checkpoints.memory import free_memory
 from symmerge.evaluation.data.self_generated import first_logits, mask_token, sample_text
 from symmerge.models.model import Model
 from symmerge.observation.activations import (
@@ -28,7 +29,8 @@ ROWS, LENGTH = 64, 256
 MIN_ROWS, MIN_LENGTH = 8, 32
 BATCH_SIZE = 8
 MAX_TARGETS = 50_000_000  # entries of the parents' predictions: 200 MB
-WORK = 70_000_000_000  # parameters times tokens: the budget for sampling from both parents
+# Parameters times tokens: the budget for sampling from both parents. Any model gets a few rows.
+WORK = {"cpu": 70_000_000_000, "cuda": 7_000_000_000_000}
 ACTIVATION_BYTES = 150_000_000  # of recorded activations, per model
 
 Inputs = Mapping[str, Tensor]
@@ -91,7 +93,7 @@ def make_probe(
     seed: int = 0,
     device: str = "cpu",
 ) -> Probe | None:
-    """A probe of self-generated text; None if the models are not language models, or too large.
+    """A probe of self-generated text; None where none can be sampled.
 
     The last model is B. Of more than two, the mean activations of the others stand for A. `text`
     reuses an earlier sample. Without `scored` no targets are kept. Only one model at a time is in
@@ -149,12 +151,11 @@ class _Targets:
 def _sample_together(
     models: Sequence[Model], seed: int, device: str
 ) -> Int[Tensor, "rows length"] | None:
-    """The same number of rows from each model; None if they cannot generate, or are too slow."""
-    if models[0].spec.task not in ("causal-lm", "masked-lm"):
+    """The same number of rows from each model; None if they cannot generate, or do not fit."""
+    fits = 4 * models[0].parameters < free_memory(torch.device(device))
+    if models[0].spec.task not in ("causal-lm", "masked-lm") or not fits:
         return None
-    rows, length = _affordable(models[0])
-    if not rows:
-        return None
+    rows, length = _affordable(models[0], torch.device(device).type)
     rows = max(1, rows // len(models))
     modules = (full_module(model, torch.float32).to(device) for model in models)
     texts = [
@@ -164,11 +165,13 @@ def _sample_together(
     return torch.cat(texts)
 
 
-def _affordable(model: Model) -> tuple[int, int]:
-    """Rows and length of text to sample in about the time of a match; zero if too short."""
-    work = WORK // 2 if model.spec.task == "masked-lm" else WORK  # filling masks takes many passes
+def _affordable(model: Model, device: str) -> tuple[int, int]:
+    """Rows and length of text to sample in about the time of a match; a few for any model."""
+    work = WORK[device]
+    if model.spec.task == "masked-lm":
+        work //= 2  # filling masks takes many passes
     targets = MAX_TARGETS // model.spec.sizes["vocabulary"]
     tokens = min(work // model.parameters, targets, ROWS * LENGTH)
     # Many short rows tell more than a few long ones, and are sampled faster.
     length = max(MIN_LENGTH, min(LENGTH, tokens // ROWS))
-    return (tokens // length, length) if tokens >= MIN_ROWS * length else (0, 0)
+    return max(MIN_ROWS, tokens // length), length

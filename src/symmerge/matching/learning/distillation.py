@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, final
@@ -11,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from symmerge.checkpoints.memory import free_memory
 from symmerge.errors import DataError
 from symmerge.evaluation.data.self_generated import first_logits
 from symmerge.evaluation.tasks.base import IGNORED, Batch, LazyBatches, Task
@@ -20,7 +20,6 @@ from symmerge.observation.probe import Inputs
 Target = Literal["parents", "labels"]
 # Targets are cached in a quarter of the free memory: recomputing takes two forward passes.
 CACHE_FRACTION, MAX_CACHE = 4, 24 << 30
-UNKNOWN_MEMORY = 8 << 30  # assumed free where the system does not say
 ROWS = {"image": 64, "text": 32}  # samples per batch
 TOKENS = 3072  # tokens per batch of running text
 
@@ -92,7 +91,7 @@ class DistillationData:
     _cache: dict[int, DistillationBatch] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.cache_left = min(_free_memory(self.device) // CACHE_FRACTION, MAX_CACHE)
+        self.cache_left = min(free_memory(self.device) // CACHE_FRACTION, MAX_CACHE)
         self._positions = self._max_positions() if self.raw(0)["labels"].ndim == 2 else 0
 
     def raw(self, number: int) -> Batch:
@@ -139,13 +138,6 @@ class DistillationData:
         weights = torch.zeros(self._positions, device=self.device)
         weights[: len(places)] = 1 / max(1, len(places))  # a batch may have no labels at all
         return F.pad(places, (0, self._positions - len(places))), weights
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    known = "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {})
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else UNKNOWN_MEMORY
 
 
 def logits_at(module: nn.Module, inputs: Inputs, positions: Tensor | None) -> Tensor:

@@ -22,7 +22,7 @@ REACHED = {"cpu": 0.6, "cuda": 0.2}  # of their speed, by learning
 SAMPLING = {"cpu": 0.1, "cuda": 0.02}  # one token after the other
 LAUNCH = {"cpu": 0.0, "cuda": 2e-3}  # seconds for a layer to be told what to do
 SETUP = 3.0  # seconds to open models and to warm up
-PLACES = 256  # tokens of an input, where nothing says how many
+ROWS, PLACES = 12, 256  # inputs of a step and their tokens, where nothing says how many
 PROCESS = 500_000_000  # bytes of Python with torch
 COPIES = 9  # of the weights in float32 while learning: parents, A, B, B moved, the mean, gradients
 ACTIVATIONS = 64  # bytes per token, layer and coordinate, kept for the gradient
@@ -31,7 +31,7 @@ LOGITS = 12  # bytes per token and word: logits, their logarithms, targets
 
 @final
 @dataclass(frozen=True)
-class Estimate:
+class Forecast:
     """Seconds and bytes, from counts of operations: right to a factor of two or so."""
 
     seconds: float
@@ -54,34 +54,40 @@ def products_per_second(device: torch.device) -> float:
     return 2 * side**3 / max(1e-9, time.perf_counter() - began)
 
 
-def estimate(solver: Solver, model: Model) -> Estimate:
+def memory_needed(solver: Solver, model: Model) -> float:
+    """Bytes that aligning two such models takes, the weights of both included."""
+    if not isinstance(solver, LearnedMatching):
+        return PROCESS + 2 * 4 * model.parameters
+    words, width = model.spec.sizes.get("vocabulary", 0), model.spec.sizes[model.spec.stream]
+    per_token = LOGITS * words + ACTIVATIONS * layer_count(model) * width
+    tokens = (solver.batch_size or ROWS) * _length(solver, model)
+    return PROCESS + 4 * COPIES * model.parameters + tokens * per_token
+
+
+def forecast(solver: Solver, model: Model) -> Forecast:
     """What aligning two such models takes."""
     device = device_of(solver.device)
     speed, width = products_per_second(device), model.spec.sizes[model.spec.stream]
     weights, layers = model.parameters, layer_count(model)
     # Every weight meets the rotation of the stream when it is moved, and again in the evidence.
     seconds = SETUP + 4 * weights * width / (REACHED[device.type] * speed)
-    used = PROCESS + 2 * 4 * weights
     if isinstance(solver, LearnedMatching):
-        length = solver.generated_length or model.spec.sizes.get("position", PLACES)
-        rows = solver.batch_size or 12
-        tokens, sampled = rows * length, (solver.generated or 512) * length
+        length = _length(solver, model)
+        tokens, sampled = (solver.batch_size or ROWS) * length, (solver.generated or 512) * length
         step = (6 * weights * tokens + 4 * weights * width) / (REACHED[device.type] * speed)
         seconds += solver.steps * max(step, LAUNCH[device.type] * layers)
         sampling = 2 * weights * sampled / (SAMPLING[device.type] * speed)
         seconds += max(sampling, 2 * length * LAUNCH[device.type] * layers)
-        words = model.spec.sizes.get("vocabulary", 0)
-        used = (
-            PROCESS
-            + 4 * COPIES * weights
-            + tokens * (LOGITS * words + ACTIVATIONS * layers * width)
-        )
-    return Estimate(seconds, used)
+    return Forecast(seconds, memory_needed(solver, model))
+
+
+def _length(solver: LearnedMatching, model: Model) -> int:
+    return solver.generated_length or model.spec.sizes.get("position", PLACES)
 
 
 def announcement(recipe: Recipe, model: Model) -> str:
     """The first line of an alignment: what it will take, and where."""
-    return f"{recipe.about}: {estimate(recipe.matching, model)} on {recipe.matching.device}"
+    return f"{recipe.about}: {forecast(recipe.matching, model)} on {recipe.matching.device}"
 
 
 def _time(seconds: float) -> str:
