@@ -40,7 +40,7 @@ def test_all_but_the_fast_effort_learn(name):
     for effort in ("standard", "best"):
         solver = recipe_of(name, effort).matching
         assert isinstance(solver, LearnedMatching)
-        assert solver.start.method == "weights" and not solver.start.generate_text
+        assert solver.start.method == "weights" and solver.start.tries == 1
     assert solver.steps == max(each.steps for each in AMOUNTS["best", "cpu"].values())
 
 

@@ -1,6 +1,6 @@
 """Efforts: how much work an alignment without data takes, from seconds to minutes.
 
-- `fast` matches weights.
+- `fast` matches weights; of masked models also what flows through them on a little text.
 - `standard` goes on from there: the symmetry is learned for a short while, on text that both
   models sample, or on synthetic images. The first steps gain the most.
 - `best` learns for longer, and matches units and heads again meanwhile.
@@ -77,7 +77,14 @@ def effort_recipe(
 
     Classifiers of texts cannot generate inputs: without data, their weights are matched.
     """
-    weights = WeightMatching(generate_text=False, unigrams=True, tries=1, seed=seed, device=device)
+    # Frequencies of tokens say little of a masked model; what flows through it does.
+    weights = WeightMatching(
+        generate_text=model.spec.task == "masked-lm",
+        unigrams=True,
+        tries=1,
+        seed=seed,
+        device=device,
+    )
     about = f"{effort} effort: {EFFORTS[effort]}"
     has_task = model.spec.task in {task.purpose for task in TASKS.values()}  # some have no head
     kind = task_of(model) if has_task else ""

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from symmerge.checkpoints.memory import free_memory
+from symmerge.checkpoints.memory import free_memory, freed_memory_kept
 from symmerge.evaluation.data.self_generated import first_logits, mask_token, sample_text
 from symmerge.models.model import Model
 from symmerge.observation.activations import (
@@ -85,6 +85,7 @@ def predictions(
     return logits.flatten(0, -2).float()
 
 
+@freed_memory_kept()
 def make_probe(
     models: Sequence[Model],
     *,
@@ -169,7 +170,7 @@ def _affordable(model: Model, device: str) -> tuple[int, int]:
     """Rows and length of text to sample in about the time of a match; a few for any model."""
     work = WORK[device]
     if model.spec.task == "masked-lm":
-        work //= 2  # filling masks takes many passes
+        work //= 3  # filling masks takes many passes
     targets = MAX_TARGETS // model.spec.sizes["vocabulary"]
     tokens = min(work // model.parameters, targets, ROWS * LENGTH)
     # Many short rows tell more than a few long ones, and are sampled faster.
