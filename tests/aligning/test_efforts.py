@@ -1,6 +1,7 @@
 """Efforts: what each does for each kind of model, what it says first, and that it helps."""
 
 import json
+import pickle
 from io import StringIO
 
 import pytest
@@ -150,7 +151,7 @@ def test_more_work_takes_longer(monkeypatch):
     assert few.seconds < many.seconds < 3 * few.seconds
     wide = sm.load(small_model("gpt2", n_embd=96))
     assert forecast(LearnedMatching(), wide).bytes > forecast(LearnedMatching(), model).bytes
-    assert str(Forecast(400.0, 2.4e10)) == "about 7 min and 2e+01 GB of memory"
+    assert str(Forecast(400.0, 24_000_000_000)) == "about 7 min and 2e+01 GB of memory"
 
 
 # what a terminal shows
@@ -164,6 +165,11 @@ def test_counted_lines_draw_a_bar_with_the_time_left(monkeypatch):
     console.note(Counted("step 4 of 4: held-out loss 2", 4, 4))
     assert "1/4" in screen.getvalue() and "left" in screen.getvalue()
     assert "a line above the bar" in screen.getvalue() and console._counted._drawn is None
+
+
+def test_counted_lines_travel_between_processes():
+    line = pickle.loads(pickle.dumps(Counted("step 1 of 4", 1, 4)))
+    assert (line, line.done, line.total) == ("step 1 of 4", 1, 4)
 
 
 def test_a_file_gets_no_bar(monkeypatch):

@@ -74,8 +74,13 @@ def align(
     solution.json (the evidence). Ctrl-C keeps the best so far.
     Example: [bold]symmerge align ./seed-0 ./seed-1 --out ./aligned[/]
 
-    Three methods: without data (weights), by activations on some inputs (activations), or by
-    learning the symmetry itself (learned; slower, much closer). The first two give the same bytes
+    --effort says how much work to take: [bold]fast[/] matches weights in seconds,
+    [bold]standard[/] (the default) then learns the symmetry for about a minute, [bold]best[/] for
+    many. None needs data: models write their own text, image models get synthetic images. With
+    --data, standard and best learn from that.
+
+    Or choose a method: without data (weights), by activations on some inputs (activations), or by
+    learning the symmetry itself (learned). The first two give the same bytes
     with any number of threads; learning agrees to rounding only (about 1e-6; solution.json says how
     many threads there were). Learning also runs in several processes:
     [bold]torchrun --nproc-per-node 2 -m symmerge align ... --method learned[/].

@@ -35,7 +35,7 @@ class Forecast:
     """Seconds and bytes, from counts of operations: right to a factor of two or so."""
 
     seconds: float
-    bytes: float
+    bytes: int
 
     def __str__(self) -> str:
         return f"about {_time(self.seconds)} and {max(0.1, self.bytes / 1e9):.1g} GB of memory"
@@ -54,7 +54,7 @@ def products_per_second(device: torch.device) -> float:
     return 2 * side**3 / max(1e-9, time.perf_counter() - began)
 
 
-def memory_needed(solver: Solver, model: Model) -> float:
+def memory_needed(solver: Solver, model: Model) -> int:
     """Bytes that aligning two such models takes, the weights of both included."""
     if not isinstance(solver, LearnedMatching):
         return PROCESS + 2 * 4 * model.parameters

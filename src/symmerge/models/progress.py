@@ -21,3 +21,7 @@ class Counted(str):
         self = super().__new__(cls, line)
         self.done, self.total = done, total
         return self
+
+    def __getnewargs__(self) -> tuple[str, int, int]:
+        """Lines travel between processes."""
+        return str(self), self.done, self.total
