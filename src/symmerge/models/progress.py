@@ -22,6 +22,6 @@ class Counted(str):
         self.done, self.total = done, total
         return self
 
-    def __getnewargs__(self) -> tuple[str, int, int]:
+    def __reduce__(self) -> tuple[type[Counted], tuple[str, int, int]]:
         """Lines travel between processes."""
-        return str(self), self.done, self.total
+        return Counted, (str(self), self.done, self.total)
