@@ -2,17 +2,14 @@
 
 import json
 import pickle
-from io import StringIO
 
 import pytest
 import torch
 from fixtures import checkpoint, run
-from rich.console import Console
 
 import symmerge as sm
 from symmerge.aligning.options import AlignOptions
 from symmerge.checkpoints import memory
-from symmerge.cli import console
 from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.lab.small_models import small_model
 from symmerge.matching.efforts import AMOUNTS, EFFORTS, effort_recipe, learning_rate
@@ -151,32 +148,15 @@ def test_more_work_takes_longer(monkeypatch):
     assert few.seconds < many.seconds < 3 * few.seconds
     wide = sm.load(small_model("gpt2", n_embd=96))
     assert forecast(LearnedMatching(), wide).bytes > forecast(LearnedMatching(), model).bytes
-    assert str(Forecast(400.0, 24_000_000_000)) == "about 7 min and 2e+01 GB of memory"
+    assert str(Forecast(400.0, 24_000_000_000)) == "about 7 min and 24 GB of memory"
 
 
-# what a terminal shows
-
-
-def test_counted_lines_draw_a_bar_with_the_time_left(monkeypatch):
-    screen = StringIO()
-    monkeypatch.setattr(console, "err", Console(file=screen, force_terminal=True, width=100))
-    console.note(Counted("step 1 of 4: held-out loss 3", 1, 4))
-    console.note("a line above the bar")
-    console.note(Counted("step 4 of 4: held-out loss 2", 4, 4))
-    assert "1/4" in screen.getvalue() and "left" in screen.getvalue()
-    assert "a line above the bar" in screen.getvalue() and console._counted._drawn is None
+# lines of progress
 
 
 def test_counted_lines_travel_between_processes():
     line = pickle.loads(pickle.dumps(Counted("step 1 of 4", 1, 4)))
     assert (line, line.done, line.total) == ("step 1 of 4", 1, 4)
-
-
-def test_a_file_gets_no_bar(monkeypatch):
-    screen = StringIO()
-    monkeypatch.setattr(console, "err", Console(file=screen, width=100))
-    console.note(Counted("step 1 of 4: held-out loss 3", 1, 4))
-    assert screen.getvalue() == "" and console._counted._drawn is None
 
 
 FULL = {

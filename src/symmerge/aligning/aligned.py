@@ -22,6 +22,7 @@ from symmerge.models.alignment_results import SolutionFile
 from symmerge.models.distances import distance
 from symmerge.models.model import Model, Progress, save
 from symmerge.models.orbit import keep
+from symmerge.models.progress import Notice
 from symmerge.models.structure import structure_of
 from symmerge.symmetry.threads import same_bytes
 from symmerge.verification.written import gate
@@ -121,7 +122,7 @@ def _solve_pair(
 ) -> Aligned:
     first, second = (recipe.prepare(model).cached() for model in (a, b))
     if progress:
-        progress(announcement(recipe, first))
+        progress(Notice(announcement(recipe, first)))
     solution = recipe.matching.solve(first, second, progress=progress, resume_file=resume_file)
     # Soft matching interrupted before its first step has no soft result.
     soft = recipe.non_symmetric == "soft" and solution.relaxed

@@ -20,6 +20,7 @@ from symmerge.models.alignment import apply
 from symmerge.models.alignment_results import UniverseFile
 from symmerge.models.model import Model, Progress, save
 from symmerge.models.orbit import keep
+from symmerge.models.progress import Notice, ProgressLike, reporter
 from symmerge.symmetry.threads import same_bytes
 from symmerge.verification.written import gate
 
@@ -103,7 +104,7 @@ def align_many(
     reference: int | str = 0,
     rounds: int | None = None,
     units: str = "zero",
-    progress: Progress | None = None,
+    progress: ProgressLike = None,
     resume_file: ResumeFile | None = None,
 ) -> AlignedMany:
     """Find one symmetry per model that brings all into one basin: `align_many([a, b, c])`.
@@ -112,7 +113,7 @@ def align_many(
     "medoid", the model closest to all others (every pair is matched to find it). `method` and
     `units` are those of `align`.
     """
-    place = _place(reference, len(models))
+    place, progress = _place(reference, len(models)), reporter(progress)
     sources = open_models(models, units=units)
     recipe = recipe_for(method, sources)
     if recipe.non_symmetric:
@@ -136,9 +137,8 @@ def align_many(
     if isinstance(solver, LearnedMatching) and not universe.interrupted:
         members = [prepared[number].cached() for number in universe.members]
         universe = solver.refine(members, universe, progress=progress)
-    if progress:
-        for reason in universe.left_out.values():
-            progress(f"left out: {reason}")
+    for reason in universe.left_out.values():
+        progress(Notice(f"left out: {reason}"))
     aligned = (apply(universe.alignments[number], prepared[number]) for number in universe.members)
     return AlignedMany(tuple(aligned), universe, recipe, tuple(sources))
 

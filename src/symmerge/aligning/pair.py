@@ -8,7 +8,7 @@ from symmerge.aligning.options import Method, recipe_for
 from symmerge.aligning.vocabularies import align_vocabularies, read_alike
 from symmerge.matching.recipes import Recipe
 from symmerge.matching.resume import ResumeFile
-from symmerge.models.model import Progress
+from symmerge.models.progress import ProgressLike, reporter
 
 
 def align(
@@ -18,18 +18,19 @@ def align(
     *,
     units: str = "zero",
     shared_tokens: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressLike = None,
     resume_file: ResumeFile | None = None,
 ) -> Aligned:
     """Find the symmetry that brings `b` closest to `a`. Neither function changes.
 
     `method` is a method or recipe by name ("learned", "permutations"), `AlignOptions`, a recipe or
     a solver. A narrow model is widened first (`units`: see `open_models`). `shared_tokens` matches
-    different vocabularies by the tokens both have; the result has A's tokenizer.
+    different vocabularies by the tokens both have; the result has A's tokenizer. `progress` is True
+    (lines on standard error) or a function that takes lines.
     """
     first, second = open_models([a, b], units=units)
     pair = [first, second]
     readable = pair if isinstance(method, Recipe) else read_alike(pair, shared_tokens)
     recipe = recipe_for(method, readable)
     solve = align_vocabularies if shared_tokens else solve_pair
-    return solve(first, second, recipe, progress=progress, resume_file=resume_file)
+    return solve(first, second, recipe, progress=reporter(progress), resume_file=resume_file)

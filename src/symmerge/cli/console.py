@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import TextIOWrapper
+from itertools import count
 from typing import Any, NoReturn, TextIO
 
 import typer
@@ -24,12 +25,12 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
 
+from symmerge.cli.phases import Phases
 from symmerge.errors import SymmergeError, SymmergeWarning
-from symmerge.models.progress import Counted
+from symmerge.models.progress import Counted, Phase
 
 LONGEST_LINE = 2000  # names in damaged files may have megabytes
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -112,42 +113,13 @@ def bar(what: str, total: int) -> Iterator[tuple[Progress, TaskID]]:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar that advances by one item per call."""
-    with bar(what, total) as (drawn, task):
-        yield lambda item: drawn.update(task, advance=1, item=escape(item))
-
-
-class _CountedBar:
-    """The bar below the lines of a long job whose steps are counted, with the time left."""
-
-    def __init__(self) -> None:
-        self._drawn: Progress | None = None
-
-    def show(self, line: Counted) -> None:
-        if self._drawn is None:
-            columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left")
-            self._drawn = Progress(*columns, console=err, transient=True)
-            self._drawn.add_task("", total=line.total, completed=line.done)
-            self._drawn.start()
-        self._drawn.update(self._drawn.task_ids[0], completed=line.done, total=line.total)
-        if line.done >= line.total:
-            self.remove()
-
-    def remove(self) -> None:
-        if self._drawn:
-            self._drawn.stop()
-        self._drawn = None
-
-
-_counted = _CountedBar()
-
-
-def note(line: str) -> None:
-    """Report what a long job is doing, on standard error if it is a terminal."""
-    if err.is_terminal:
-        _tell(line, style="dim", markup=False)
-        if isinstance(line, Counted):
-            _counted.show(line)
+    """A phase of so many items; what it yields is called for each."""
+    done = count()
+    note(Phase(what))
+    try:
+        yield lambda item: note(Counted(item, next(done) + 1, total))
+    finally:
+        phases.end()
 
 
 def warn(line: str) -> None:
@@ -161,6 +133,14 @@ def _tell(line: str, **options: Any) -> None:
         err.print(line, soft_wrap=True, **options)
     except OSError:
         _discard(sys.stderr)
+
+
+phases = Phases(lambda: err, _tell)
+
+
+def note(line: str) -> None:
+    """Report what a long job is doing: a phase, how far it is, or a detail of it."""
+    phases(line)
 
 
 @contextmanager
@@ -191,7 +171,7 @@ def friendly(interrupted: str = "interrupted: nothing was written") -> Iterator[
             fail(f"{what} cannot be used ({error.strerror}): choose another path", error)
         fail(f"{_unexpected(error)}; please report it, with the details in {_details()}", error)
     finally:
-        _counted.remove()
+        phases.end()
 
 
 def _is_memory_full(error: Exception) -> bool:

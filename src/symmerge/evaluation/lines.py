@@ -27,6 +27,7 @@ from symmerge.evaluation.results import (
 )
 from symmerge.evaluation.tasks import Task
 from symmerge.models.model import Model, Progress
+from symmerge.models.progress import ProgressLike, reporter
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,14 @@ def barrier(
     points: int = 21,
     *,
     device: str = "cpu",
-    progress: Progress | None = None,
+    progress: ProgressLike = None,
 ) -> Curve:
     """Measure the line between two models, in one pass over the data.
 
     `barrier(a, aligned, make_task("clm", "python-docs", [a]))`
     Three copies of the weights are in memory: both models and the mixture.
     """
-    ts = even_steps(points)
+    ts, progress = even_steps(points), reporter(progress)
     mixture = Mixture([a, b], device=device)
     metrics, ensemble = evaluate(mixture, task, [(1 - t, t) for t in ts], progress=progress)
     return Curve(ts, tuple(metrics), ensemble)

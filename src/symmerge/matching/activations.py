@@ -15,6 +15,7 @@ from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks.base import Task
 from symmerge.matching.search import Matching, WeightingGrid
 from symmerge.models.model import Model, Progress
+from symmerge.models.progress import Phase
 from symmerge.observation.activations import restrict_stream
 from symmerge.observation.calibration import calibrate, pair_header
 from symmerge.observation.probe import Probe, make_probe
@@ -57,9 +58,10 @@ class ActivationMatching(Matching):
 
     def probe(self, a: Model, b: Model, progress: Progress) -> Probe | None:
         if self.data is None and self.statistics is None:
+            progress(Phase("sampling text from both models"))
             probe = self._self_generated(a, b)
         else:
-            progress("gathering activations of both models")
+            progress(Phase("looking at what flows through both models"))
             probe = self._observe(a, b, progress)
         observation = restrict_stream(probe.observation, a.spec.stream, self.places)
         return replace(probe, observation=observation)

@@ -38,7 +38,7 @@ class Forecast:
     bytes: int
 
     def __str__(self) -> str:
-        return f"about {_time(self.seconds)} and {max(0.1, self.bytes / 1e9):.1g} GB of memory"
+        return f"about {_time(self.seconds)} and {gigabytes(self.bytes)} of memory"
 
 
 @torch.no_grad()
@@ -99,6 +99,16 @@ def _time(seconds: float) -> str:
     if seconds < 100:
         return f"{max(1, round(seconds, -1) if seconds > 20 else round(seconds)):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def gigabytes(count: int) -> str:
+    """A size to one or two digits.
+
+    >>> gigabytes(40_000_000), gigabytes(1_600_000_000), gigabytes(24_000_000_000)
+    ('0.1 GB', '2 GB', '24 GB')
+    """
+    size = max(0.1, count / 1e9)
+    return f"{size:.1g} GB" if size < 10 else f"{size:.0f} GB"
 
 
 def _wait(device: torch.device) -> None:

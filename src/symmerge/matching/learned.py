@@ -26,6 +26,7 @@ from symmerge.matching.optimization.loop import Hooks, Loop, Saver
 from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.models.alignment import Alignment
 from symmerge.models.model import Model, Progress
+from symmerge.models.progress import Phase, reporter
 from symmerge.models.tables import check_same_table
 from symmerge.symmetry.spec import Spec
 
@@ -74,14 +75,14 @@ class LearnedMatching(LearningOptions):
         resume_file: ResumeFile | None = None,
     ) -> Solution:
         """Align `b` to `a`; both canonical, with the same table. Ctrl-C returns the best so far."""
-        began, progress = time.perf_counter(), progress or _silent
+        began, progress = time.perf_counter(), reporter(progress)
         check_same_table([a, b], "aligned")
         self.chosen_spaces(a.spec)
         check_data(self, a)
         entry = decided_by_first(resume_file.read) if resume_file else None
         entry = entry if entry and "learned" in entry.record else None
         if rank_and_world_size()[0]:  # the first process reports and saves
-            progress, resume_file = _silent, None
+            progress, resume_file = reporter(None), None
         if entry:
             start = resumed_start(Alignment(a.spec, entry.elements["best"]), entry.record)
         else:
@@ -124,7 +125,7 @@ class LearnedMatching(LearningOptions):
 
         `models` are the universe's members, canonical.
         """
-        progress = progress or _silent
+        progress = reporter(progress)
         model_of = dict(zip(universe.members, models, strict=True))
         others = [number for number in universe.members if number != universe.reference]
         data = load_data(self, models, progress)
@@ -151,9 +152,6 @@ class LearnedMatching(LearningOptions):
 def _loop(
     learner: Learner, progress: Progress, saver: Saver[ResumeEntry] | None = None
 ) -> Loop[ResumeEntry]:
+    progress(Phase("learning the symmetry"))
     hooks = Hooks(report=progress, after_step=learner.after_step, saver=saver)
     return Loop(learner, learner.plan, hooks)
-
-
-def _silent(line: str) -> None:
-    """No-op reporter."""

@@ -24,6 +24,7 @@ from symmerge.matching.sweeps import Sweeps
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.interpolation import interpolate
 from symmerge.models.model import Model, Progress
+from symmerge.models.progress import Phase, reporter
 from symmerge.models.tables import check_same_table
 from symmerge.observation.activations import Activations, Score
 from symmerge.observation.correlations import Correlations, measure_correlations
@@ -107,7 +108,7 @@ class Matching(ABC):
         """
         self._check(a, b)
         began = time.perf_counter()
-        search = _Search(self, a, b, probe, progress or (lambda line: None), resume_file)
+        search = _Search(self, a, b, probe, reporter(progress), resume_file)
         try:
             search.run()
         except KeyboardInterrupt:
@@ -170,6 +171,7 @@ class _Search:
 
     def run(self) -> None:
         self.probe = self.probe or self.options.probe(self.a, self.b, self.progress)
+        self.progress(Phase(f"matching {self.options.method}"))
         probe, options = self.probe, self.options
         self.frequencies = probe.frequencies if probe else options.frequencies(self.a, self.b)
         for weighting, start in self._weightings():

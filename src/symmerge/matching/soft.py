@@ -27,6 +27,7 @@ from symmerge.matching.optimization.loop import History, Hooks, Loop, evenly
 from symmerge.matching.resume import ResumeFile
 from symmerge.models.alignment import Alignment
 from symmerge.models.model import Model, Progress
+from symmerge.models.progress import Phase, reporter
 from symmerge.models.tables import check_same_table
 from symmerge.symmetry.groups import Permutation
 from symmerge.symmetry.spec import Spec
@@ -89,7 +90,7 @@ class SoftMatching(LearningOptions):
         entry = entry if entry and "soft" in entry.record else None
         if rank_and_world_size()[0]:  # processes all do the same: the first one reports and saves
             progress, resume_file = None, None
-        progress = progress or (lambda line: None)
+        progress = reporter(progress)
         if entry:
             start = resumed_start(Alignment(a.spec, entry.elements["start"]), entry.record)
         else:
@@ -97,6 +98,7 @@ class SoftMatching(LearningOptions):
         if start.interrupted:
             return start
         learner = SoftLearner(self, a, b, start.alignment, load_data(self, [a, b], progress))
+        progress(Phase("learning soft permutations"))
         hooks = Hooks(report=progress, saver=saver_with_start(resume_file, start))
         loop = Loop(learner, evenly(self.steps), hooks)
         if entry:

@@ -25,6 +25,7 @@ from symmerge.models.alignment import Alignment, apply
 from symmerge.models.distances import distance
 from symmerge.models.interpolation import interpolate
 from symmerge.models.model import Model, Progress
+from symmerge.models.progress import Phase, reporter
 from symmerge.models.tables import check_same_table
 from symmerge.observation.probe import Probe
 from symmerge.symmetry.groups.linalg import total
@@ -69,7 +70,7 @@ def match_universe(
         where = models[0].where if models else "no model"
         raise MismatchError(f"{where}: nothing to align it to; give two models or more")
     check_same_table(models, "aligned")
-    run = _Run(list(models), solver, progress or (lambda line: None), resume_file)
+    run = _Run(list(models), solver, reporter(progress), resume_file)
     try:
         run.begin(reference)
         while run.goes_on(rounds):
@@ -145,7 +146,8 @@ class _Run:
         for member in sorted(self.members, key=lambda member: member == self.reference):
             if member in self.tried:
                 continue
-            self.progress(f"round {number}: {self.models[member].where} to the mean of all others")
+            where = self.models[member].where
+            self.progress(Phase(f"round {number}: {where} to the mean of all others"))
             self.tried[member] = self._improve(member)
             self._store()
         self.moved.append(sum(self.tried.values()))
@@ -184,7 +186,7 @@ class _Run:
         """Align a model to the reference; one that fails is left out, and the others go on."""
         a, b = self.models[self.reference].cached(), self.models[number].cached()
         count = f"{len(self.alignments)} of {len(self.models) - 1}"
-        self.progress(f"{b.where} to {a.where}, {count}")
+        self.progress(Phase(f"aligning {b.where} to {a.where}, {count}"))
         try:
             solution = self.solver.solve(a, b, progress=self.progress)
         except SymmergeError as error:
@@ -202,7 +204,7 @@ class _Run:
         distances = torch.zeros(len(self.models), len(self.models))
         for i, j in combinations(range(len(self.models)), 2):
             a, b = self.models[i].cached(), self.models[j].cached()
-            self.progress(f"medoid: {a.where} and {b.where}")
+            self.progress(Phase(f"distance of {a.where} and {b.where}"))
             solution = self.solver.solve(a, b, progress=self.progress)
             distances[i, j] = distances[j, i] = distance(a, apply(solution.alignment, b))
         chosen = int(distances.sum(0).argmin())

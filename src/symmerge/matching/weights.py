@@ -18,6 +18,7 @@ from torch import Tensor
 
 from symmerge.matching.search import Matching, WeightingGrid
 from symmerge.models.model import Model, Progress
+from symmerge.models.progress import Phase
 from symmerge.observation.probe import Probe, make_probe
 from symmerge.observation.unigrams import token_frequencies
 
@@ -51,13 +52,11 @@ class WeightMatching(Matching):
     def probe(self, a: Model, b: Model, progress: Progress) -> Probe | None:
         if not self.generate_text:
             return None
+        progress(Phase("sampling text from both models"))
         scored = self.most_tries(a) > 1
         probe = make_probe([a, b], scored=scored, seed=self.seed, device=self.device)
-        progress(
-            "sampled text from both models"
-            if probe
-            else "no self-generated text (not language models, or no memory): weights alone"
-        )
+        if probe is None:
+            progress("no self-generated text (not language models, or no memory): weights alone")
         return probe
 
     def probe_of_many(self, models: Sequence[Model], text: Tensor | None = None) -> Probe | None:

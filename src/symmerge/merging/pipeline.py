@@ -17,6 +17,7 @@ from symmerge.matching.recipes import Recipe
 from symmerge.merging.plan import MergePlan
 from symmerge.merging.proof import prove_parents
 from symmerge.models.model import Model, Progress
+from symmerge.models.progress import Notice, ProgressLike, reporter
 
 
 def merge(
@@ -38,7 +39,7 @@ def merge(
     rounds: int | None = None,
     seed: int = 0,
     device: str = "cpu",
-    progress: Progress | None = None,
+    progress: ProgressLike = None,
 ) -> Model:
     """Merge models into one: `merge([a, b])` aligns them first, `merge(align(a, b))` does not.
 
@@ -53,6 +54,7 @@ def merge(
     | `units`, `shared_tokens` | different widths and vocabularies: see `align` |
     | `reference`, `rounds` | for three models or more: see `align_many` |
     """
+    progress = reporter(progress)
     plan = MergePlan(
         t=t,
         weights=weights,
@@ -113,7 +115,7 @@ def _align(
     a, b = models
     result = align(a, b, recipe, shared_tokens=shared_tokens, progress=progress)
     if result.solution.interrupted and progress:
-        progress("interrupted: merging with the best alignment so far")
+        progress(Notice("interrupted: merging with the best alignment so far"))
     return result
 
 

@@ -9,6 +9,7 @@ from symmerge.aligning.aligned import Aligned
 from symmerge.aligning.many import AlignedMany
 from symmerge.aligning.tokens import verify_shared
 from symmerge.models.model import Model, Progress
+from symmerge.models.progress import Phase
 from symmerge.verification.written import Run, check_function, run_briefly
 
 NEW = "the merge itself is a new function: measure it with barrier"
@@ -22,8 +23,8 @@ def prove_parents(result: Aligned | AlignedMany, progress: Progress | None) -> d
     tensors, units = 0, 0.0
     for source, parent, run in _parents(result):
         if progress:
-            progress(f"checking that {source.where} kept its function")
-        verdict = check_function(source, parent, parent, run=run)
+            progress(Phase(f"checking that {source.where} kept its function"))
+        verdict = check_function(source, parent, parent, run=run, progress=progress)
         tensors, units = tensors + (verdict.tensors or 0), max(units, verdict.units)
     proved = (
         f"aligned, all {len(result.models)} parents compute what they did: {tensors} tensors"

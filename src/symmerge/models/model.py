@@ -32,6 +32,7 @@ from symmerge.errors import MismatchError
 from symmerge.families import family_of
 from symmerge.models.binding import bind, current_names, untangle_ties
 from symmerge.models.config_rules import check_counts
+from symmerge.models.progress import Progress
 from symmerge.models.stock import check_stock
 from symmerge.symmetry.groups import GeneralLinear, Group, Permutation, RotaryPairs, Trivial
 from symmerge.symmetry.spec import Space, Spec, listing
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
     from symmerge.models.alignment import Moved
 
-Progress = Callable[[str], None]
 Gate = Callable[["Model", "Model"], Verdict]
 """A check before writing: of the written checkpoint, against the model it was written from."""
 # Config key that marks heads of twice the size, which stock classes refuse.

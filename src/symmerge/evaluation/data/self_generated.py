@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from symmerge.errors import OVERFLOW, DataError
 from symmerge.models.model import Model
+from symmerge.models.progress import Counted, Progress
 
 FILLING_PASSES = 8  # of a masked model over a row of mask tokens; 32 gave nothing more
 MASKING = 0.15  # share of tokens that are masked again at the end
@@ -17,11 +19,18 @@ MASKING = 0.15  # share of tokens that are masked again at the end
 # the better.
 CACHE_BYTES, SHARE_OF_GPU = 1 << 30, 0.25  # on a processor; of what is free on a GPU
 MAX_LOGITS = 1 << 28  # of a masked model at once: 1 GB
+Tell = Callable[[int, int], None]  # tokens that are there, and their number in the end
 
 
 @torch.no_grad()
 def sample_text(
-    model: Model, module: nn.Module, *, rows: int, length: int, seed: int
+    model: Model,
+    module: nn.Module,
+    *,
+    rows: int,
+    length: int,
+    seed: int,
+    progress: Progress | None = None,
 ) -> Int[Tensor, "rows length"]:
     """Sample text from a language model; a masked one fills masks, a few positions at a time."""
     length = min(length, model.spec.sizes.get("position", length + 2) - 2)
@@ -35,7 +44,22 @@ def sample_text(
         torch.manual_seed(seed)
         starts = range(0, rows, size)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            return torch.cat([sample(model, module, min(size, rows - at), length) for at in starts])
+            texts = []
+            for number, at in enumerate(starts):
+                tell = _counted(progress, model, number, len(starts))
+                texts.append(sample(model, module, min(size, rows - at), length, tell))
+            return torch.cat(texts)
+
+
+def _counted(progress: Progress | None, model: Model, group: int, groups: int) -> Tell:
+    """Report how much of all text is there, while one group of rows is sampled."""
+
+    def tell(done: int, total: int) -> None:
+        if progress:
+            line = f"text of {model.where}: {done} of {total} tokens"
+            progress(Counted(line, group * total + done, groups * total))
+
+    return tell
 
 
 def _rows_at_once(module: Any, length: int, device: torch.device) -> int:
@@ -47,7 +71,7 @@ def _rows_at_once(module: Any, length: int, device: torch.device) -> int:
     return max(1, room // (per_token * length))
 
 
-def _continue(model: Model, module: nn.Module, rows: int, length: int) -> Tensor:
+def _continue(model: Model, module: nn.Module, rows: int, length: int, tell: Tell) -> Tensor:
     """Sample token by token after the BOS token, or a random one where the config has none."""
     vocabulary, device = model.spec.sizes["vocabulary"], _device(module)
     first = model.config.get("bos_token_id")
@@ -57,24 +81,28 @@ def _continue(model: Model, module: nn.Module, rows: int, length: int) -> Tensor
     else:
         tokens = torch.full((rows, 1), first, device=device)
     cache, last = None, tokens
-    for _ in range(length - 1):
+    for done in range(1, length):
         output = module(input_ids=last, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
         last = _sampled(model, output.logits[:, -1])
         tokens = torch.cat([tokens, last], 1)
+        tell(done + 1, length)
     return tokens
 
 
-def _fill_in(model: Model, module: nn.Module, rows: int, length: int) -> Tensor:
+def _fill_in(model: Model, module: nn.Module, rows: int, length: int, tell: Tell) -> Tensor:
     """Fill rows of masks in random order, then mask a share of the tokens again."""
     mask, device = mask_token(model), _device(module)
     tokens = torch.full((rows, length), mask, device=device)
     order = torch.rand(rows, length, device=device).argsort(1)
+    done = 0
     for positions in order.split(max(1, length // FILLING_PASSES), 1):
         index = positions[..., None].expand(-1, -1, model.spec.sizes["vocabulary"])
         logits = first_logits(module(input_ids=tokens)).gather(1, index)
         sampled = _sampled(model, logits.flatten(0, 1))
         tokens = tokens.scatter(1, positions, sampled.view_as(positions))
+        done += positions.shape[1]
+        tell(done, length)
     masked = torch.rand(rows, length, device=device) < MASKING
     return torch.where(masked, mask, tokens)
 

@@ -11,7 +11,7 @@ from symmerge.evaluation.tasks.image_classification import image_task
 from symmerge.evaluation.tasks.language import causal_task, masked_task
 from symmerge.evaluation.tasks.sampling import Sampling
 from symmerge.evaluation.tasks.text_classification import text_task
-from symmerge.models.model import Model
+from symmerge.models.model import Model, Progress
 
 
 class TaskKind(NamedTuple):
@@ -46,6 +46,7 @@ def make_task(
     length: int | None = None,
     seed: int = 0,
     device: str = "cpu",
+    progress: Progress | None = None,
 ) -> Task:
     """A task with its data: `make_task("clm", "python-docs", [a, b], samples=64)`.
 
@@ -75,7 +76,12 @@ def make_task(
             f" only for {', '.join(SELF_SOURCES)}; give it data with labels"
         )
     sampling = Sampling(
-        samples=samples, max_samples=max_samples, length=length, seed=seed, device=device
+        samples=samples,
+        max_samples=max_samples,
+        length=length,
+        seed=seed,
+        device=device,
+        progress=progress,
     )
     return TASKS[name].make(models, data, sampling)
 

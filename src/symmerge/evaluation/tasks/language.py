@@ -138,8 +138,8 @@ def _sampled_texts(
     for model, share in zip(models, np.array_split(range(rows), len(models)), strict=True):
         if len(share):
             module = full_module(model, torch.float32).to(sampling.device)
-            options = {"rows": len(share), "length": length, "seed": sampling.seed}
-            yield model, module, sample_text(model, module, **options)
+            options = {"length": length, "seed": sampling.seed, "progress": sampling.progress}
+            yield model, module, sample_text(model, module, rows=len(share), **options)
 
 
 def _self_generated(models: Sequence[Model], length: int, sampling: Sampling) -> Tokens:

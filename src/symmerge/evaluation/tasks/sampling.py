@@ -7,13 +7,15 @@ from dataclasses import dataclass
 import torch
 
 from symmerge.errors import DataError
+from symmerge.models.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """Exactly `samples`, else at most `max_samples`, else the task's default.
 
-    `device` is where models sample text, `length` how many tokens a block of text has.
+    `device` is where models sample text, `length` how many tokens a block of text has; `progress`
+    hears of every token that is sampled.
     """
 
     samples: int | None = None
@@ -21,6 +23,7 @@ class Sampling:
     length: int | None = None
     seed: int = 0
     device: str = "cpu"
+    progress: Progress | None = None
 
     def limit(self, default: int) -> int:
         """The largest number of samples to take."""

@@ -21,6 +21,7 @@ from symmerge.matching.learning.distillation import (
 )
 from symmerge.matching.learning.options import LearningOptions
 from symmerge.models.model import Model, Progress, device_of
+from symmerge.models.progress import Phase
 from symmerge.verification.modules import full_module
 
 SAMPLES = {"clm": 2000, "mlm": 4000, "image": 10_000, "text": 10_000}  # to learn from, at most
@@ -78,7 +79,7 @@ def _self_generated(
     options: LearningOptions, models: Sequence[Model], progress: Progress, device: str
 ) -> Task:
     kind = task_of(models[0])
-    progress(f"no data to learn from: {SELF_SOURCES[kind]}")
+    progress(Phase(f"making inputs to learn from: {SELF_SOURCES[kind]}"))
     samples = options.generated or max_inputs(kind, "self")
     how = {"max_samples": samples, "length": options.generated_length, "seed": options.seed}
-    return make_task(kind, "self", models, **how, device=device)  # type: ignore[arg-type]
+    return make_task(kind, "self", models, **how, device=device, progress=progress)  # type: ignore[arg-type]
