@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from symmerge.merging.pipeline import merge
     from symmerge.merging.rescaling import repair
     from symmerge.merging.soups import soup
+    from symmerge.merging.verdict import judge
+    from symmerge.merging.verdict_results import MergeVerdict
     from symmerge.models.alignment import Alignment, apply
     from symmerge.models.canonical.form import canonicalize
     from symmerge.models.interpolation import mean
     from symmerge.models.model import Model, load, save
     from symmerge.models.orbit import random_member
     from symmerge.models.widening import widen
+    from symmerge.report.published import publish
     from symmerge.verification.verdict import Verdict, verify
 
 __all__ = [
@@ -42,6 +45,7 @@ __all__ = [
     "Certificate",
     "Curve",
     "LearnedMatching",
+    "MergeVerdict",
     "Model",
     "SoftMatching",
     "Solution",
@@ -55,11 +59,13 @@ __all__ = [
     "barrier",
     "canonicalize",
     "combine",
+    "judge",
     "load",
     "make_task",
     "mean",
     "merge",
     "plane",
+    "publish",
     "random_member",
     "recipes",
     "repair",

@@ -19,7 +19,7 @@ from symmerge.matching.resume import ResumeFile
 from symmerge.matching.search import Matching
 from symmerge.models.alignment import apply
 from symmerge.models.alignment_results import SolutionFile
-from symmerge.models.distances import distance
+from symmerge.models.distances import SAME_BASIN, distance, likeness
 from symmerge.models.model import Model, Progress, save
 from symmerge.models.orbit import keep
 from symmerge.models.progress import Notice
@@ -27,16 +27,14 @@ from symmerge.models.structure import structure_of
 from symmerge.symmetry.threads import same_bytes
 from symmerge.verification.written import gate
 
-# Fine-tunes of one base are this close without alignment; independent seeds are at about 1.4.
-ALREADY_ALIGNED = 0.5
-
 
 @dataclass(frozen=True, repr=False)
 class Aligned:
     """A in canonical form (`reference`), B in A's coordinates (`aligned`), and the evidence.
 
     `sources` are the original A and B; `shared` holds their common tokens, if B was converted to
-    A's vocabulary. `before` and `after` are distances between the weights.
+    A's vocabulary. `before` and `after` are distances between the weights, `likeness` is that of
+    the sources.
     """
 
     reference: Model
@@ -47,6 +45,7 @@ class Aligned:
     after: float
     sources: tuple[Model, Model]
     shared: SharedTokens | None = None
+    likeness: float = 0.0
 
     def __repr__(self) -> str:
         a, b = (model.where for model in self.sources)
@@ -63,7 +62,7 @@ class Aligned:
     @property
     def already(self) -> bool:
         """Whether the pair was in one basin before alignment."""
-        return self.before < ALREADY_ALIGNED
+        return self.likeness >= SAME_BASIN
 
     def evidence(self) -> dict[str, object]:
         """A summary for the model card of a merge."""
@@ -131,7 +130,8 @@ def _solve_pair(
     # What a plain average would see: stored weights if the tables agree, else canonical forms.
     comparable = a.spec.fingerprint == b.spec.fingerprint
     before = distance(a, b) if comparable else distance(first, second)
-    return Aligned(first, moved, solution, recipe, before, after, (a, b))
+    alike = likeness(a, b) if comparable else 0.0
+    return Aligned(first, moved, solution, recipe, before, after, (a, b), likeness=alike)
 
 
 @same_bytes()

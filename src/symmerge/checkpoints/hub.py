@@ -12,6 +12,7 @@ from symmerge.checkpoints.reading import NOT_A_FOLDER, TOKENIZER_FILES
 from symmerge.errors import CheckpointError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+CARD = "README.md"  # it names the licence
 SAFETENSORS = ("model*.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 OFFLINE = "HF_HUB_OFFLINE"  # read by huggingface_hub
@@ -54,7 +55,7 @@ def _fetch(name: str) -> Path:
     from huggingface_hub import snapshot_download  # slow to import, and only needed here
 
     def fetch(weights: tuple[str, ...]) -> Path:
-        patterns = ["config.json", *TOKENIZER_FILES, *weights]
+        patterns = ["config.json", CARD, *TOKENIZER_FILES, *weights]
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=_offline()))
 
     with _online_as_set_by_the_user():

@@ -17,6 +17,7 @@ class Parent(Record):
     sha256: Annotated[str, "Hash of the weights and the config."]
     weight: Annotated[float, "Its share of the mean."]
     steps: Annotated[tuple[HistoryStep, ...], "What was done to it before."]
+    license: Annotated[str | None, OMIT, "As its card names it."] = None
 
 
 @dataclass(frozen=True)
@@ -75,3 +76,5 @@ class Provenance(ResultFile):
     steps: Annotated[tuple[HistoryStep, ...], "What was done, in order."]
     verified: Annotated[Verdict | None, "How it was checked; null where the function changed."]
     versions: Annotated[Mapping[str, str], "Versions of what can change a number."]
+    task: Annotated[str, "What its head is for, as `causal-lm`."] = ""
+    license: Annotated[str | None, OMIT, "As the source's card names it."] = None

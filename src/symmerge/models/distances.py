@@ -1,6 +1,10 @@
-"""How far apart the weights of two models are."""
+"""How far apart the weights of two models are, and whether they have a common origin."""
 
 from __future__ import annotations
+
+from statistics import median
+
+from torch import Tensor
 
 from symmerge.models.model import Model
 from symmerge.symmetry.groups.linalg import total
@@ -16,6 +20,36 @@ def distance(a: Model, b: Model) -> float:
             size + total(side.square()).item() for size, side in zip(sizes, (x, y), strict=True)
         ]
     return (apart / max((sizes[0] * sizes[1]) ** 0.5, 1e-30)) ** 0.5
+
+
+# Of independent seeds the median lies within .01 of zero (zoo: gpt2, llama, bert, vit), of
+# fine-tunes of one base it is close to one.
+SAME_BASIN, RELATED = 0.5, 0.1
+SMALLEST_SIDE = 8  # of a matrix that says something
+
+
+def likeness(a: Model, b: Model) -> float:
+    """Median cosine of their matrices, without what all rows or columns share: 0 for strangers.
+
+    A distance would do less: strong weight decay brings strangers close, and gains are always.
+    """
+    cosines = [
+        _cosine(_centred(a.weights[name]), _centred(b.weights[name]))
+        for name in a.weights
+        if len(a.weights.shape(name)) == 2 and min(a.weights.shape(name)) >= SMALLEST_SIDE
+    ]
+    return median(cosines) if cosines else 0.0
+
+
+def _centred(matrix: Tensor) -> Tensor:
+    matrix = matrix.float()
+    matrix = matrix - matrix.mean(0, keepdim=True)
+    return matrix - matrix.mean(1, keepdim=True)
+
+
+def _cosine(x: Tensor, y: Tensor) -> float:
+    product, norms = total(x * y).item(), (total(x * x) * total(y * y)).sqrt().item()
+    return product / max(norms, 1e-30)
 
 
 def distances_by_space(a: Model, b: Model) -> dict[str, float]:

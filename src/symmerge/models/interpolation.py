@@ -90,7 +90,7 @@ def merge_step(
 ) -> HistoryStep:
     """The record of a merge: what was done, and to which parents."""
     parents = tuple(
-        Parent(model.where, model.digest(), weight, model.history)
+        Parent(model.where, model.digest(), weight, model.history, model.license)
         for model, weight in zip(models, weights, strict=True)
     )
     return HistoryStep("merge", what, parents, evidence or None, details or {})

@@ -16,6 +16,7 @@ from symmerge.checkpoints.card import model_card
 from symmerge.checkpoints.files import write_json, write_text
 from symmerge.checkpoints.folders import new_folder
 from symmerge.checkpoints.hub import is_hub_name, local_folder
+from symmerge.checkpoints.licenses import read_license
 from symmerge.checkpoints.provenance import HistoryStep, Provenance, Verdict
 from symmerge.checkpoints.reading import open_checkpoint
 from symmerge.checkpoints.versions import installed_versions
@@ -103,6 +104,11 @@ class Model:
         """The coarsest stored precision of its tensors; tolerances depend on it."""
         dtypes = {self.weights.dtype(name) for name in self.weights}
         return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+    @property
+    def license(self) -> str | None:
+        """Its licence, as the card in its folder names it."""
+        return read_license(self.path)
 
     def digest(self) -> str:
         """The hash of the checkpoint it came from; reads whatever has not been read yet."""
@@ -247,12 +253,14 @@ def save(
     progress: Progress | None = None,
     gate: Gate | None = None,
     beside: Callable[[Path], None] | None = None,
+    quality: str = "",
 ) -> Path:
     """Write a stock checkpoint: weights, config, tokenizer files, and a model card.
 
     The folder appears complete or not at all. `gate` sees the written checkpoint, and the model
     that was written, before it appears; its verdict goes into the record, and if it raises,
-    nothing appears. `beside` may write more files into the folder.
+    nothing appears. `beside` may write more files into the folder; `quality` is for the card, and
+    says how good the model is.
     """
     inputs = (model.path,) if model.path else ()
     config = {**model.config, "architectures": [model.spec.architecture]}
@@ -275,7 +283,7 @@ def save(
         verdict = gate(load(folder, check_class=False), model) if gate else None
         record = provenance_of(model, verdict)
         record.write(folder / "symmerge.json")
-        write_text(folder / "README.md", model_card(record))
+        write_text(folder / "README.md", model_card(record, quality))
     return Path(target)
 
 
@@ -291,4 +299,6 @@ def provenance_of(model: Model, verdict: Verdict | None) -> Provenance:
         steps=model.history,
         verified=verdict,
         versions=installed_versions(),
+        task=model.spec.task,
+        license=model.license,
     )

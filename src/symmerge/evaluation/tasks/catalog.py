@@ -9,7 +9,7 @@ from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks.base import Task
 from symmerge.evaluation.tasks.image_classification import image_task
 from symmerge.evaluation.tasks.language import causal_task, masked_task
-from symmerge.evaluation.tasks.sampling import Sampling
+from symmerge.evaluation.tasks.sampling import Part, Sampling
 from symmerge.evaluation.tasks.text_classification import text_task
 from symmerge.models.model import Model, Progress
 
@@ -47,6 +47,7 @@ def make_task(
     seed: int = 0,
     device: str = "cpu",
     progress: Progress | None = None,
+    part: Part = "all",
 ) -> Task:
     """A task with its data: `make_task("clm", "python-docs", [a, b], samples=64)`.
 
@@ -58,7 +59,7 @@ def make_task(
     - a Hugging Face data set (`hf:NAME`, or a folder)
 
     Exactly `samples` are taken, or at most `max_samples`; text in blocks of `length` tokens.
-    `device` is where models sample text.
+    `device` is where models sample text. `part` "learn" leaves out the samples that "judge" takes.
     """
     if name not in TASKS:
         raise MismatchError(f"task {name}: there are {', '.join(TASKS)}")
@@ -82,6 +83,7 @@ def make_task(
         seed=seed,
         device=device,
         progress=progress,
+        part=part,
     )
     return TASKS[name].make(models, data, sampling)
 

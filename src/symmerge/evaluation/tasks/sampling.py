@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from symmerge.errors import DataError
 from symmerge.models.progress import Progress
+
+Part = Literal["all", "learn", "judge"]
+"""Which samples: all, those to learn from, or those set aside for a verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +19,7 @@ class Sampling:
     """Exactly `samples`, else at most `max_samples`, else the task's default.
 
     `device` is where models sample text, `length` how many tokens a block of text has; `progress`
-    hears of every token that is sampled.
+    hears of every token that is sampled. `part` leaves out what a merge is judged on, or takes it.
     """
 
     samples: int | None = None
@@ -24,6 +28,7 @@ class Sampling:
     seed: int = 0
     device: str = "cpu"
     progress: Progress | None = None
+    part: Part = "all"
 
     def limit(self, default: int) -> int:
         """The largest number of samples to take."""
@@ -36,4 +41,7 @@ class Sampling:
             fewer = "ask for fewer samples or " if available else ""
             raise DataError(f"{what}: {available} there, {needed} needed: {fewer}give more data")
         order = torch.randperm(available, generator=torch.Generator().manual_seed(self.seed))
-        return order[: self.limit(default)].tolist()
+        judged = min(default, available // 5) if self.part != "all" else 0
+        if self.part == "judge":
+            return order[available - max(1, judged) :].tolist()
+        return order[: min(self.limit(default), available - judged)].tolist()
