@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,9 @@ from symmerge.models.progress import Notice
 from symmerge.models.structure import structure_of
 from symmerge.symmetry.threads import same_bytes
 from symmerge.verification.written import gate
+
+Beside = Callable[[Path], None]
+"""Writes more files into a folder of aligned models."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,11 +140,17 @@ def _solve_pair(
 
 @same_bytes()
 def write_aligned(
-    alignment: Aligned, out: Path, *, overwrite: bool = False, progress: Progress | None = None
+    alignment: Aligned,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    beside: Beside | None = None,
 ) -> None:
     """Write OUT/reference and OUT/aligned, each verified against its source, and the evidence.
 
-    Both are stock checkpoints. Beside them: alignment.safetensors, solution.json, structure.json.
+    Both are stock checkpoints. Beside them: alignment.safetensors, solution.json, structure.json,
+    and what `beside` writes.
     """
     recipe, (a, b) = alignment.recipe, alignment.sources
     if recipe.non_symmetric:
@@ -158,6 +168,8 @@ def write_aligned(
         file, restrict = folder / "alignment.safetensors", recipe.restricted(b)
         keep(alignment.solution.alignment, b, file, steps=recipe.steps, restrict=restrict)
         write_evidence(alignment, folder)
+        if beside:
+            beside(folder)
 
 
 def write_evidence(alignment: Aligned, folder: Path) -> None:

@@ -11,9 +11,10 @@ from symmerge.aligning.choices import check_choice
 from symmerge.distributed import local_device
 from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks import Task, make_task, task_of
+from symmerge.evaluation.tasks.sampling import Part
 from symmerge.matching.learning.data import max_inputs
 from symmerge.models.model import Model, load
-from symmerge.models.tables import layer_count
+from symmerge.models.tables import check_same_kind, layer_count
 from symmerge.models.widening import Units, widen
 
 ModelLike = Model | str | PathLike[str]
@@ -44,12 +45,13 @@ def open_models(models: Sequence[ModelLike], *, units: str = "zero") -> list[Mod
     """
     check_choice("--units", units, get_args(Units))
     opened = [open_model(model) for model in models]
+    check_same_kind(opened, "aligned or merged")
     widest = max(opened, key=lambda model: model.parameters)
     return [_as_wide_as(model, widest, units) for model in opened]
 
 
 def _as_wide_as(model: Model, widest: Model, units: str) -> Model:
-    if model.spec.architecture != widest.spec.architecture or not _narrower(model, widest):
+    if not _narrower(model, widest):
         return model
     warnings.warn(
         f"{model.where} is narrower than {widest.where}: widened, it computes the same function",
@@ -79,6 +81,7 @@ def make_inputs(
     learned: bool = False,
     seed: int = 0,
     device: str = "cpu",
+    part: Part = "all",
 ) -> Task:
     """The models' native task on some data; learned matching takes more samples."""
     name = task_of(models[0])
@@ -90,6 +93,7 @@ def make_inputs(
         max_samples=max_inputs(name, data) if learned else None,
         seed=seed,
         device=local_device(device),
+        part=part,
     )
 
 

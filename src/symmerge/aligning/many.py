@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from symmerge.aligning.aligned import Beside
 from symmerge.aligning.inputs import ModelLike, open_models
 from symmerge.aligning.options import Method, recipe_for
 from symmerge.checkpoints.folders import new_folder
@@ -145,11 +146,17 @@ def align_many(
 
 @same_bytes()
 def write_aligned_many(
-    alignment: AlignedMany, out: Path, *, overwrite: bool = False, progress: Progress | None = None
+    alignment: AlignedMany,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    beside: Beside | None = None,
 ) -> None:
     """Write OUT/reference, and OUT/aligned-N for every other model (N: its index).
 
-    Stock checkpoints with their alignments, each verified against its source.
+    Stock checkpoints with their alignments, each verified against its source; `beside` may write
+    more files.
     """
     universe, sources, recipe = alignment.universe, alignment.sources, alignment.recipe
     needs = sum(model.bytes for model in alignment.models)
@@ -164,3 +171,5 @@ def write_aligned_many(
                 how = {"steps": recipe.steps, "restrict": recipe.restricted(source)}
                 keep(elements, source, folder / file, **how)
         alignment.to_file().write(folder / "universe.json")
+        if beside:
+            beside(folder)

@@ -15,6 +15,7 @@ from symmerge.aligning.inputs import make_inputs, no_inputs
 from symmerge.checkpoints.memory import free_memory
 from symmerge.errors import MismatchError, SymmergeWarning, SymmetryError
 from symmerge.evaluation.tasks import SELF_SOURCES, Task, task_of
+from symmerge.evaluation.tasks.sampling import Part
 from symmerge.matching import efforts
 from symmerge.matching.efforts import EFFORTS, effort_recipe
 from symmerge.matching.evidence import read_token_counts
@@ -43,8 +44,12 @@ METHODS = {
 }
 """Method -> our recipe for it."""
 METRICS, INSIDES = (get_args(get_type_hints(HeadOptions)[name]) for name in ("metric", "inside"))
-SCORES, TARGETS, DTYPES = get_args(Score), get_args(Target), ("float32", "float64")
+SCORES, TARGETS, SOLVE_DTYPES = get_args(Score), get_args(Target), ("float32", "float64")
 STARTS = ("weights", "activations", "identity")
+NONE = "none"  # the method of a merge that aligns nothing
+# Of a merge itself, aligned or not
+NOT_ALIGNING = {"method", "data", "samples", "calibration", "calibration_samples", "seed", "device"}
+LEARN: Part = "learn"  # the rest of the data is for the verdict
 SOLVER_FIELDS = {"start_from": "start"}  # option -> solver field, where the names differ
 
 
@@ -64,15 +69,15 @@ class LearningOverrides:
     start_from: str | None = None
     patience: int | None = None
 
-    def for_solver(self, data: Task | None) -> dict[str, object]:
-        """These options as keyword arguments of a solver."""
+    def for_solver(self, looked_at: Task | None) -> dict[str, object]:
+        """These options as keyword arguments of a solver; a start may look at inputs."""
         check_choice("--target", self.target, TARGETS)
         check_choice("--start-from", self.start_from, STARTS)
         values = {option.name: getattr(self, option.name) for option in fields(LearningOverrides)}
         if self.start_from == "weights":
             values["start_from"] = WeightMatching()
         if self.start_from == "activations":
-            values["start_from"] = activation_start(data)
+            values["start_from"] = activation_start(looked_at)
         if isinstance(self.spaces, str):
             values["spaces"] = tuple(name.strip() for name in self.spaces.split(","))
         return {SOLVER_FIELDS.get(name, name): value for name, value in values.items()}
@@ -82,14 +87,17 @@ class LearningOverrides:
 class AlignOptions(LearningOverrides):
     """How to align: `AlignOptions(method="learned", data="books.txt", steps=300)`.
 
-    The options of `symmerge align`, with its defaults; None keeps the recipe's value.
+    The options of `symmerge align`, with its defaults; None keeps the recipe's value. `data` is
+    learned from and measured on; `calibration` is looked at, or else `data`.
     """
 
     effort: str | None = None
     method: str | None = None
     recipe: str | None = None
-    data: str | None = None
+    data: str | Task | None = None
     samples: int | None = None
+    calibration: str | Task | None = None
+    calibration_samples: int | None = None
     statistics: Path | None = None
     score: str | None = None
     metric: str | None = None
@@ -100,34 +108,46 @@ class AlignOptions(LearningOverrides):
     permutations_only: bool = False
     seed: int = 0
     device: str = "cpu"
-    dtype: str = "float32"
+    solve_dtype: str = "float32"
 
-    def to_recipe(self, models: Sequence[Model], *, partial: Path | None = None) -> Recipe:
+    def to_recipe(
+        self, models: Sequence[Model], *, partial: Path | None = None, generate: bool = True
+    ) -> Recipe:
         """The recipe with these options and its inputs; invalid ones fail before any work.
 
-        `partial` is the file for unfinished activation statistics.
+        `partial` is the file for unfinished activation statistics. Without `generate`, inputs that
+        models would have to generate are left out: for a recipe that is only described.
         """
         if self.by_effort:
-            return self._effort_recipe(models)
+            return self._effort_recipe(models, generate)
         recipe = self._recipe()
         self._check(recipe)
         common = {"seed": self.seed, "device": self.device}
         if not recipe.needs_data:
+            self.measured(models)
             return with_options(recipe, **self._matching(), **common)
-        data = self._inputs(models, recipe)
-        if recipe.method == "activations":
-            statistics = Statistics.load(self.statistics) if self.statistics else None
-            observed = {"statistics": statistics, "score": self.score, "partial": partial}
-            return with_options(recipe, **self._matching(), **observed, **common, data=data)
-        return self._learned(with_options(recipe, **common), data)
+        if recipe.method != "activations":
+            return self._learned(with_options(recipe, **common), models, generate)
+        statistics = Statistics.load(self.statistics) if self.statistics else None
+        observed = {"statistics": statistics, "score": self.score, "partial": partial}
+        data = self._looked_at(models, generate)
+        return with_options(recipe, **self._matching(), **observed, **common, data=data)
 
-    def _learned(self, recipe: Recipe, data: Task | None) -> Recipe:
-        recipe = with_options(recipe, data=data, **self.for_solver(data))
+    def _learned(self, recipe: Recipe, models: Sequence[Model], generate: bool) -> Recipe:
+        data = self._learned_from(models, generate)
+        looked_at = self._looked_at(models, generate) if self.calibration else data
+        recipe = with_options(recipe, data=data, **self.for_solver(looked_at))
         # Options of the start come last: only now is it known which start it is.
         start = self._matching()
-        if self.dtype == "float32":
+        if self.solve_dtype == "float32":
             del start["dtype"]
         return with_options(recipe, **start)
+
+    def measured(self, models: Sequence[Model]) -> Task | None:
+        """The task on `data`, to measure on; None without data, or where models generate it."""
+        if self.data is None or self.data == "self":
+            return None
+        return self._task(models, self.data, part="judge")
 
     @property
     def by_effort(self) -> bool:
@@ -140,7 +160,22 @@ class AlignOptions(LearningOverrides):
             )
         return not any(named)
 
-    def _effort_recipe(self, models: Sequence[Model]) -> Recipe:
+    @property
+    def observes(self) -> bool:
+        """Whether activations are looked at: by the method, or by the start of learning."""
+        by_method = not self.by_effort and self._recipe().method == "activations"
+        return by_method or self.start_from == "activations"
+
+    def check_unaligned(self) -> None:
+        """Refuse what says how to align, for models that are not aligned."""
+        device_of(self.device)
+        for option in fields(self):
+            value, flag = getattr(self, option.name), option.name.replace("_", "-")
+            if option.name not in NOT_ALIGNING and value != option.default:
+                given = f"--{flag}" if value is True else f"--{flag} {value}"
+                raise MismatchError(f"--method none aligns nothing: leave out {given}")
+
+    def _effort_recipe(self, models: Sequence[Model], generate: bool) -> Recipe:
         """What is learned from, and how long, by effort; every option may be changed."""
         check_choice("--effort", self.effort, EFFORTS)
         device_of(self.device)
@@ -150,9 +185,9 @@ class AlignOptions(LearningOverrides):
         if recipe.needs_data and not self._fits(effort, recipe, models[0]):
             recipe = effort_recipe("fast", models[0], **how)
         if not recipe.needs_data:
+            self.measured(models)
             return with_options(recipe, **self._matching())
-        data = self._inputs(models, recipe) if self.data or self.samples else None
-        return self._learned(recipe, data)
+        return self._learned(recipe, models, generate)
 
     def _fits(self, effort: str, recipe: Recipe, model: Model) -> bool:
         """Whether there is memory to learn; an effort that was asked for is refused where not."""
@@ -179,26 +214,37 @@ class AlignOptions(LearningOverrides):
         )
 
     def _check(self, recipe: Recipe) -> None:
-        check_choice("--dtype", self.dtype, DTYPES)
+        check_choice("--solve-dtype", self.solve_dtype, SOLVE_DTYPES)
         check_choice("--metric", self.metric, METRICS)
         check_choice("--inside", self.inside, INSIDES)
         check_choice("--score", self.score, SCORES)
         device_of(self.device)
-        for name in ("data", "samples", "statistics", "score"):
-            self._refuse_for_weights(name, recipe)
+        self._check_inputs(recipe)
         for option in fields(LearningOverrides):
             self._refuse_unlearned(option.name, recipe)
 
-    def _refuse_for_weights(self, name: str, recipe: Recipe) -> None:
-        value = getattr(self, name)
-        if value is not None and not recipe.needs_data:
+    def _check_inputs(self, recipe: Recipe) -> None:
+        """Refuse what nothing would read."""
+        for name in ("statistics", "score"):
+            if (value := getattr(self, name)) is not None and recipe.method != "activations":
+                raise MismatchError(f"--{name} {value}: only --method activations takes it")
+        if self.samples is not None and self.data is None and not recipe.needs_data:
             raise MismatchError(
-                f"--{name} {value}: weights are matched without data;"
-                " add --method activations or learned"
+                f"--samples {self.samples}: weights are matched without data;"
+                " add --data, or --method learned"
             )
-        observed = name in ("statistics", "score")
-        if value is not None and observed and recipe.method != "activations":
-            raise MismatchError(f"--{name} {value}: only --method activations takes it")
+        if self.calibration_samples is not None and self.calibration is None:
+            raise MismatchError(
+                f"--calibration-samples {self.calibration_samples}: there is nothing to take them"
+                " of; add --calibration, or give --samples of --data"
+            )
+        looks = recipe.method == "activations" or self.start_from == "activations"
+        if self.calibration is not None and not looks:
+            name = self.calibration.data if isinstance(self.calibration, Task) else self.calibration
+            raise MismatchError(
+                f"--calibration {name}: {recipe.about} looks at no activations;"
+                " add --method activations or --start-from activations, or leave it out"
+            )
 
     def _refuse_unlearned(self, name: str, recipe: Recipe) -> None:
         value, flag = getattr(self, name), name.replace("_", "-")
@@ -219,21 +265,45 @@ class AlignOptions(LearningOverrides):
             "tries": self.tries,
             "max_sweeps": self.sweeps,
             "token_counts": read_token_counts(self.token_counts) if self.token_counts else None,
-            "dtype": getattr(torch, self.dtype),
+            "dtype": getattr(torch, self.solve_dtype),
         }
 
-    def _inputs(self, models: Sequence[Model], recipe: Recipe) -> Task | None:
-        learned, data = recipe.method != "activations", self.data
-        if data is None and learned and task_of(models[0]) in SELF_SOURCES:
+    def _learned_from(self, models: Sequence[Model], generate: bool) -> Task | None:
+        data = self.data
+        if data is None and self.by_effort and self.samples is None:
+            return None  # an effort says how many inputs it generates
+        if data is None and task_of(models[0]) in SELF_SOURCES:
             data = "self"
-        if data is None and (self.statistics is None or self.samples is not None):
-            what = "learning needs something to learn from"
-            what = what if learned else "activations need something to look at"
-            raise no_inputs(models[0], what)
         if data is None:
+            raise no_inputs(models[0], "learning needs something to learn from")
+        if data == "self" and not generate:
             return None
-        more = {"samples": self.samples, "seed": self.seed, "device": self.device}
-        return make_inputs(models, data, learned=learned, **more)  # type: ignore[arg-type]
+        return self._task(models, data, self.samples, learned=True, part=LEARN)
+
+    def _looked_at(self, models: Sequence[Model], generate: bool) -> Task | None:
+        source, samples, part = self.data, self.samples, LEARN
+        if self.calibration is not None:
+            source, samples, part = self.calibration, self.calibration_samples, "all"
+        if source is None and (self.statistics is None or samples is not None):
+            what = "activations need something to look at"
+            raise no_inputs(models[0], what, "--calibration")
+        if source is None or (source == "self" and not generate):
+            return None
+        return self._task(models, source, samples, part=part)
+
+    def _task(
+        self,
+        models: Sequence[Model],
+        source: str | Task,
+        samples: int | None = None,
+        *,
+        learned: bool = False,
+        part: Part = "all",
+    ) -> Task:
+        if isinstance(source, Task):
+            return source
+        how = {"samples": samples, "learned": learned, "seed": self.seed, "device": self.device}
+        return make_inputs(models, source, part=part, **how)  # type: ignore[arg-type]
 
 
 def choose_recipe(
@@ -262,6 +332,8 @@ def options_named(name: str) -> AlignOptions:
     """The options for the name of an effort, a method or a recipe."""
     if name in EFFORTS:
         return AlignOptions(effort=name)
+    if name == NONE:
+        return AlignOptions(method=name)
     is_method = name in METHODS and name not in RECIPES
     return AlignOptions(method=name) if is_method else AlignOptions(recipe=name)
 

@@ -133,7 +133,7 @@ def _in_stored_precision(weights: Weights, name: str) -> Tensor:
     if tensor.dtype == torch.float16 and not is_finite(tensor):
         raise CheckpointError(
             f"{name} has entries above 65504, too large for float16:"
-            " convert the source to bfloat16 or float32 first"
+            " store it as bfloat16 or float32 (--dtype), or convert the source first"
         )
     return tensor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 # Before any verb is imported: transformers and the hub read these on import, torch when it first
 # allocates memory.
@@ -15,6 +15,8 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: far cheaper to
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from symmerge import __version__
 
 SETTINGS: dict[str, object] = {"help_option_names": ["-h", "--help"]}
 # In the order of the help; a test checks that these are the first lines of the verbs' docstrings.
@@ -50,19 +52,19 @@ class LazyVerbs(TyperGroup):
 
 def command_for(name: str) -> object:
     """The command of a verb; imports its module."""
-    verb = getattr(import_module(f"symmerge.cli.{name}"), name)
-    single = typer.Typer(
-        add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
-    )
-    single.command(name)(verb)
-    return typer.main.get_command(single)
+    from symmerge.cli.options.groups import command_of
+
+    return command_of(name, getattr(import_module(f"symmerge.cli.{name}"), name))
 
 
 app = typer.Typer(
     cls=LazyVerbs,
     help="Merge Transformers that were trained from different initialisations: find the symmetry"
     " between them, prove that it changes no function.",
-    epilog="Exit codes: 0 yes or done, 1 no (verify), 2 a problem with the input;"
+    epilog="Help of a verb: [bold]symmerge merge --help[/]; every option of it: --help-all.\n\n"
+    "Complete verbs and options with the Tab key: [bold]symmerge --install-completion[/], then"
+    " open a new shell.\n\n"
+    "Exit codes: 0 yes or done, 1 no (verify, same), 2 a problem with the input;"
     " the message says what, where and the remedy.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -71,8 +73,22 @@ app = typer.Typer(
 )
 
 
+def _show_version(asked: bool) -> bool:
+    if asked:
+        typer.echo(f"symmerge {__version__}")
+        raise typer.Exit
+    return asked
+
+
 @app.callback()
-def _symmerge() -> None:
+def _symmerge(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """Callback of the app without a verb; typer shows the help instead."""
 
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
 
-import typer
-
-from symmerge.aligning.aligned import Aligned, write_aligned
+from symmerge.aligning.aligned import Aligned
 from symmerge.aligning.inputs import open_models
-from symmerge.aligning.many import AlignedMany, align_many, check_many, write_aligned_many
-from symmerge.aligning.pair import align as align_pair
+from symmerge.aligning.jobs import (
+    Unfinished,
+    align_models,
+    preview,
+    relations,
+    stored_in,
+    was_interrupted,
+)
+from symmerge.aligning.many import AlignedMany, check_many
+from symmerge.aligning.options import AlignOptions
 from symmerge.aligning.vocabularies import read_alike
-from symmerge.checkpoints.files import refuse_foreign, set_aside, write_own_text
 from symmerge.checkpoints.folders import refuse
 from symmerge.checkpoints.memory import return_freed_memory
 from symmerge.cli import console
 from symmerge.cli.options.common import (
     Device,
-    Json,
+    DryRun,
     Models,
     Out,
+    Output,
     Overwrite,
     Resume,
     Seed,
@@ -29,166 +36,134 @@ from symmerge.cli.options.common import (
 )
 from symmerge.cli.options.groups import verb
 from symmerge.cli.options.matching import Aligning, Learning, Many, align_options
+from symmerge.cli.verdicts import show_verdict
 from symmerge.distributed import process_group
-from symmerge.errors import MismatchError
 from symmerge.matching.base import cycle_error
-from symmerge.matching.recipes import Recipe
-from symmerge.matching.resume import ResumeFile
-from symmerge.merging.mergekit import mergekit_config
+from symmerge.merging.handover import check_config, hand_over_aligned, write_result
+from symmerge.merging.verdict import judge_alignment
+from symmerge.merging.verdict_results import MergeVerdict
+from symmerge.merging.verdict_words import advice
+from symmerge.models.interpolation import mean
 from symmerge.models.model import Model
+from symmerge.models.precision import check_dtype
+from symmerge.models.progress import Notice
+from symmerge.report.published import write_verdict
 from symmerge.verification.written import PASSES
 
-MARK = "# written by symmerge"
-"""The first line of a config for mergekit; only files that have it are replaced."""
-MergekitFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--mergekit",
-        help="Also write a config with which mergekit merges the aligned checkpoints.",
-        show_default=False,
-    ),
-]
 REMEDY = "there is nothing to align it to; give two models or more, symmerge align A B --out DIR"
 
 
 @verb(
     "interrupted: no models were written; the best alignment so far is saved,"
-    " --resume continues from it"
+    " --resume continues from it",
+    examples=(
+        "seed-0 seed-1 --out aligned",
+        "seed-0 seed-1 --effort best --data text.txt --out aligned",
+        "a b --method activations --calibration text.txt --out aligned",
+    ),
 )
 def align(
     out: Out,
     aligning: Aligning,
     learning: Learning,
     many: Many,
+    output: Output,
     models: Models = None,
-    mergekit: MergekitFile = None,
-    seed: Seed = 0,
     device: Device = "cpu",
+    seed: Seed = 0,
     resume: Resume = False,
+    dry_run: DryRun = False,
     overwrite: Overwrite = False,
-    json: Json = False,
 ) -> None:
     """Bring B into A's basin: OUT/reference and OUT/aligned, the same functions, close.
 
-    With three models or more: OUT/aligned-1, -2, ... Also writes alignment.safetensors and
-    solution.json (the evidence). Ctrl-C keeps the best so far.
-    Example: [bold]symmerge align ./seed-0 ./seed-1 --out ./aligned[/]
-
-    --effort says how much work to take: [bold]fast[/] matches weights in seconds,
-    [bold]standard[/] (the default) then learns the symmetry for about a minute, [bold]best[/] for
-    many. None needs data: models write their own text, image models get synthetic images. With
-    --data, standard and best learn from that.
-
-    Or choose a method: without data (weights), by activations on some inputs (activations), or by
-    learning the symmetry itself (learned). The first two give the same bytes
-    with any number of threads; learning agrees to rounding only (about 1e-6; solution.json says how
-    many threads there were). Learning also runs in several processes:
-    [bold]torchrun --nproc-per-node 2 -m symmerge align ... --method learned[/].
-
-    Recipes for weights: [bold]symmerge[/] (ours), [bold]weights-only[/] (ours without
-    self-generated text), [bold]permutations[/] (git re-basin), [bold]orthogonal[/] (rotated
-    stream, heads by their circuits), [bold]two-stage[/] (attention alone).
-    For activations: [bold]activations[/] (ours), [bold]activations-untied[/] (ours, a tied head on
-    its own), [bold]correlation[/] and [bold]correlation-...[/] (published: permutations of units
-    and heads by correlation), [bold]residual-...[/] (published: of the stream).
-    Learned: [bold]learned[/] (ours), [bold]learned-permutations[/] and [bold]learned-published[/]
-    (as published). Soft: [bold]soft-hardened[/]; [bold]soft[/] is no symmetry, barrier measures it.
+    For whoever wants to average, compare or interpolate the models themselves. Each output is a
+    stock checkpoint, verified to compute what its source does; three models or more give
+    OUT/aligned-1, -2, ... Beside them: the alignment and its evidence. Ctrl-C keeps the best so
+    far.
     """
     with process_group() as (rank, _):
+        console.phases.verbose = output.verbose
         return_freed_memory()
         folders = check_models(models, REMEDY)
         opened = open_models(folders, units=many.units)
         refuse(out.absolute(), overwrite, folders)  # before any work
         check_many(many.reference, len(opened), many.rounds)
-        _check_config(mergekit)
-        statistics = out.with_name(f"{out.name}.statistics.partial.safetensors")
-        options = align_options(aligning, learning, seed, device)
+        check_config(output.mergekit)
+        check_dtype(output.dtype)
+        options, unfinished = (
+            align_options(aligning, learning, seed, device),
+            Unfinished(out, resume),
+        )
         readable = read_alike(opened, many.shared_tokens)
-        recipe = options.to_recipe(readable, partial=statistics)
-        resume_file = _resume_file(out, opened, recipe)
-        if not resume and not rank:
-            set_aside(resume_file.path, statistics)
-        result = _solve(opened, recipe, many, resume_file)
+        recipe = options.to_recipe(readable, partial=unfinished.statistics, generate=not dry_run)
+        if dry_run:
+            _show_preview([*preview(opened, recipe)] if not rank else [], out)
+            return
+        where = {
+            "reference": many.reference,
+            "rounds": many.rounds,
+            "shared_tokens": many.shared_tokens,
+        }
+        resume_file = unfinished.start(opened, recipe, rank)
+        how = {**where, "progress": console.note, "resume_file": resume_file}
+        for line in relations(opened) if not rank else ():
+            console.note(Notice(line))
+        result = stored_in(align_models(opened, recipe, **how), output.dtype)
         if rank:
             return
-        _write(result, out, overwrite)
-        if not _interrupted(result):
+        verdict = None if output.no_verdict else _judge(result, opened, options, folders)
+        _write(result, out, overwrite, verdict)
+        if not was_interrupted(result):
             resume_file.remove()
-        _hand_over(mergekit, result, out)
-        console.show_json(result.to_file().to_json()) if json else _show(result, out)
+        if output.mergekit:
+            hand_over_aligned(output.mergekit, result, out)
+            console.note(f"wrote {output.mergekit}: mergekit-yaml {output.mergekit} MERGED")
+        if output.json:
+            record = {"verdict": verdict.to_json() if verdict else None}
+            console.show_json({**result.to_file().to_json(), **record})
+            return
+        _show(result, out)
+        show_verdict(verdict)
 
 
-def _check_config(file: Path | None) -> None:
-    if file and not file.absolute().parent.is_dir():
-        raise MismatchError(
-            f"--mergekit {file}: there is no folder {file.absolute().parent}; make it first"
-        )
-    if file:
-        refuse_foreign(file, MARK)
+def _judge(
+    result: Aligned | AlignedMany,
+    models: Sequence[Model],
+    options: AlignOptions,
+    folders: Sequence[Path],
+) -> MergeVerdict | None:
+    """The verdict on the mean of what was aligned."""
+    how = {"seed": options.seed, "device": options.device, "progress": console.note}
+    verdict = judge_alignment(result, mean(result.models), models, options.data, **how)
+    command = shlex.join(["symmerge", "merge", *map(str, folders), "--out", "MERGED"])
+    return verdict and advice(verdict, command, "DIR", best=options.effort == "best")
 
 
-def _resume_file(out: Path, models: Sequence[Model], recipe: Recipe) -> ResumeFile:
-    """The file to resume from, for exactly these models and options."""
-    task = {
-        "models": [model.where for model in models],
-        "spec": models[0].spec.fingerprint,
-        "recipe": recipe.about,
-        **recipe.matching.record(),
-    }
-    return ResumeFile(out.with_name(f"{out.name}.partial.safetensors"), task)
+def _show_preview(lines: Sequence[str], out: Path) -> None:
+    for line in lines:
+        console.say(line)
+    if lines:
+        console.say(f"nothing was written to {out}")
 
 
-def _solve(
-    models: Sequence[Model], recipe: Recipe, many: Many, resume_file: ResumeFile
-) -> Aligned | AlignedMany:
-    how: dict[str, Any] = {"progress": console.note, "resume_file": resume_file}
-    if len(models) > 2:
-        where: dict[str, Any] = {"reference": many.reference, "rounds": many.rounds}
-        return align_many(models, recipe, **where, **how)
-    a, b = models
-    return align_pair(a, b, recipe, shared_tokens=many.shared_tokens, **how)
-
-
-def _write(result: Aligned | AlignedMany, out: Path, overwrite: bool) -> None:
+def _write(
+    result: Aligned | AlignedMany, out: Path, overwrite: bool, verdict: MergeVerdict | None
+) -> None:
     ticks = (1 + PASSES) * len(result.models) * len(result.reference.weights.names())
     with console.progress("writing and verifying", ticks) as tick:
-        if isinstance(result, Aligned):
-            write_aligned(result, out, overwrite=overwrite, progress=tick)
-        else:
-            write_aligned_many(result, out, overwrite=overwrite, progress=tick)
-
-
-def _interrupted(result: Aligned | AlignedMany) -> bool:
-    how = result.solution if isinstance(result, Aligned) else result.universe
-    return how.interrupted
-
-
-def _hand_over(file: Path | None, result: Aligned | AlignedMany, out: Path) -> None:
-    """Write a mergekit config, if requested."""
-    if file is None:
-        return
-    names = ["aligned"]
-    if isinstance(result, AlignedMany):
-        universe = result.universe
-        others = [number for number in universe.members if number != universe.reference]
-        names = [f"aligned-{number}" for number in others]
-    folders = [(out / name).absolute() for name in ("reference", *names)]
-    write_own_text(file, f"{MARK}\n{mergekit_config(folders)}", MARK)
-    console.note(f"wrote {file}: mergekit-yaml {file} MERGED")
+        beside = partial(write_verdict, verdict) if verdict else None
+        write_result(result, out, overwrite=overwrite, progress=tick, beside=beside)
 
 
 def _show(result: Aligned | AlignedMany, out: Path) -> None:
-    if _interrupted(result):
+    if was_interrupted(result):
         console.say("interrupted: wrote the best so far; --resume --overwrite continues")
     _show_pair(result, out) if isinstance(result, Aligned) else _show_many(result, out)
 
 
 def _show_pair(result: Aligned, out: Path) -> None:
     solution = result.solution
-    if result.already:
-        console.say(
-            "these two were aligned already (fine-tunes of one base?): a plain average would do"
-        )
     if learned := solution.learned:
         losses = solution.objective
         console.say(

@@ -12,7 +12,13 @@ from symmerge.models.model import load
 from symmerge.models.orbit import follow
 
 
-@verb()
+@verb(
+    examples=(
+        "aligned/alignment.safetensors seed-1 --out moved",
+        "elsewhere/alignment.safetensors gpt2 --out there",
+        "alignment.safetensors gpt2 --out there --overwrite",
+    )
+)
 def apply(
     alignment: Annotated[
         Path,
@@ -27,8 +33,8 @@ def apply(
 ) -> None:
     """Move a model by a saved alignment: other weights, the same function.
 
-    Refuses models the alignment was not made for. Reads and writes tensor by tensor.
-    Example: [bold]symmerge apply elsewhere/alignment.safetensors ./gpt2 --out ./there[/]
+    For repeating what align or random did. Refuses models the alignment was not made for. Reads
+    and writes tensor by tensor.
     """
     source = load(model)
     write_moved(source, follow(alignment, source), written)

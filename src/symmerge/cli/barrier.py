@@ -45,6 +45,8 @@ from symmerge.models.model import Model, device_of, load
 from symmerge.models.tables import check_same_table
 
 POINTS = 21
+DETAILS = "In detail"
+"""The panel of options that few people need."""
 REMEDY = "a line has two ends; give two models or more, symmerge barrier A B"
 
 
@@ -68,7 +70,11 @@ class Compared:
     ] = None
     calibration_samples: Annotated[
         int | None,
-        typer.Option(help="How many samples of --calibration to use.", show_default="by task"),
+        typer.Option(
+            help="How many samples of --calibration to use.",
+            show_default="by task",
+            rich_help_panel=DETAILS,
+        ),
     ] = None
     steps: Steps = None
     seed: Seed = 0
@@ -91,7 +97,10 @@ class Measured:
         ),
     ]
     samples: Annotated[
-        int | None, typer.Option(help="How many samples to use.", show_default="by task")
+        int | None,
+        typer.Option(
+            help="How many samples to use.", show_default="by task", rich_help_panel=DETAILS
+        ),
     ] = None
     points: Annotated[
         int | None,
@@ -110,7 +119,13 @@ class Measured:
     ] = False
 
 
-@verb()
+@verb(
+    examples=(
+        "seed-0 seed-1 --task clm --data python-docs --out curve",
+        "a b --task clm --data text.txt --method none,fast --out curve",
+        "a b c --task clm --data text.txt --together --out plane",
+    )
+)
 def barrier(
     out: Out,
     measured: Measured,
@@ -126,7 +141,6 @@ def barrier(
     models, and the triangle of the first three.
 
     Writes curve.json, curve.csv and curve.svg, or simplex.json, simplex.csv and figures.
-    Example: [bold]symmerge barrier ./seed-0 ./seed-1 --task clm --data python-docs --out ./curve[/]
     """
     together, points, device = measured.together, measured.points, compared.device
     if points is None:

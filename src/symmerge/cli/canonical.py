@@ -7,12 +7,18 @@ from symmerge.models.canonical.form import canonicalize
 from symmerge.models.model import load
 
 
-@verb()
+@verb(
+    examples=(
+        "gpt2 --out gpt2-canonical",
+        "gpt2 --out gpt2-canonical --residual permutation",
+        "gpt2 --out gpt2-canonical --overwrite",
+    )
+)
 def canonical(model: ModelPath, written: Written, residual: Residual = "full") -> None:
     """Write a model in canonical form: gains folded, means removed, circuits balanced.
 
-    The same function; the steps are in the model card and in symmerge.json.
-    Example: [bold]symmerge canonical ./gpt2 --out ./gpt2-canonical[/]
+    For comparing weights: what the function leaves open is fixed, where a formula can. The steps
+    are in the model card and in symmerge.json.
     """
     source = load(model)
     write_moved(source, canonicalize(source.restrict(**restriction(residual))), written)

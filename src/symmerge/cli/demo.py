@@ -15,11 +15,23 @@ from symmerge.lab.demonstration import family_rows
 from symmerge.lab.small_models import SMALL
 
 
-@verb("interrupted: trained models are kept, the rest was not written")
+@verb(
+    "interrupted: trained models are kept, the rest was not written",
+    examples=(
+        "--out demo",
+        "--out demo --seed 1",
+        "--symmetries",
+    ),
+)
 def demo(
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="Where everything goes; trained models are kept there."),
+        typer.Option(
+            "--out",
+            "-o",
+            help="Where everything goes; trained models are kept there.",
+            metavar="DIR",
+        ),
     ] = Path("out/demo"),
     seed: Seed = 0,
     symmetries: Annotated[
@@ -32,7 +44,8 @@ def demo(
 ) -> None:
     """Train two pairs of small models, align and merge them by every method, on one page.
 
-    A second run does not train again. Example: [bold]symmerge demo --out ./demo[/]
+    For seeing what this is about without models or data of your own. A second run does not train
+    again.
     """
     if symmetries:
         _symmetries(seed, json)

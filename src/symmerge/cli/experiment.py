@@ -44,7 +44,14 @@ from symmerge.lab.experiments.tables import (
 from symmerge.models.model import device_of
 
 
-@verb("interrupted: finished cells are in {out}; continue with --resume")
+@verb(
+    "interrupted: finished cells are in {out}; continue with --resume",
+    examples=(
+        "NAME --size smoke --out smoke",
+        "NAME --size published --dry-run --out full",
+        "NAME --models a b --test-data valid.txt --out mine",
+    ),
+)
 def experiment(asked: Asked, external: External, computing: Computing) -> None:
     """Compute a paper's table: every number beside the published one.
 
@@ -53,24 +60,18 @@ def experiment(asked: Asked, external: External, computing: Computing) -> None:
     tried three times; the others are computed all the same, and the exit code is 1.
 
     With --models nothing is trained: the table has one column, computed from all their pairs. Only
-    v-tasks fine-tunes them, on its own tasks (python-topics, or GLUE's in --data), so it takes no
-    --test-data. Models and data are identified by content, not by path.
-
-    Examples: [bold]symmerge experiment NAME --size smoke --out ./smoke[/],
-    [bold]symmerge experiment NAME --size published --dry-run --out ./full[/],
-    [bold]symmerge experiment NAME --out /shared/full --size published --engine ray --address auto
-    --workers 16[/], [bold]symmerge experiment t-methods --models ./seed-0 ./seed-1 ./seed-2
-    --train-data books.txt --test-data valid.txt --out ./mine[/]
+    v-tasks fine-tunes them, on its own tasks (python-topics, or GLUE's in --data-dir), so it takes
+    no --test-data. Models and data are identified by content, not by path.
     """
     name, chosen, out = asked.name, _experiment(asked.name), asked.folder()
     check_choice("--size", asked.size, SIZES)
     computing.cluster()
-    external.check(name, chosen, {"--seeds": asked.seeds, "--data": asked.data})
+    external.check(name, chosen, {"--seeds": asked.seeds, "--data-dir": asked.data_dir})
     size = make_size(
         asked.size,
         seeds=asked.seeds,
         device=computing.device,
-        data=asked.data,
+        data=asked.data_dir,
         external=external.gather(name, chosen, asked.size),
     )
     store = Store(out.absolute())

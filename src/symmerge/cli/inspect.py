@@ -7,11 +7,17 @@ from symmerge.models.inspection import summary
 from symmerge.models.model import load
 
 
-@verb()
+@verb(
+    examples=(
+        "gpt2",
+        "gpt2 --json",
+        "org/model-on-the-hub",
+    )
+)
 def inspect(model: ModelPath, json: Json = False) -> None:
     """Show a model's symmetries: spaces, groups, degrees of freedom, axes of tensors.
 
-    Reads no weights. Example: [bold]symmerge inspect ./gpt2[/]
+    For whoever asks what may change in a model without changing what it computes. Reads no weights.
     """
     about = summary(load(model, check_class=False))
     if json:

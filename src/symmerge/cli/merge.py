@@ -2,56 +2,117 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from symmerge.aligning.inputs import open_models
+from symmerge.aligning.jobs import Unfinished, preview, relations, was_interrupted
 from symmerge.checkpoints.folders import refuse
 from symmerge.checkpoints.memory import return_freed_memory
 from symmerge.cli import console
-from symmerge.cli.options.common import Device, Models, Out, Overwrite, Seed, check_models
+from symmerge.cli.options.common import (
+    Device,
+    DryRun,
+    Models,
+    Out,
+    Output,
+    Overwrite,
+    Resume,
+    Seed,
+    check_models,
+)
 from symmerge.cli.options.groups import verb
 from symmerge.cli.options.matching import Aligning, Learning, Many, align_options
 from symmerge.cli.options.merging import Merging
-from symmerge.merging.pipeline import merge as merge_models
+from symmerge.cli.verdicts import show_verdict
+from symmerge.merging.handover import check_handover, hand_over
+from symmerge.merging.pipeline import MergeJob, prepare_merge
+from symmerge.merging.plan import MergePlan
 from symmerge.merging.proof import NEW
-from symmerge.models.model import Model, save
+from symmerge.merging.verdict_words import advice
+from symmerge.models.model import Model, provenance_of
+from symmerge.models.precision import check_dtype, to_dtype
+from symmerge.models.progress import Notice
+from symmerge.report.published import publish
 
 REMEDY = "there is nothing to merge it with; give two models or more, symmerge merge A B --out DIR"
 
 
-@verb()
+@verb(
+    "interrupted: no model was written; if an alignment was begun, --resume continues from it",
+    examples=(
+        "seed-0 seed-1 --out merged",
+        "seed-0 seed-1 --data text.txt --effort best --out merged",
+        "seed-0 seed-1 seed-2 --weights 0.5,0.3,0.2 --out merged",
+    ),
+)
 def merge(
     out: Out,
-    merging: Merging,
     aligning: Aligning,
+    merging: Merging,
     learning: Learning,
     many: Many,
+    output: Output,
     models: Models = None,
-    seed: Seed = 0,
     device: Device = "cpu",
+    seed: Seed = 0,
+    resume: Resume = False,
+    dry_run: DryRun = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Merge two models or more into one stock checkpoint of the original size.
 
-    All are aligned to the first, then averaged.
-    Aligned models combine as fine-tunes of one base do: [bold]mean[/], [bold]slerp[/] (two),
-    [bold]ties[/] and [bold]dare[/] (differences from the reference), [bold]soup[/] (those that
-    help on --held-out).
-
-    Example: [bold]symmerge merge ./seed-0 ./seed-1 --out ./merged[/]; of three:
-    [bold]symmerge merge ./seed-0 ./seed-1 ./seed-2 --weights 0.5,0.3,0.2 --out ./merged[/]
+    For models trained from different initialisations, whose plain average would be useless: all
+    are aligned to the first, which changes no function, then combined. No data is needed.
     """
+    console.phases.verbose = output.verbose
     return_freed_memory()
     folders = check_models(models, REMEDY)
-    how = {**merging.keywords(), **vars(many), "seed": seed, "device": device}
-    opened = open_models(folders, units=many.units)
+    check_dtype(output.dtype)
     refuse(out.absolute(), overwrite, folders)
-    method = align_options(aligning, learning, seed, device)
-    merged = merge_models(opened, method=method, **how, progress=console.note)
-    _show_steps(merged, merging)
+    unfinished, method = Unfinished(out, resume), align_options(aligning, learning, seed, device)
+    plan = MergePlan(**merging.keywords(), seed=seed, device=device)  # type: ignore[arg-type]
+    check_handover(output.mergekit, plan, out, overwrite)
+    how = {**vars(many), "unfinished": unfinished, "generate": not dry_run}
+    job = prepare_merge(folders, plan, method, **how)
+    if dry_run:
+        _show_preview(job, out)
+        return
+    resume_file = unfinished.start(job.models, job.recipe) if job.recipe else None
+    for line in relations(job.models):
+        console.note(Notice(line))
+    result = job.align(console.note, resume_file)
+    merged = to_dtype(job.combine(result, console.note), output.dtype)
+    verdict = None if output.no_verdict else job.judge(result, merged, console.note)
+    if verdict:
+        command = shlex.join(["symmerge", "merge", *map(str, folders), "--out", f"{out}-2"])
+        verdict = advice(verdict, command, str(out), best=aligning.effort == "best")
     with console.progress("writing", len(merged.weights.names())) as tick:
-        save(merged, out, overwrite=overwrite, progress=tick)
+        publish(merged, verdict, out, overwrite=overwrite, progress=tick)
+    if resume_file and result and not was_interrupted(result):
+        resume_file.remove()
+    if output.mergekit:
+        hand_over(output.mergekit, job, result, out, overwrite)
+        console.note(f"wrote {output.mergekit}: mergekit-yaml {output.mergekit} MERGED")
+    if output.json:
+        record = {"verdict": verdict.to_json() if verdict else None}
+        console.show_json({**provenance_of(merged, None).to_json(), **record})
+    else:
+        _show(merged, job, out)
+        show_verdict(verdict)
+
+
+def _show_preview(job: MergeJob, out: Path) -> None:
+    for line in preview(job.models, job.recipe):
+        console.say(line)
+    console.say(
+        f"then {job.plan.combine} of {len(job.models)} models; nothing was written to {out}"
+    )
+
+
+def _show(merged: Model, job: MergeJob, out: Path) -> None:
+    _show_steps(merged, job.plan)
     console.say(f"wrote {out}: {merged.history[-1].what}")
     console.say(_proof(merged))
     if not merged.stock:
@@ -67,15 +128,15 @@ def _proof(merged: Model) -> str:
     return f"proved: {proved}; not proved: {evidence.get('not_proved', NEW)}"
 
 
-def _show_steps(merged: Model, merging: Merging) -> None:
+def _show_steps(merged: Model, plan: MergePlan) -> None:
     """Print the attempts of a soup, and the changes of REPAIR."""
     for step in merged.history:
         details: Mapping[str, Any] = step.details
         if details.get("method") == "soup":
-            console.show_table(f"Soup, by the loss on {merging.held_out}", details["tried"])
+            console.show_table(f"Soup, by the loss on {plan.data}", details["tried"])
         if step.step == "repair":
             before, after = details["before"]["loss"], details["after"]["loss"]
             console.say(
-                f"repaired {merging.repair}: loss {before:.4f} before, {after:.4f} after,"
+                f"repaired {plan.repair}: loss {before:.4f} before, {after:.4f} after,"
                 " on held-out inputs"
             )

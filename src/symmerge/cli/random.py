@@ -9,12 +9,18 @@ from symmerge.models.model import load
 from symmerge.models.orbit import keep, random_member
 
 
-@verb()
+@verb(
+    examples=(
+        "gpt2 --out elsewhere",
+        "gpt2 --out elsewhere --seed 1",
+        "gpt2 --out elsewhere --residual permutation",
+    )
+)
 def random(model: ModelPath, written: Written, seed: Seed = 0, residual: Residual = "full") -> None:
     """Write a random member of a symmetry orbit: other weights, the same function.
 
-    The symmetry is saved beside it (alignment.safetensors).
-    Example: [bold]symmerge random ./gpt2 --out ./elsewhere --seed 1[/]
+    For tests of what should not depend on a model's coordinates. The symmetry is saved beside it
+    (alignment.safetensors).
     """
     source, restrict = load(model), restriction(residual)
     alignment, moved = random_member(source.restrict(**restrict), seed)

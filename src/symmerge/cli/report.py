@@ -10,7 +10,13 @@ from symmerge.cli import console
 from symmerge.cli.options.groups import verb
 
 
-@verb()
+@verb(
+    examples=(
+        "curve --out page.html",
+        "aligned --out page.html",
+        "results --out page.html",
+    )
+)
 def report(
     folder: Annotated[
         Path,
@@ -27,11 +33,13 @@ def report(
             "-o",
             help="The page to write: one HTML file that needs nothing else.",
             show_default=False,
+            metavar="FILE",
         ),
     ],
 ) -> None:
     """Make one self-contained page of results: curves with a slider, sortable tables.
 
-    Nothing is computed again. Example: [bold]symmerge report ./results --out page.html[/]
+    For looking at results of barrier, align or experiment, and sending them to others. Nothing is
+    computed again.
     """
     console.say(f"wrote {drawing.report(folder, out)}")

@@ -9,11 +9,17 @@ from symmerge.cli.options.groups import verb
 from symmerge.verification.verdict import describe
 
 
-@verb()
+@verb(
+    examples=(
+        "gpt2 elsewhere",
+        "gpt2 elsewhere --json",
+        "seed-0 seed-1 && echo related",
+    )
+)
 def same(a: ModelA, b: ModelB, json: Json = False) -> None:
     """Are two checkpoints the same function up to symmetry? Exit code 0 for yes, 1 for no.
 
-    Prints the certificate. Example: [bold]symmerge same ./gpt2 ./elsewhere[/]
+    For finding out whether one checkpoint is another in disguise. Prints the certificate.
     """
     certificate = decide(a, b, progress=console.note)
     if json:

@@ -17,7 +17,7 @@ from symmerge.checkpoints.tensor_file import refuse_foreign_tensors
 from symmerge.cli import console
 from symmerge.cli.options.common import Device, ModelA, ModelB, Resume, Seed
 from symmerge.cli.options.groups import verb
-from symmerge.cli.options.matching import Data, Samples
+from symmerge.cli.options.matching import Calibration, CalibrationSamples
 from symmerge.distributed import local_device, process_group
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.evaluation.tasks import Task
@@ -28,15 +28,23 @@ from symmerge.observation.calibration import gather_pair, pair_header
 from symmerge.observation.statistics import FORMAT, Statistics
 
 
-@verb("interrupted: what was gathered so far is saved, --resume continues from it")
+@verb(
+    "interrupted: what was gathered so far is saved, --resume continues from it",
+    examples=(
+        "a b --calibration text.txt --out pair.safetensors",
+        "a b --add one.safetensors --add two.safetensors -o both.safetensors",
+        "a b --calibration text.txt --out pair.safetensors --resume",
+    ),
+)
 def statistics(
     a: ModelA,
     b: ModelB,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The file to write.", show_default=False)
+        Path,
+        typer.Option("--out", "-o", help="The file to write.", metavar="FILE", show_default=False),
     ],
-    data: Data = None,
-    samples: Samples = None,
+    calibration: Calibration = None,
+    calibration_samples: CalibrationSamples = None,
     recipe: Annotated[
         str, typer.Option(help="For which recipe of align: each prepares models in its own form.")
     ] = "activations",
@@ -55,11 +63,9 @@ def statistics(
 ) -> None:
     """Gather statistics of two models' activations once, for align and merge.
 
-    Pass the file to them with --statistics. Several files can be added up. Ctrl-C keeps what was
-    gathered so far. Also runs in several processes:
-    [bold]torchrun --nproc-per-node 2 -m symmerge statistics ...[/].
-
-    Example: [bold]symmerge statistics ./seed-0 ./seed-1 --data text.txt --out ./pair.safetensors[/]
+    For matching by activations several times, or on much data: pass the file on with --statistics.
+    Several files can be added up. Ctrl-C keeps what was gathered so far. Also runs in several
+    processes: [bold]torchrun --nproc-per-node 2 -m symmerge statistics ...[/].
     """
     with process_group() as (rank, world):
         return_freed_memory()
@@ -70,15 +76,16 @@ def statistics(
                 f"{out} exists: choose another --out, or --overwrite to replace it"
             )
         refuse_foreign_tensors(out, FORMAT)
-        if not data and (not add or samples is not None):
-            raise no_inputs(models[0], "nothing to gather", "--data (or --add FILE)")
+        if not calibration and (not add or calibration_samples is not None):
+            raise no_inputs(models[0], "nothing to gather", "--calibration (or --add FILE)")
         chosen = _recipe(recipe)
         prepared = chosen.prepare(models[0]), chosen.prepare(models[1])
         gathered = [Statistics.load(file) for file in add or []]
         for one in gathered:
             one.check(pair_header(*prepared), prepared[0].spec)
-        if data:
-            task = make_inputs(models, data, samples=samples, seed=seed, device=device)
+        if calibration:
+            how = {"samples": calibration_samples, "seed": seed, "device": device}
+            task = make_inputs(models, calibration, **how)
             gathered.append(_observe(prepared, task, out, resume, device, world))
         total = reduce(plus, gathered)
         if not rank:

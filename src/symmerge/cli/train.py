@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 import yaml
@@ -24,11 +24,14 @@ FLOATS = ("lr", "decay", "clip")  # YAML reads 1e-3 as a string
 
 @dataclass(frozen=True)
 class Beginning:
-    """Starting point and data of training; field names are those of `train`."""
+    """Starting point and data of training."""
 
-    data: Annotated[
+    panel: ClassVar[str] = "Starting from a trained model"
+    main: ClassVar[tuple[str, ...]] = ("data_dir", "device", "resume")
+    data_dir: Annotated[
         Path | None,
         typer.Option(
+            metavar="DIR",
             help="The folder with the data sets of the papers' recipes; a missing one is named.",
             envvar="SYMMERGE_DATA",
             show_default=False,
@@ -67,7 +70,12 @@ class Beginning:
 
 @verb(
     "interrupted: no model was written; the state of the last minute is beside --out,"
-    " --resume continues from it"
+    " --resume continues from it",
+    examples=(
+        "--list",
+        "RECIPE --seed 1 --out seed-1",
+        "RECIPE --begin seed-1 --fresh attention --seed 2 --out other",
+    ),
 )
 def train(
     beginning: Beginning,
@@ -108,11 +116,8 @@ def train(
 ) -> None:
     """Train a stock model: small ones in seconds on installed data, or the papers' models.
 
-    Another seed gives different weights of the same quality.
-    Example: [bold]symmerge train RECIPE --seed 1 --out ./seed-1[/]
-
-    Re-initialise only the attention of a trained model:
-    [bold]symmerge train RECIPE --begin ./seed-1 --fresh attention --seed 2 --out ./attention-2[/]
+    For experiments with merging: another seed gives different weights of the same quality. The last
+    example initialises only the attention of a trained model anew.
     """
     if listed:
         _list(json)
@@ -123,7 +128,8 @@ def train(
     check_choice("--fresh", beginning.fresh, COMPONENTS)
     chosen = _with_changes(recipe, steps, change or [])
     with console.progress(f"training {recipe}, seed {seed}", chosen.schedule.steps) as tick:
-        run_training(chosen, seed, out, tick, overwrite=overwrite, **vars(beginning))
+        how = {**vars(beginning), "overwrite": overwrite}
+        run_training(chosen, seed, out, tick, data=how.pop("data_dir"), **how)
     console.say(
         f"wrote {out}: {chosen.about}; the loss of every step and the result on held-out data"
         " are in metrics.json"

@@ -6,7 +6,7 @@ import torch
 import typer
 
 from symmerge.aligning.choices import check_choice, either
-from symmerge.aligning.options import DTYPES
+from symmerge.aligning.options import SOLVE_DTYPES
 from symmerge.cli import console
 from symmerge.cli.options.common import Json, ModelA, ModelB, Seed
 from symmerge.cli.options.groups import verb
@@ -15,12 +15,18 @@ from symmerge.verification.verdict import describe
 from symmerge.verification.verdict import verify as compare
 
 
-@verb()
+@verb(
+    examples=(
+        "gpt2 elsewhere",
+        "gpt2 elsewhere --json",
+        "gpt2 elsewhere --dtype float64",
+    )
+)
 def verify(
     a: ModelA,
     b: ModelB,
     dtype: Annotated[
-        str, typer.Option(help=f"The precision to compute in: {either(DTYPES)}.")
+        str, typer.Option(help=f"The precision to compute in: {either(SOLVE_DTYPES)}.")
     ] = "float32",
     tolerance: Annotated[
         float | None,
@@ -34,11 +40,11 @@ def verify(
 ) -> None:
     """Do two checkpoints compute the same function? Exit code 0 for yes, 1 for no.
 
-    Compares settings, and logits on inputs that reach every token, position and token type,
-    ignoring constants that a softmax removes. Rounding is measured on the models themselves.
-    Example: [bold]symmerge verify ./gpt2 ./elsewhere[/]
+    For checking any tool that rewrites weights. Compares settings, and logits on inputs that reach
+    every token, position and token type, ignoring constants that a softmax removes. Rounding is
+    measured on the models themselves.
     """
-    check_choice("--dtype", dtype, DTYPES)
+    check_choice("--dtype", dtype, SOLVE_DTYPES)
     models = load(a), load(b)
     how = {"dtype": getattr(torch, dtype), "tolerance": tolerance, "seed": seed}
     with console.progress("verifying", sum(len(m.weights.names()) for m in models)) as tick:

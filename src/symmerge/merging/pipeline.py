@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from symmerge.aligning.aligned import Aligned
 from symmerge.aligning.inputs import ModelLike, open_models
-from symmerge.aligning.many import AlignedMany, align_many, check_many
-from symmerge.aligning.options import AlignOptions, Method, recipe_for
-from symmerge.aligning.pair import align
+from symmerge.aligning.jobs import Unfinished, align_models, was_interrupted
+from symmerge.aligning.many import AlignedMany, check_many
+from symmerge.aligning.options import NONE, AlignOptions, Method, options_named, recipe_for
 from symmerge.aligning.vocabularies import read_alike
-from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import Task
 from symmerge.matching.recipes import Recipe
+from symmerge.matching.resume import ResumeFile
 from symmerge.merging.plan import MergePlan
 from symmerge.merging.proof import prove_parents
+from symmerge.merging.verdict import judge_alignment
+from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.models.model import Model, Progress
+from symmerge.models.precision import check_dtype, to_dtype
 from symmerge.models.progress import Notice, ProgressLike, reporter
+
+INPUTS = ("data", "samples", "calibration", "calibration_samples")
+"""Options that an alignment and a merge share."""
 
 
 def merge(
@@ -28,15 +35,18 @@ def merge(
     weights: Sequence[float] | None = None,
     combine: str = "mean",
     density: float = 0.5,
-    held_out: str | Task | None = None,
+    data: str | Task | None = None,
+    samples: int | None = None,
     at: Mapping[str, float] | None = None,
     attention: str = "factors",
     repair: str | None = None,
-    repair_data: str | Task | None = None,
+    calibration: str | Task | None = None,
+    calibration_samples: int | None = None,
     units: str = "zero",
     shared_tokens: bool = False,
     reference: int | str = 0,
     rounds: int | None = None,
+    dtype: str | None = None,
     seed: int = 0,
     device: str = "cpu",
     progress: ProgressLike = None,
@@ -48,48 +58,153 @@ def merge(
     | `method` | how to align, as for `align`; "none" for a plain average |
     | `t`, `weights` | position between two models; weight of each model |
     | `combine`, `density` | mean, slerp, ties, dare, dare_ties or soup; share of differences kept |
-    | `held_out` | data by which a soup is chosen |
+    | `data`, `samples` | what is learned from, and what a soup is chosen by |
     | `at`, `attention` | another t for parts; how heads are averaged: see `average` |
-    | `repair`, `repair_data` | REPAIR of "maps" or "norms", and its inputs |
+    | `repair` | REPAIR of "maps" or "norms" |
+    | `calibration`, `calibration_samples` | what activations and REPAIR look at; else `data` |
     | `units`, `shared_tokens` | different widths and vocabularies: see `align` |
     | `reference`, `rounds` | for three models or more: see `align_many` |
+    | `dtype` | precision of the result: float32, float16 or bfloat16; as the first model's |
     """
     progress = reporter(progress)
+    check_dtype(dtype)
     plan = MergePlan(
         t=t,
         weights=weights,
         combine=combine,
         density=density,
-        held_out=held_out,
+        data=data,
+        samples=samples,
         at=at or {},
         attention=attention,
         repair=repair,
-        repair_data=repair_data,
+        calibration=calibration,
+        calibration_samples=calibration_samples,
         seed=seed,
         device=device,
     )
     if isinstance(models, Aligned | AlignedMany):
-        return _merge_aligned(models, plan, progress)
-    if isinstance(method, AlignOptions):
-        plan = replace(plan, repair_data=repair_data or method.data)
-    check_many(reference, len(models), rounds)
-    opened, aligns = open_models(models, units=units), _aligns(method)
-    readable = read_alike(opened, shared_tokens and aligns)
+        return to_dtype(_merge_aligned(models, plan, progress), dtype)
+    job = prepare_merge(
+        models,
+        plan,
+        method,
+        units=units,
+        shared_tokens=shared_tokens,
+        reference=reference,
+        rounds=rounds,
+    )
+    return to_dtype(job.combine(job.align(progress), progress), dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeJob:
+    """A merge whose options are checked and whose inputs are read; nothing is solved yet.
+
+    Without a recipe, the models are combined as they are.
+    """
+
+    models: Sequence[Model]
+    recipe: Recipe | None
+    plan: MergePlan
+    shares: Sequence[float]
+    repair_task: Task | None
+    many: Mapping[str, Any]  # options of `align_models`
+
+    def align(
+        self, progress: Progress | None = None, resume_file: ResumeFile | None = None
+    ) -> Aligned | AlignedMany | None:
+        """The models in one basin; None if they are combined as they are."""
+        if self.recipe is None:
+            return None
+        how = {**self.many, "progress": progress, "resume_file": resume_file}
+        result = align_models(self.models, self.recipe, **how)
+        if was_interrupted(result) and progress:
+            progress(Notice("interrupted: merging with the best alignment so far"))
+        return result
+
+    def combine(
+        self, result: Aligned | AlignedMany | None, progress: Progress | None = None
+    ) -> Model:
+        """The merge of what `align` gave."""
+        models, shares, evidence = list(self.models), self.shares_of(result), None
+        if result is not None:
+            models = list(result.models)
+            evidence = {**result.evidence(), **prove_parents(result, progress)}
+        merged = self.plan.combined(models, shares, evidence, progress)
+        return self.plan.repaired(merged, models, shares, self.repair_task)
+
+    def judge(
+        self, result: Aligned | AlignedMany | None, merged: Model, progress: Progress
+    ) -> MergeVerdict | None:
+        """How good the merge of what `align` gave is; None where it cannot be measured."""
+        plan = self.plan
+        how = {"weights": self.shares_of(result), "seed": plan.seed, "device": plan.device}
+        return judge_alignment(result, merged, self.models, plan.data, progress=progress, **how)
+
+    def shares_of(self, result: Aligned | AlignedMany | None) -> list[float]:
+        """The weights of the models that could be aligned."""
+        if not isinstance(result, AlignedMany):
+            return list(self.shares)
+        kept = [self.shares[number] for number in result.universe.members]
+        return [share / sum(kept) for share in kept]
+
+
+def prepare_merge(
+    models: Sequence[ModelLike],
+    plan: MergePlan,
+    method: Method = None,
+    *,
+    units: str = "zero",
+    unfinished: Unfinished | None = None,
+    generate: bool = True,
+    **many: Any,
+) -> MergeJob:
+    """Open the models, check every option and read the inputs, before any work.
+
+    `many` are the options of `align_models`; for `generate` see `AlignOptions.to_recipe`.
+    """
+    check_many(many.get("reference", 0), len(models), many.get("rounds"))
+    opened, (plan, method) = open_models(models, units=units), _with_inputs(plan, method)
+    aligns = not (isinstance(method, AlignOptions) and method.method == NONE)
+    readable = read_alike(opened, many.get("shared_tokens", False) and aligns)
     plan.check(opened)
-    shares, repair_task = plan.shares(opened), plan.repair_task(readable)
-    aligned, evidence = opened, None
-    if aligns:
-        recipe = recipe_for(method, readable)
-        if len(opened) > 2:
-            how = {"reference": reference, "rounds": rounds, "progress": progress}
-            result = align_many(opened, recipe, **how)
-            shares = _without_failed(shares, result)
-        else:
-            result = _align(opened, recipe, shared_tokens, progress)
-        aligned = list(result.models)
-        evidence = {**result.evidence(), **prove_parents(result, progress)}
-    merged = plan.combined(aligned, shares, evidence, progress)
-    return plan.repaired(merged, aligned, shares, repair_task)
+    shares = plan.shares(opened)
+    return MergeJob(
+        models=opened,
+        recipe=_recipe(method, readable, unfinished, generate),
+        plan=plan,
+        shares=shares,
+        repair_task=plan.repair_task(readable) if generate else None,
+        many=many,
+    )
+
+
+def _recipe(
+    method: Method, models: Sequence[Model], unfinished: Unfinished | None, generate: bool
+) -> Recipe | None:
+    if not isinstance(method, AlignOptions):
+        return recipe_for(method, models)
+    if method.method == NONE:
+        method.check_unaligned()
+        return None
+    partial = unfinished and unfinished.statistics
+    return method.to_recipe(models, partial=partial, generate=generate)
+
+
+def _with_inputs(plan: MergePlan, method: Method) -> tuple[MergePlan, Method]:
+    """The inputs of a merge are those of its alignment, and the other way round."""
+    if method is None or isinstance(method, str):
+        options = options_named(method) if method else AlignOptions()
+        method = replace(options, seed=plan.seed, device=plan.device)
+    if not isinstance(method, AlignOptions):
+        return plan, method
+    given = {name: getattr(plan, name) or getattr(method, name) for name in INPUTS}
+    plan, method = replace(plan, **given), replace(method, **given)
+    # What only REPAIR looks at is none of the alignment's.
+    if plan.repair and (method.method == NONE or not method.observes):
+        method = replace(method, calibration=None, calibration_samples=None)
+    return plan, method
 
 
 def _merge_aligned(
@@ -101,25 +216,3 @@ def _merge_aligned(
     evidence = {**result.evidence(), **prove_parents(result, progress)}
     merged = plan.combined(models, shares, evidence, progress)
     return plan.repaired(merged, models, shares, plan.repair_task(models))
-
-
-def _aligns(method: Method) -> bool:
-    if isinstance(method, AlignOptions) and method.method == "none" and method.recipe:
-        raise MismatchError(f"--method none aligns nothing: leave out --recipe {method.recipe}")
-    return (method.method if isinstance(method, AlignOptions) else method) != "none"
-
-
-def _align(
-    models: Sequence[Model], recipe: Recipe, shared_tokens: bool, progress: Progress | None
-) -> Aligned:
-    a, b = models
-    result = align(a, b, recipe, shared_tokens=shared_tokens, progress=progress)
-    if result.solution.interrupted and progress:
-        progress(Notice("interrupted: merging with the best alignment so far"))
-    return result
-
-
-def _without_failed(shares: Sequence[float], result: AlignedMany) -> list[float]:
-    """The weights of the models that could be aligned."""
-    kept = [shares[number] for number in result.universe.members]
-    return [share / sum(kept) for share in kept]

@@ -28,11 +28,13 @@ class MergePlan:
     weights: Sequence[float] | None = None
     combine: str = "mean"
     density: float = 0.5
-    held_out: str | Task | None = None
+    data: str | Task | None = None
+    samples: int | None = None
     at: Mapping[str, float] = field(default_factory=dict)
     attention: str = "factors"
     repair: str | None = None
-    repair_data: str | Task | None = None
+    calibration: str | Task | None = None
+    calibration_samples: int | None = None
     seed: int = 0
     device: str = "cpu"
 
@@ -50,9 +52,9 @@ class MergePlan:
                 f"--combine slerp goes from one model to another, and there are {len(models)}:"
                 " use mean, ties or dare"
             )
-        if (self.combine == "soup") != (self.held_out is not None):
+        if self.combine == "soup" and self.data is None:
             raise MismatchError(
-                "--combine soup is chosen by --held-out DATA: give both, or neither"
+                "--combine soup keeps the models that help on some data: give --data"
             )
         piece_time(models[0].spec, 0.5, self.at)
         self._check_repair()
@@ -61,10 +63,9 @@ class MergePlan:
         if self.repair is None:
             return
         check_choice("--repair", self.repair, get_args(Part))
-        if self.repair_data is None:
+        if self.calibration is None and self.data is None:
             raise MismatchError(
-                f"--repair {self.repair} needs inputs to measure variances on:"
-                " give --repair-data, as --data of align"
+                f"--repair {self.repair} needs inputs to measure variances on: give --calibration"
             )
         if self.attention == "circuits":
             raise MismatchError(
@@ -91,17 +92,21 @@ class MergePlan:
         return normalised_weights(models, self.weights)
 
     def repair_task(self, models: Sequence[Model]) -> Task | None:
-        """The inputs for REPAIR."""
-        if self.repair is None or self.repair_data is None:
+        """The inputs for REPAIR: `calibration`, or else `data`."""
+        source, samples = self.data, self.samples
+        if self.calibration is not None:
+            source, samples = self.calibration, self.calibration_samples
+        if self.repair is None or source is None:
             return None
-        task = self._task(models, self.repair_data)
+        task = self._task(models, source, samples)
         task.check_labels()
         return task
 
-    def _task(self, models: Sequence[Model], data: str | Task) -> Task:
+    def _task(self, models: Sequence[Model], data: str | Task, samples: int | None) -> Task:
         if isinstance(data, Task):
             return data
-        return make_inputs(models, data, seed=self.seed, device=self.device)
+        how = {"seed": self.seed, "device": self.device}
+        return make_inputs(models, data, samples=samples, **how)  # type: ignore[arg-type]
 
     def combined(
         self,
@@ -117,8 +122,8 @@ class MergePlan:
         if self.combine != "soup":
             how = {"density": self.density, "seed": self.seed, "evidence": evidence}
             return combine(models, self.combine, shares, **how)  # type: ignore[arg-type]
-        assert self.held_out is not None
-        task = self._task(models, self.held_out)
+        assert self.data is not None
+        task = self._task(models, self.data, self.samples)
         return soup(models, task, device=self.device, progress=progress, evidence=evidence)[0]
 
     def repaired(

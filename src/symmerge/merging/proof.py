@@ -12,7 +12,7 @@ from symmerge.models.model import Model, Progress
 from symmerge.models.progress import Phase
 from symmerge.verification.written import Run, check_function, run_briefly
 
-NEW = "the merge itself is a new function: measure it with barrier"
+NEW = "the merge itself is a new function, which can only be measured"
 
 
 def prove_parents(result: Aligned | AlignedMany, progress: Progress | None) -> dict[str, str]:
@@ -27,7 +27,8 @@ def prove_parents(result: Aligned | AlignedMany, progress: Progress | None) -> d
         verdict = check_function(source, parent, parent, run=run, progress=progress)
         tensors, units = tensors + (verdict.tensors or 0), max(units, verdict.units)
     proved = (
-        f"aligned, all {len(result.models)} parents compute what they did: {tensors} tensors"
+        f"aligned, {'both' if len(result.models) == 2 else f'all {len(result.models)}'} parents"
+        f" compute what they did: {tensors} tensors"
         f" transported again, logits at {units:.2g} of what rounding explains"
     )
     return {"proved": proved, "not_proved": NEW}

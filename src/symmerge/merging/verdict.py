@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from string import ascii_uppercase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from symmerge.aligning.aligned import Aligned
 from symmerge.aligning.inputs import ModelLike, open_model
+from symmerge.aligning.many import AlignedMany
 from symmerge.checkpoints.card import public_name
 from symmerge.checkpoints.memory import free_memory
 from symmerge.errors import MismatchError
@@ -35,7 +37,8 @@ from symmerge.merging.verdict_results import (
 from symmerge.merging.verdict_words import UNLABELLED_METRICS, conclude
 from symmerge.models.interpolation import interpolate, mean
 from symmerge.models.model import Model, Progress, device_of
-from symmerge.models.progress import Counted, Phase, ProgressLike, reporter
+from symmerge.models.progress import Counted, Notice, Phase, ProgressLike, reporter
+from symmerge.symmetry.threads import same_bytes
 from symmerge.verification.modules import full_module
 
 ROWS, IMAGES = 32, 256  # inputs made for a verdict
@@ -54,6 +57,8 @@ class Judged(NamedTuple):
     model: Model
 
 
+@torch.no_grad()  # products are cut into tiles only without gradients
+@same_bytes()
 def judge(
     merged: ModelLike,
     parents: Sequence[ModelLike],
@@ -97,6 +102,29 @@ def cannot_judge(merged: Model, data: str | Task | None, device: str = "cpu") ->
     if needed > free:
         return f"that takes {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"
     return None
+
+
+def judge_alignment(
+    result: Aligned | AlignedMany | None,
+    merged: Model,
+    models: Sequence[Model],
+    data: str | Task | None = None,
+    **how: Any,
+) -> MergeVerdict | None:
+    """The verdict on a merge of what was aligned (None: of `models` as they are).
+
+    None where it cannot be measured, which `progress` is told. `how` is passed to `judge`.
+    """
+    if reason := cannot_judge(merged, data, how["device"]):
+        how["progress"](Notice(f"the merge was not measured: {reason}"))
+        return None
+    if result is None:
+        return judge(merged, models, data, **how)
+    if isinstance(result, AlignedMany):
+        return judge(merged, [models[number] for number in result.universe.members], data, **how)
+    # B with A's vocabulary is what can be compared.
+    parents = result.models if result.shared else models
+    return judge(merged, parents, data, aligned=result.models, **how)
 
 
 def judging_task(

@@ -127,10 +127,7 @@ def _about_data(task: TaskRecord, parents: int) -> list[str]:
     if task.data != "self":
         return [f"Measured on {task.samples} samples of {task.data} that nothing was learned from."]
     which = "both models" if parents == 2 else "all models"
-    return [
-        f"Measured on {task.samples} rows of text sampled from {which};"
-        " your own text says more: --data FILE."
-    ]
+    return [f"Measured on {task.samples} rows of text sampled from {which}."]
 
 
 def markdown(verdict: MergeVerdict, picture: str | None = None) -> str:

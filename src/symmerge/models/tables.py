@@ -7,21 +7,35 @@ from collections.abc import Sequence
 from symmerge.errors import MismatchError
 from symmerge.models.model import Model
 
+SHOWN = 4  # differences between tables in one line
+
 
 def layer_count(model: Model) -> int:
     """How many layers a model has, counted by their feed-forward spaces."""
     return sum(name.startswith("ff.") for name in model.spec.spaces)
 
 
+def check_same_kind(models: Sequence[Model], verb: str = "merged") -> None:
+    """Refuse models of another architecture than the first one's."""
+    first, *others = models
+    for other in others:
+        kinds = first.spec.architecture, other.spec.architecture
+        if kinds[0] != kinds[1]:
+            raise MismatchError(
+                f"{first.where} is a {kinds[0]} and {other.where} a {kinds[1]}: models of different"
+                f" architectures cannot be {verb}; give models of one"
+            )
+
+
 def check_same_table(models: Sequence[Model], verb: str = "merged") -> None:
     """Refuse models whose tables differ from the first one's; the error lists the differences."""
+    check_same_kind(models, verb)
     first, *others = models
-    # A list, not a dict: models in memory share the name of their class.
-    differences = [(other.where, first.spec.differences(other.spec)) for other in others]
-    problems = [
-        f"{first.where} and {where} cannot be {verb}; they differ in: {'; '.join(lines)}"
-        for where, lines in differences
-        if lines
-    ]
-    if problems:
-        raise MismatchError(". ".join(problems))
+    for other in others:
+        # Layers differ alike: the first few differences tell them all.
+        if lines := first.spec.differences(other.spec):
+            more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
+            raise MismatchError(
+                f"{first.where} and {other.where} cannot be {verb}; they differ in:"
+                f" {'; '.join(lines[:SHOWN])}{more}"
+            )

@@ -18,13 +18,15 @@ VERDICT, PICTURE = "verdict.json", "verdict.png"
 
 def publish(
     merged: Model,
-    verdict: MergeVerdict,
+    verdict: MergeVerdict | None,
     target: str | os.PathLike[str],
     *,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
     """Write a merge as `save` does, with verdict.json, a picture, and a card that shows both."""
+    if verdict is None:
+        return save(merged, target, overwrite=overwrite, progress=progress)
     return save(
         merged,
         target,
@@ -60,6 +62,8 @@ def draw_line(verdict: MergeVerdict) -> bytes:
                 _draw(axes, line, colour, label)
         ends = [row.name for row in verdict.of("parent")]
         axes.set_xticks([0, 0.5, 1], [ends[0], "half way", ends[1]])
+        for label, side in zip(axes.get_xticklabels(), ("left", "center", "right"), strict=True):
+            label.set_horizontalalignment(side)
         axes.set_ylabel("loss", color=INK)
         axes.tick_params(colors=MUTED)
         axes.margins(x=0.04, y=0.15)

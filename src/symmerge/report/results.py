@@ -85,8 +85,8 @@ def read_results(folder: Path) -> list[Results]:
     folders = sorted({file.parent for name in MAIN_FILES for file in folder.glob(f"*/{name}")})
     if not folders:
         raise SymmergeError(
-            f"{folder} and its subfolders have no {', no '.join(MAIN_FILES)}:"
-            f" run symmerge barrier A B --out {folder} first"
+            f"{folder} holds no results (no {', no '.join(MAIN_FILES)}): give the folder that"
+            " symmerge barrier, align or experiment wrote"
         )
     return [_read_folder(subfolder) for subfolder in folders]
 

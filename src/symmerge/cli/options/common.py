@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
+from symmerge.aligning.choices import either
 from symmerge.errors import MismatchError
+from symmerge.models.precision import STORED_DTYPES
 
 ModelPath = Annotated[
     Path,
@@ -29,7 +31,7 @@ Models = Annotated[
     list[Path] | None,
     typer.Argument(
         help="Checkpoint folders of one architecture, two or more.",
-        metavar="A B",
+        metavar="A B ...",
         show_default=False,
     ),
 ]
@@ -40,17 +42,25 @@ Out = Annotated[
         "-o",
         help="The folder to write. It appears whole or not at all.",
         show_default=False,
+        metavar="DIR",
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it exists.")]
 LARGEST_SEED = 2**63 - 1  # as torch takes them
 Seed = Annotated[
-    int, typer.Option(help="The same seed gives the same result.", min=0, max=LARGEST_SEED)
+    int,
+    typer.Option(help="The same seed gives the same result.", min=0, max=LARGEST_SEED),
 ]
-Device = Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="Where to compute: cpu or cuda.", metavar="NAME")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Continue an interrupted run with the same options.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Check everything, print what it will take in time and memory, and stop."
+    ),
 ]
 Residual = Annotated[
     str,
@@ -59,6 +69,40 @@ Residual = Annotated[
         " or identity."
     ),
 ]
+
+
+@dataclass(frozen=True)
+class Output:
+    """How results of align and merge are stored and printed."""
+
+    panel: ClassVar[str] = "Output"
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help=f"The precision of what is written: {either(STORED_DTYPES)}.",
+            metavar="NAME",
+            show_default="as the first model",
+        ),
+    ] = None
+    mergekit: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a config with which mergekit merges the aligned checkpoints;"
+            " merge leaves these in OUT-aligned.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None
+    no_verdict: Annotated[
+        bool,
+        typer.Option(
+            "--no-verdict", help="Do not measure the merge beside its parents: saves some time."
+        ),
+    ] = False
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also print every detail of the work.")
+    ] = False
+    json: Json = False
 
 
 @dataclass(frozen=True)

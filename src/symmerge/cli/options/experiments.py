@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -34,6 +34,7 @@ ENGINES = ("local", "ray")
 class Computing:
     """Where cells are computed."""
 
+    panel: ClassVar[str] = "Computing"
     engine: Annotated[
         str,
         typer.Option(help="local (processes of this machine) or ray (a Ray cluster)."),
@@ -81,6 +82,8 @@ class Computing:
 class External:
     """Existing models to use instead of trained ones, and their data."""
 
+    panel: ClassVar[str] = "Models that are there already"
+    main: ClassVar[tuple[str, ...]] = ("models",)
     more: Annotated[
         list[str] | None,
         typer.Argument(help="More of --models.", metavar="MODELS", hidden=True, show_default=False),
@@ -157,6 +160,7 @@ class Asked:
             "-o",
             help="Where everything goes: finished cells, results.json, the page.",
             show_default=False,
+            metavar="DIR",
         ),
     ] = None
     size: Annotated[
@@ -166,9 +170,10 @@ class Asked:
             " --models) or published (as in the paper, on a GPU)."
         ),
     ] = "small"
-    data: Annotated[
+    data_dir: Annotated[
         Path | None,
         typer.Option(
+            metavar="DIR",
             help="A folder with the data sets that published sizes need; a missing one is named.",
             show_default=False,
         ),

@@ -11,15 +11,15 @@ import typer
 
 from symmerge.aligning.choices import either
 from symmerge.aligning.options import (
-    DTYPES,
     INSIDES,
     METHODS,
     METRICS,
     SCORES,
+    SOLVE_DTYPES,
     STARTS,
     AlignOptions,
 )
-from symmerge.matching.efforts import EFFORTS, USUAL
+from symmerge.matching.efforts import USUAL
 from symmerge.matching.learning.samplers import HELP as SAMPLERS
 from symmerge.matching.learning.spaces import SPACE_KINDS
 from symmerge.matching.recipes import BY_METHOD
@@ -42,18 +42,41 @@ def abbreviated(names: Iterable[str]) -> str:
 RECIPES = " ".join(
     f"{method.capitalize()}: {abbreviated(names)}." for method, names in BY_METHOD.items()
 )
+SOURCES = (
+    "a file (text, .xz, TSV, CSV, JSONL, .npz), a folder of images, hf:NAME, python-docs:train,"
+    " digits:train, or self (no data: text that the models sample, synthetic images)"
+)
+INPUTS = "Data: what is learned from, measured on and looked at"
+"""The panel of options that go with --data."""
 Data = Annotated[
     str | None,
     typer.Option(
-        help="Inputs to look at or to learn from: self (no data: text sampled from the models, or"
-        " synthetic images), digits:train, python-docs:train, a file (text, .xz, TSV, CSV, JSONL,"
-        " .npz), a folder of images, or hf:NAME. Never what a merge is measured on.",
-        show_default=False,
+        help="What to learn from and to measure on: a text file, a table, a folder of images or"
+        " hf:NAME (--help-all lists more).",
+        show_default="none is needed",
     ),
 ]
 Samples = Annotated[
     int | None,
-    typer.Option(help="How many samples of --data to use.", show_default="by task"),
+    typer.Option(
+        help="How many samples of --data to use.", show_default="by task", rich_help_panel=INPUTS
+    ),
+]
+Calibration = Annotated[
+    str | None,
+    typer.Option(
+        help=f"What activations and REPAIR look at, as --data: {SOURCES}.",
+        show_default="--data",
+        rich_help_panel=INPUTS,
+    ),
+]
+CalibrationSamples = Annotated[
+    int | None,
+    typer.Option(
+        help="How many samples of --calibration to use.",
+        show_default="by task",
+        rich_help_panel=INPUTS,
+    ),
 ]
 Steps = Annotated[
     int | None,
@@ -66,36 +89,44 @@ class Aligning:
     """How the symmetry is found."""
 
     panel: ClassVar[str] = "Aligning"
+    main: ClassVar[tuple[str, ...]] = ("effort", "method", "data")
     effort: Annotated[
         str | None,
         typer.Option(
-            help=f"How much work, without data or with it: {either(EFFORTS)}."
-            " Fast matches weights; standard then learns for a short while; best for longer.",
-            show_default=f"{USUAL}, unless a method or recipe is given",
+            help="How much work: fast (match weights, seconds), standard (then learn for about a"
+            " minute) or best (learn for longer).",
+            metavar="NAME",
+            show_default=USUAL,
         ),
     ] = None
+    data: Data = None
     method: Annotated[
         str | None,
         typer.Option(
-            help=f"How to find the symmetry: {either(METHODS)} (merge and barrier also: none)."
-            " Weights need no data; learned makes its own, except for text classifiers.",
-            show_default="by effort or recipe",
+            help=f"Instead of --effort: {either(METHODS)}; of merge also none, a plain average."
+            " Activations look at --calibration, or else at --data.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None
+    samples: Samples = None
+    calibration: Calibration = None
+    calibration_samples: CalibrationSamples = None
+    statistics: Annotated[
+        Path | None,
+        typer.Option(
+            help="What symmerge statistics wrote for this pair: no pass over --calibration.",
+            metavar="FILE",
+            show_default=False,
+            rich_help_panel=INPUTS,
         ),
     ] = None
     recipe: Annotated[
         str | None,
         typer.Option(
             help=f"{RECIPES} A dash continues the name before.",
+            metavar="NAME",
             show_default="ours, by method",
-        ),
-    ] = None
-    data: Data = None
-    samples: Samples = None
-    statistics: Annotated[
-        Path | None,
-        typer.Option(
-            help="What symmerge statistics wrote for this pair: no pass over data.",
-            show_default=False,
         ),
     ] = None
     score: Annotated[
@@ -131,9 +162,9 @@ class Aligning:
             show_default=False,
         ),
     ] = None
-    dtype: Annotated[
+    solve_dtype: Annotated[
         str,
-        typer.Option(help=f"The precision to solve in: {either(DTYPES)}."),
+        typer.Option(help=f"The precision to solve in: {either(SOLVE_DTYPES)}.", metavar="NAME"),
     ] = "float32"
 
 

@@ -17,11 +17,13 @@ class Merging:
     """How aligned models are combined."""
 
     panel: ClassVar[str] = "Merging"
+    main: ClassVar[tuple[str, ...]] = ("t", "weights", "combine")
     t: Annotated[
         float | None,
         typer.Option(
             "-t",
             help="Of two models: where on the line from A (0) to B (1).",
+            metavar="T",
             min=0.0,
             max=1.0,
             show_default="0.5",
@@ -30,11 +32,18 @@ class Merging:
     weights: Annotated[
         str | None,
         typer.Option(
-            help="How much each model counts, with commas: 0.5,0.3,0.2.", show_default="equal"
+            help="How much each model counts, with commas: 0.5,0.3,0.2.",
+            metavar="W,W,...",
+            show_default="equal",
         ),
     ] = None
     combine: Annotated[
-        str, typer.Option(help=f"How aligned models become one: {either(COMBINE)}.")
+        str,
+        typer.Option(
+            help=f"How aligned models become one: {either(COMBINE)}"
+            " (of those that help on --data).",
+            metavar="NAME",
+        ),
     ] = "mean"
     density: Annotated[
         float,
@@ -42,13 +51,6 @@ class Merging:
             help="Of ties and dare: the share of each difference that is kept.", min=0.0, max=1.0
         ),
     ] = 0.5
-    held_out: Annotated[
-        str | None,
-        typer.Option(
-            help="What a soup is chosen by, as --data: never what it is measured on.",
-            show_default=False,
-        ),
-    ] = None
     at: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,15 +70,8 @@ class Merging:
         str | None,
         typer.Option(
             help="REPAIR after merging: rescale outputs of maps or of norms to the parents'"
-            " variance.",
+            " variance, measured on --calibration.",
             show_default="no",
-        ),
-    ] = None
-    repair_data: Annotated[
-        str | None,
-        typer.Option(
-            help="Inputs for REPAIR, as --data: never what the merge is measured on.",
-            show_default="--data",
         ),
     ] = None
 

@@ -36,12 +36,15 @@ class Sampling:
 
     def choose(self, available: int, default: int, *, what: str) -> list[int]:
         """A random choice of the available samples, the same for the same seed."""
-        needed = self.samples or 1
-        if available < needed:
-            fewer = "ask for fewer samples or " if available else ""
-            raise DataError(f"{what}: {available} there, {needed} needed: {fewer}give more data")
+        judged = 0 if self.part == "all" else max(1, min(default, available // 5))
+        there, needed = max(0, available - judged), self.samples or 1
+        if there < needed:
+            aside = f", {judged} of them set aside for the verdict" if judged else ""
+            fewer = "ask for fewer samples or " if there else ""
+            raise DataError(
+                f"{what}: {available} there{aside}, {needed} needed: {fewer}give more data"
+            )
         order = torch.randperm(available, generator=torch.Generator().manual_seed(self.seed))
-        judged = min(default, available // 5) if self.part != "all" else 0
         if self.part == "judge":
-            return order[available - max(1, judged) :].tolist()
-        return order[: min(self.limit(default), available - judged)].tolist()
+            return order[there:].tolist()
+        return order[: min(self.limit(default), there)].tolist()

@@ -24,10 +24,10 @@ ALIASES = {"multiberts": tuple(f"google/multiberts-seed_{seed}" for seed in rang
 _TRAINED = "is for models that are trained, and --models exist already: leave one of them out"
 _MEASURED = (
     "is for models that are measured as they are, and these are fine-tuned on the experiment's own"
-    " tasks: leave it out (their data sets: --data FOLDER)"
+    " tasks: leave it out (their data sets: --data-dir FOLDER)"
 )
 # Options refused for models that are measured directly, and for those that are fine-tuned first.
-REFUSED_AS_IS = {"--seeds": _TRAINED, "--data": _TRAINED}
+REFUSED_AS_IS = {"--seeds": _TRAINED, "--data-dir": _TRAINED}
 REFUSED_FURTHER = {"--seeds": _TRAINED, "--test-data": _MEASURED, "--train-data": _MEASURED}
 FORMATS = (".tsv", ".csv", ".jsonl", ".npz", ".xz")  # suffixes that decide how a file is read
 

@@ -141,7 +141,7 @@ def methods(size: Size) -> tuple[ResultTable, ...]:
                 entries.append(row(gain, column, cells, "gain"))
     without = "".join(
         f" Left out: {column}, whose data is missing;"
-        f" put {describe_files(column)} into the folder of --data."
+        f" put {describe_files(column)} into the folder of --data-dir."
         for column in absent(size)
     )
     about = "Highest loss over the straight line between the ends, held-out data."

@@ -56,7 +56,7 @@ class DataFolder:
         instead = "".join(f", or the folder {name} beside it" for name in names[1:])
         raise DataError(
             f"{self.root / names[0]} is missing, and {what} is read from it:"
-            f" put it there{instead}, or give another folder with --data"
+            f" put it there{instead}, or give another folder with --data-dir"
         )
 
 
@@ -75,7 +75,7 @@ def data_folder(root: Path | None, data: str) -> DataFolder:
     if not chosen:
         raise DataError(
             f"{data} does not come with the installation:"
-            f" put {describe_files(data)} into a folder and give it with --data"
+            f" put {describe_files(data)} into a folder and give it with --data-dir"
         )
     path = Path(chosen)
     if cache := os.environ.get("SYMMERGE_CACHE"):

@@ -85,7 +85,7 @@ def _read_npz(file: Path, split: str) -> Arrays:
     try:
         content = read_npz(file, [(f"x_{split}", f"y_{split}")])
     except FileNotFoundError as error:
-        raise DataError(f"{file} is not there: put it there, or give another --data") from error
+        raise DataError(f"{file} is not there: put it there, or give another --data-dir") from error
     if isinstance(content, tuple):
         return content[0], content[1]
     if f"d_{split}" in content:
