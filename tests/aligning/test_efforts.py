@@ -84,7 +84,8 @@ REFUSED = {
         ("--effort", "fast", "--steps", 5),
         "nothing is learned by weights",
     ),
-    "data of a fast effort": (("--effort", "fast", "--data", "x.txt"), "without data"),
+    "data that is not there": (("--effort", "fast", "--data", "x.txt"), "x.txt is not there"),
+    "samples of a fast effort": (("--effort", "fast", "--samples", 4), "add --data"),
 }
 
 

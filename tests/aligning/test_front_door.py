@@ -78,9 +78,9 @@ def test_merge_of_many_takes_weights_and_ways_to_combine(folders):
     assert equal(sm.merge(result, weights=weights), sm.mean(result.models, weights))
     for options, words in (
         ({"t": 0.3}, "give --weights"),
-        ({"combine": "soup"}, "--held-out"),
+        ({"combine": "soup"}, "give --data"),
         ({"reference": 3}, "a place from 0 to 2"),
-        ({"repair": "maps"}, "give --repair-data"),
+        ({"repair": "maps"}, "give --calibration"),
     ):
         with pytest.raises(MismatchError, match=words):
             sm.merge(folders, method=FAST, **options)

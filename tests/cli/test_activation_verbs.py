@@ -55,17 +55,17 @@ REFUSED = {
     "no data, a language model": (
         "gpt2",
         ("--method", "activations"),
-        "give --data: a text file, python-docs:train or hf:NAME; or self, which needs no data",
+        "give --calibration: a text file, python-docs:train or hf:NAME; or self",
     ),
     "no data, images": (
         "vit",
         ("--method", "activations"),
-        "give --data: digits:train, an .npz file, a folder",
+        "give --calibration: digits:train, an .npz file, a folder",
     ),
     "no data, a recipe": (
         "bert-classifier",
         ("--recipe", "correlation"),
-        "give --data: a TSV, CSV or JSONL file",
+        "give --calibration: a TSV, CSV or JSONL file",
     ),
     "classifiers of texts write nothing": (
         "bert-classifier",
@@ -82,15 +82,25 @@ REFUSED = {
         ("--method", "activations", "--recipe", "symmerge"),
         "choose one of activations, activations-untied, correlation",
     ),
-    "data for weights": (
+    "data that is not there, for weights": (
         "gpt2",
-        ("--data", "{place}/text.txt"),
-        "weights are matched without data; add --method activations",
+        ("--data", "nowhere.txt"),
+        "nowhere.txt is not there",
+    ),
+    "something to look at, for weights": (
+        "gpt2",
+        ("--calibration", "{place}/text.txt"),
+        "looks at no activations; add --method activations",
+    ),
+    "samples of nothing": (
+        "gpt2",
+        ("--method", "activations", "--calibration-samples", 4),
+        "there is nothing to take them of; add --calibration",
     ),
     "score for weights": (
         "gpt2",
         ("--score", "cosine"),
-        "--score cosine: weights are matched without data",
+        "--score cosine: only --method activations takes it",
     ),
     "unknown score": (
         "gpt2",
@@ -238,7 +248,7 @@ def apart(first, second):
 
 
 def test_statistics_are_gathered_once_and_used_often(place, pair, tmp_path):
-    arguments = ("--data", place / "text.txt", "--samples", 8)
+    arguments = ("--calibration", place / "text.txt", "--calibration-samples", 8)
     said = run(
         "statistics", *pair(), *arguments, "--recipe", "correlation", "--out", tmp_path / "s"
     )
@@ -282,7 +292,16 @@ def test_statistics_are_gathered_once_and_used_often(place, pair, tmp_path):
 
 def test_files_are_added_up(place, pair, tmp_path):
     for text in TEXTS:
-        run("statistics", *pair(), "--data", place / text, "--samples", 4, "--out", tmp_path / text)
+        run(
+            "statistics",
+            *pair(),
+            "--calibration",
+            place / text,
+            "--calibration-samples",
+            4,
+            "--out",
+            tmp_path / text,
+        )
     run(
         "statistics",
         *pair(),
@@ -296,9 +315,9 @@ def test_files_are_added_up(place, pair, tmp_path):
     run(
         "statistics",
         *pair(),
-        "--data",
+        "--calibration",
         place / "text.txt",
-        "--samples",
+        "--calibration-samples",
         4,
         "--add",
         tmp_path / "other.txt",
@@ -318,13 +337,13 @@ def test_files_are_added_up(place, pair, tmp_path):
 
 
 REFUSED_STATISTICS = {
-    "nothing": ((), "nothing to gather: give --data"),
+    "nothing": ((), "nothing to gather: give --calibration"),
     "it is there": (
-        ("--data", "{place}/text.txt", "--out", "{place}/text.txt"),
+        ("--calibration", "{place}/text.txt", "--out", "{place}/text.txt"),
         "text.txt exists: choose another --out, or --overwrite",
     ),
     "a recipe of weights": (
-        ("--data", "{place}/text.txt", "--recipe", "orthogonal"),
+        ("--calibration", "{place}/text.txt", "--recipe", "orthogonal"),
         "--recipe orthogonal does not look at activations",
     ),
     "no file to add": (("--add", "{place}/text.txt"), "text.txt is not a statistics file"),
@@ -356,9 +375,9 @@ def test_models_that_read_differently_are_refused(place, pair, tmp_path):
         "statistics",
         a,
         other,
-        "--data",
+        "--calibration",
         place / "text.txt",
-        "--samples",
+        "--calibration-samples",
         2,
         "--overwrite",
         "--out",
@@ -425,7 +444,15 @@ def interruptible():
 
 
 def test_an_interrupted_pass_goes_on(place, pair, tmp_path, monkeypatch, interruptible):
-    gather = ("statistics", *pair(), "--data", place / "text.txt", "--samples", 160, "--out")
+    gather = (
+        "statistics",
+        *pair(),
+        "--calibration",
+        place / "text.txt",
+        "--calibration-samples",
+        160,
+        "--out",
+    )
     run(*gather, tmp_path / "straight")
     with monkeypatch.context() as patch:
         stopped(patch, at=2)
@@ -451,7 +478,15 @@ def test_an_interrupted_pass_goes_on(place, pair, tmp_path, monkeypatch, interru
 
 
 def test_what_another_pass_left_is_not_taken_up(place, pair, tmp_path, monkeypatch, interruptible):
-    gather = ("statistics", *pair(), "--samples", 160, "--out", tmp_path / "out", "--data")
+    gather = (
+        "statistics",
+        *pair(),
+        "--calibration-samples",
+        160,
+        "--out",
+        tmp_path / "out",
+        "--calibration",
+    )
     with monkeypatch.context() as patch:
         stopped(patch, at=2)
         run(*gather, place / "text.txt", expect=130)
@@ -497,7 +532,15 @@ def test_align_goes_on_from_an_interrupted_pass(place, pair, tmp_path, monkeypat
 @pytest.mark.parametrize("samples", [160, 32])
 def test_two_processes_find_what_one_does(place, pair, tmp_path, samples):
     """Five batches for two processes; and one, so that the second has nothing to do."""
-    gather = ("statistics", *pair(), "--data", place / "text.txt", "--samples", samples, "--out")
+    gather = (
+        "statistics",
+        *pair(),
+        "--calibration",
+        place / "text.txt",
+        "--calibration-samples",
+        samples,
+        "--out",
+    )
     run(*gather, tmp_path / "one")
     launch = [
         sys.executable,

@@ -136,7 +136,7 @@ def test_barriers_of_parts_that_are_learned(pair, tmp_path):
 
 
 def test_merge_repairs_on_request_and_says_so(pair, tmp_path):
-    words = ("merge", *pair, "--tries", 1, "--repair-data", "self")
+    words = ("merge", *pair, "--tries", 1, "--calibration", "self")
     said = run(*words, "--out", tmp_path / "repaired", "--repair", "norms").stdout
     assert re.search(r"repaired norms: loss \d.* before, \d.* after", said)
     assert "repair" in (tmp_path / "repaired" / "symmerge.json").read_text()
@@ -146,7 +146,7 @@ def test_merge_repairs_on_request_and_says_so(pair, tmp_path):
     ):
         assert wrong in run(*words, "--out", tmp_path / "none", *extra, expect=2).stderr
     assert (
-        "give --repair-data"
+        "give --calibration"
         in run("merge", *pair, "--out", tmp_path / "none", "--repair", "maps", expect=2).stderr
     )
 

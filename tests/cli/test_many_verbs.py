@@ -128,7 +128,7 @@ def test_a_soup_is_chosen_by_held_out_data(three, tmp_path):
         *FAST,
         "--combine",
         "soup",
-        "--held-out",
+        "--data",
         tmp_path / "text.txt",
     ).stdout
     assert "Soup" in said and "soup of" in said
@@ -144,8 +144,8 @@ def test_a_soup_is_chosen_by_held_out_data(three, tmp_path):
         (["--weights=-1,1,1"], "from 0 up"),
         (["--combine", "slerp"], "use mean, ties or dare"),
         (["--combine", "stew"], "choose mean"),
-        (["--combine", "soup"], "--held-out"),
-        (["--held-out", "x.txt"], "give both"),
+        (["--combine", "soup"], "give --data"),
+        (["--combine", "soup", "--data", "none.txt"], "none.txt is not there"),
         (["--attention", "svd"], "two models"),
         (["--at", "ff=0.3"], "two models"),
         (["--reference", "3"], "place from 0 to 2"),

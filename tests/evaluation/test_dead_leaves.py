@@ -257,7 +257,7 @@ REFUSED = {
         ("--recipe", "learned-permutations"),
         "have no labels",
     ),
-    "repair": ("merge", ("--repair", "norms", "--repair-data", "self"), "have no labels"),
+    "repair": ("merge", ("--repair", "norms", "--calibration", "self"), "have no labels"),
 }
 
 

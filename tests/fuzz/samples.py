@@ -120,21 +120,29 @@ def _written(folder: Path, root: Path) -> None:
     run("random", a, "--out", moved / "other", "--residual", "permutation")
     run("random", a, "--out", moved / "result")
     gathered = shutil.copytree(folder, root / "statistics")
-    how = ("--data", folder / "text.txt", "--samples", 4)
+    how = ("--calibration", folder / "text.txt", "--calibration-samples", 4)
     run("statistics", a, b, *how, "--out", gathered / "pair.safetensors")
     _resumable(folder, root)
 
 
 RESUMED = ("align", "model", "other", "--recipe", "symmerge", "--tries", "2", "--out", "result")
 GATHERED = (
-    *("statistics", "model", "other", "--data", "python-docs", "--samples", "70"),
+    *(
+        "statistics",
+        "model",
+        "other",
+        "--calibration",
+        "python-docs",
+        "--calibration-samples",
+        "70",
+    ),
     *("--out", "result"),
 )
 SIZES = ("hidden_size=16", "num_attention_heads=2", "intermediate_size=32", "num_hidden_layers=1")
 CHANGES = tuple(word for size in (*SIZES, "batch_size=8") for word in ("--change", size))
 TRAINED = ("train", "vit-digits", "--steps", "3", *CHANGES, "--out", "result")
 FROM_IMAGES = (
-    *("train", "cifar10-vit", "--data", "data", "--steps", "1", *CHANGES),
+    *("train", "cifar10-vit", "--data-dir", "data", "--steps", "1", *CHANGES),
     *("--change", "warmup=0", "--out", "out"),
 )
 

@@ -79,7 +79,16 @@ def measure(task: str, data: str, *more: str) -> Command:
 
 
 def gather(data: str) -> Command:
-    return ("statistics", "model", "other", "--data", data, "--samples", "2", *OUT)
+    return (
+        "statistics",
+        "model",
+        "other",
+        "--calibration",
+        data,
+        "--calibration-samples",
+        "2",
+        *OUT,
+    )
 
 
 def _models() -> list[Target]:

@@ -26,6 +26,7 @@ def verbs(place: Place) -> list[Verb]:
     a, b, c = (inputs / f"seed-{seed}" for seed in range(3))
     to = ("--out", out)
     data = ("--data", inputs / "text.txt", "--samples", 4)
+    looked_at = ("--calibration", inputs / "text.txt", "--calibration-samples", 4)
     learned = ("--method", "learned", *data, "--steps", 6, "--start-from", "weights")
     soft = ("--recipe", "soft-hardened", *data, "--steps", 6, "--start-from", "weights")
     measured = ("--task", "clm", *data, "--points", 3, "--method", "none,permutations")
@@ -72,7 +73,7 @@ def verbs(place: Place) -> list[Verb]:
         ),
         Verb(
             "statistics",
-            ("statistics", a, b, *data, "--out", f"{out}.safetensors"),
+            ("statistics", a, b, *looked_at, "--out", f"{out}.safetensors"),
             whole=("out.safetensors",),
             again=resume,
         ),

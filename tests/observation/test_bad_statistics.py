@@ -213,7 +213,16 @@ def test_overwrite_replaces_only_statistics(models, tmp_path, what):
     out = tmp_path / "s.safetensors"
     THEIRS[what](out)
     before = out.read_bytes() if out.is_file() else None
-    options = (*models, "--data", "python-docs", "--samples", 2, "--out", out, "--overwrite")
+    options = (
+        *models,
+        "--calibration",
+        "python-docs",
+        "--calibration-samples",
+        2,
+        "--out",
+        out,
+        "--overwrite",
+    )
     said = " ".join(run("statistics", *options, expect=2).output.split())
     assert "exists, and is no symmerge.statistics/1 file" in said
     assert (out.read_bytes() if out.is_file() else None) == before
@@ -223,10 +232,10 @@ def test_overwrite_replaces_only_statistics(models, tmp_path, what):
 def test_overwrite_replaces_statistics(models, tmp_path):
     """The control: a file of ours is replaced, and only if asked."""
     out = tmp_path / "s.safetensors"
-    options = (*models, "--data", "python-docs", "--out", out)
-    run("statistics", *options, "--samples", 2)
+    options = (*models, "--calibration", "python-docs", "--out", out)
+    run("statistics", *options, "--calibration-samples", 2)
     small = Statistics.load(out).samples
-    run("statistics", *options, "--samples", 4, expect=2)
+    run("statistics", *options, "--calibration-samples", 4, expect=2)
     assert Statistics.load(out).samples == small
-    run("statistics", *options, "--samples", 4, "--overwrite")
+    run("statistics", *options, "--calibration-samples", 4, "--overwrite")
     assert Statistics.load(out).samples == 2 * small

@@ -21,19 +21,19 @@ from symmerge import __version__
 SETTINGS: dict[str, object] = {"help_option_names": ["-h", "--help"]}
 # In the order of the help; a test checks that these are the first lines of the verbs' docstrings.
 VERBS = {
+    "merge": "Merge two models or more into one stock checkpoint of the original size.",
+    "align": "Bring B into A's basin: OUT/reference and OUT/aligned, the same functions, close.",
+    "barrier": "Measure the loss on the straight line between models: every method, both barriers.",
+    "report": "Make one self-contained page of results: curves with a slider, sortable tables.",
     "inspect": "Show a model's symmetries: spaces, groups, degrees of freedom, axes of tensors.",
+    "verify": "Do two checkpoints compute the same function? Exit code 0 for yes, 1 for no.",
+    "same": "Are two checkpoints the same function up to symmetry? Exit code 0 for yes, 1 for no.",
     "random": "Write a random member of a symmetry orbit: other weights, the same function.",
     "apply": "Move a model by a saved alignment: other weights, the same function.",
     "canonical": "Write a model in canonical form: gains folded, means removed, circuits balanced.",
-    "verify": "Do two checkpoints compute the same function? Exit code 0 for yes, 1 for no.",
-    "align": "Bring B into A's basin: OUT/reference and OUT/aligned, the same functions, close.",
-    "merge": "Merge two models or more into one stock checkpoint of the original size.",
-    "same": "Are two checkpoints the same function up to symmetry? Exit code 0 for yes, 1 for no.",
     "statistics": "Gather statistics of two models' activations once, for align and merge.",
-    "barrier": "Measure the loss on the straight line between models: every method, both barriers.",
-    "report": "Make one self-contained page of results: curves with a slider, sortable tables.",
-    "train": "Train a stock model: small ones in seconds on installed data, or the papers' models.",
     "demo": "Train two pairs of small models, align and merge them by every method, on one page.",
+    "train": "Train a stock model: small ones in seconds on installed data, or the papers' models.",
     "experiment": "Compute a paper's table: every number beside the published one.",
 }
 

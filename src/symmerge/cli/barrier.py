@@ -122,7 +122,7 @@ class Measured:
 @verb(
     examples=(
         "seed-0 seed-1 --task clm --data python-docs --out curve",
-        "a b --task clm --data text.txt --method none,fast --out curve",
+        "a b --task clm --data text.txt --method none,fast -o curve",
         "a b c --task clm --data text.txt --together --out plane",
     )
 )

@@ -31,9 +31,9 @@ from symmerge.observation.statistics import FORMAT, Statistics
 @verb(
     "interrupted: what was gathered so far is saved, --resume continues from it",
     examples=(
-        "a b --calibration text.txt --out pair.safetensors",
-        "a b --add one.safetensors --add two.safetensors -o both.safetensors",
-        "a b --calibration text.txt --out pair.safetensors --resume",
+        "a b --calibration text.txt --out pair.st",
+        "a b --add one.st --add two.st --out both.st",
+        "a b --calibration text.txt --out pair.st --resume",
     ),
 )
 def statistics(

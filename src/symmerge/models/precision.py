@@ -22,7 +22,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 def check_dtype(name: str | None) -> None:
     """Refuse a precision that checkpoints are not stored in."""
     if name is not None and name not in STORED_DTYPES:
-        raise MismatchError(f"--dtype {name}: choose {', '.join(STORED_DTYPES)}")
+        *others, last = STORED_DTYPES
+        raise MismatchError(f"--dtype {name}: choose {', '.join(others)} or {last}")
 
 
 def to_dtype(model: Model, name: str | None) -> Model:

@@ -179,7 +179,7 @@ def test_what_is_finished_is_shown_without_computing(tmp_path, monkeypatch):
         "published",
         "--device",
         "cpu",
-        "--data",
+        "--data-dir",
         tmp_path,
     )
     (tmp_path / "tinyshakespeare.txt").touch()
@@ -222,7 +222,7 @@ REFUSED = {
         "needs the data of shakespeare-gpt2: shakespeare does not come with the installation",
     ),
     "no such data": (
-        ("sums", "--out", "x", "--size", "published", "--data", "."),
+        ("sums", "--out", "x", "--size", "published", "--data-dir", "."),
         "tinyshakespeare.txt is missing, and the data set shakespeare is read from it",
     ),
     "no GPU": (
@@ -254,7 +254,7 @@ def test_published_runs_where_its_data_is(tmp_path, monkeypatch):
         "published",
         "--device",
         "cpu",
-        "--data",
+        "--data-dir",
         tmp_path,
     )
     (tmp_path / "tinyshakespeare.txt").touch()

@@ -252,7 +252,7 @@ def test_one_folder_has_one_data_set(tmp_path):
         "f-retrain-images",
         "--size",
         "published",
-        "--data",
+        "--data-dir",
         tmp_path,
         "--out",
         out,

@@ -359,7 +359,7 @@ REFUSED = {
         {},
         "bert-0 and ./bert-0 are the same checkpoint",
     ),
-    "other kinds": (("v-heads", "bert-0", "gpt2-1"), {}, "they differ in: "),
+    "other kinds": (("v-heads", "bert-0", "gpt2-1"), {}, "models of different architectures"),
     "other widths": (("t-methods", "gpt2-0", "wide"), {}, "they differ in: "),
     "no widths": (
         ("t-widths", "gpt2-0", "gpt2-1"),
@@ -411,8 +411,8 @@ REFUSED = {
     ),
     "data sets": (
         ("v-heads", "bert-0", "bert-1"),
-        {"more": ["--data", "."]},
-        "--data is for models that are trained",
+        {"more": ["--data-dir", "."]},
+        "--data-dir is for models that are trained",
     ),
 }
 

@@ -192,7 +192,7 @@ def test_tables_in_a_folder_and_rows_that_are_too_long(tmp_path):
     said = verb(
         "bert-0",
         "bert-1",
-        "--data",
+        "--data-dir",
         data,
         "--device",
         "cpu",
@@ -206,7 +206,7 @@ def test_tables_in_a_folder_and_rows_that_are_too_long(tmp_path):
         and not (tmp_path / "none").exists()
     )
     said = verb(
-        "bert-0", "bert-1", "--data", data, "--dry-run", out=tmp_path / "none", size="published"
+        "bert-0", "bert-1", "--data-dir", data, "--dry-run", out=tmp_path / "none", size="published"
     ).stdout
     assert (
         all(f"{name}-bert, bert-0 (" in said for name in ("sst2", "cola", "mrpc", "rte"))
@@ -227,7 +227,7 @@ REFUSED = {
         ("is a RobertaForMaskedLM, for masked-lm", BEGINS),
     ),
     "rotary": (("roformer-0", "roformer-1"), ("is a RoFormerForMaskedLM", BEGINS)),
-    "two kinds": (("bert-0", "gpt2-1"), ("they differ in: ",)),
+    "two kinds": (("bert-0", "gpt2-1"), ("models of different architectures cannot be merged",)),
     "no tokenizer": (("mute-0", "mute-1"), ("mute-0 has no tokenizer",)),
     "another's tokenizer": (
         ("few-words-0", "few-words-1"),
@@ -240,7 +240,7 @@ REFUSED = {
     "one": (("bert-0",), ("v-tasks needs 2 models or more, 1 given",)),
     "measured on": (
         ("bert-0", "bert-1", "--test-data", "python-docs"),
-        ("--test-data is for models that are measured as they are", "--data FOLDER"),
+        ("--test-data is for models that are measured as they are", "--data-dir FOLDER"),
     ),
     "looked at": (
         ("bert-0", "bert-1", "--train-data", "python-docs"),

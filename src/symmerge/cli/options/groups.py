@@ -2,8 +2,8 @@
 
 `@verb()` expands the groups among a function's parameters into the signature that typer reads, and
 rebuilds the groups when the command is called. Options of a group with a `panel` are shown by
---help-all alone, but for those that it names as `main`. Every verb also gets --config and
---help-all.
+--help-all alone, but for those that it names as `main`; `panels` are those of single options.
+Every verb also gets --config and --help-all.
 """
 
 from __future__ import annotations
@@ -92,10 +92,11 @@ def _expanded(function: Callable[..., None], hints: dict[str, object]) -> Iterat
 
 
 def _options(group: Any) -> Iterator[Parameter]:
-    """A group's options, in its `panel` if they are not `main`; an option may name another."""
+    """A group's options, each with its panel, if it has one."""
     hints = get_type_hints(group, include_extras=True)
+    panels = {**getattr(group, "panels", {}), **dict.fromkeys(getattr(group, "main", ()))}
     for field in fields(group):
-        panel = None if field.name in getattr(group, "main", ()) else getattr(group, "panel", None)
+        panel = panels.get(field.name, getattr(group, "panel", None))
         default = Parameter.empty if field.default is MISSING else field.default
         yield _keyword(field.name, hints[field.name], default, panel)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -58,16 +58,13 @@ Data = Annotated[
 ]
 Samples = Annotated[
     int | None,
-    typer.Option(
-        help="How many samples of --data to use.", show_default="by task", rich_help_panel=INPUTS
-    ),
+    typer.Option(help="How many samples of --data to use.", show_default="by task"),
 ]
 Calibration = Annotated[
     str | None,
     typer.Option(
         help=f"What activations and REPAIR look at, as --data: {SOURCES}.",
         show_default="--data",
-        rich_help_panel=INPUTS,
     ),
 ]
 CalibrationSamples = Annotated[
@@ -75,7 +72,6 @@ CalibrationSamples = Annotated[
     typer.Option(
         help="How many samples of --calibration to use.",
         show_default="by task",
-        rich_help_panel=INPUTS,
     ),
 ]
 Steps = Annotated[
@@ -90,6 +86,9 @@ class Aligning:
 
     panel: ClassVar[str] = "Aligning"
     main: ClassVar[tuple[str, ...]] = ("effort", "method", "data")
+    panels: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("samples", "calibration", "calibration_samples", "statistics"), INPUTS
+    )
     effort: Annotated[
         str | None,
         typer.Option(
@@ -118,7 +117,6 @@ class Aligning:
             help="What symmerge statistics wrote for this pair: no pass over --calibration.",
             metavar="FILE",
             show_default=False,
-            rich_help_panel=INPUTS,
         ),
     ] = None
     recipe: Annotated[
