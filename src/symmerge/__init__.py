@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from symmerge.aligning.aligned import Aligned
     from symmerge.aligning.equivalence import Certificate, same
+    from symmerge.aligning.folders import AlignedFolder, load_aligned
     from symmerge.aligning.many import AlignedMany, align_many
     from symmerge.aligning.options import AlignOptions
     from symmerge.aligning.pair import align
@@ -37,6 +38,7 @@ __all__ = [
     "ActivationMatching",
     "AlignOptions",
     "Aligned",
+    "AlignedFolder",
     "AlignedMany",
     "Alignment",
     "Certificate",
@@ -56,6 +58,7 @@ __all__ = [
     "canonicalize",
     "combine",
     "load",
+    "load_aligned",
     "make_task",
     "mean",
     "merge",

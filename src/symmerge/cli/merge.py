@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from symmerge.aligning.folders import load_aligned
 from symmerge.aligning.inputs import open_models
 from symmerge.checkpoints.folders import refuse
 from symmerge.checkpoints.memory import return_freed_memory
@@ -34,7 +35,8 @@ def merge(
 ) -> None:
     """Merge two models or more into one stock checkpoint of the original size.
 
-    All are aligned to the first, then averaged.
+    All are aligned to the first, then averaged. Of one folder that align wrote, what is in it
+    is averaged: [bold]symmerge merge ./aligned --out ./merged[/].
     Aligned models combine as fine-tunes of one base do: [bold]mean[/], [bold]slerp[/] (two),
     [bold]ties[/] and [bold]dare[/] (differences from the reference), [bold]soup[/] (those that
     help on --held-out).
@@ -43,9 +45,12 @@ def merge(
     [bold]symmerge merge ./seed-0 ./seed-1 ./seed-2 --weights 0.5,0.3,0.2 --out ./merged[/]
     """
     return_freed_memory()
-    folders = check_models(models, REMEDY)
     how = {**merging.keywords(), **vars(many), "seed": seed, "device": device}
-    opened = open_models(folders, units=many.units)
+    if models and len(models) == 1:
+        folders, opened = tuple(models), load_aligned(models[0])
+    else:
+        folders = check_models(models, REMEDY)
+        opened = open_models(folders, units=many.units)
     refuse(out.absolute(), overwrite, folders)
     method = align_options(aligning, learning, seed, device)
     merged = merge_models(opened, method=method, **how, progress=console.note)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 
 from symmerge.aligning.aligned import Aligned
+from symmerge.aligning.folders import AlignedFolder, load_aligned
 from symmerge.aligning.inputs import ModelLike, open_models
 from symmerge.aligning.many import AlignedMany, align_many, check_many
 from symmerge.aligning.options import AlignOptions, Method, recipe_for
@@ -18,9 +20,11 @@ from symmerge.merging.plan import MergePlan
 from symmerge.merging.proof import prove_parents
 from symmerge.models.model import Model, Progress
 
+Folder = str | PathLike[str]
+
 
 def merge(
-    models: Aligned | AlignedMany | Sequence[ModelLike],
+    models: Aligned | AlignedMany | AlignedFolder | Folder | Sequence[ModelLike],
     *,
     method: Method = None,
     t: float | None = None,
@@ -41,6 +45,8 @@ def merge(
     progress: Progress | None = None,
 ) -> Model:
     """Merge models into one: `merge([a, b])` aligns them first, `merge(align(a, b))` does not.
+
+    `merge("aligned")` merges what `symmerge align` wrote to a folder.
 
     | option | what it does |
     |---|---|
@@ -66,6 +72,11 @@ def merge(
         seed=seed,
         device=device,
     )
+    if isinstance(models, str | PathLike):
+        models = load_aligned(models)
+    if isinstance(models, AlignedFolder):
+        _refuse_method(models, method)
+        return models.with_origins(_merge_aligned(models, plan, progress))
     if isinstance(models, Aligned | AlignedMany):
         return _merge_aligned(models, plan, progress)
     if isinstance(method, AlignOptions):
@@ -90,8 +101,21 @@ def merge(
     return plan.repaired(merged, aligned, shares, repair_task)
 
 
+def _refuse_method(folder: AlignedFolder, method: Method) -> None:
+    """Refuse options of an alignment: an aligned folder is not aligned again."""
+    given = method is not None
+    if isinstance(method, AlignOptions):  # the command line gives them all; the usual ones say none
+        usual = AlignOptions(seed=method.seed, device=method.device)
+        given = method != usual
+    if given:
+        raise MismatchError(
+            f"{folder.path} is aligned already: leave out the options that say how to align,"
+            " or merge the original models"
+        )
+
+
 def _merge_aligned(
-    result: Aligned | AlignedMany, plan: MergePlan, progress: Progress | None
+    result: Aligned | AlignedMany | AlignedFolder, plan: MergePlan, progress: Progress | None
 ) -> Model:
     models = result.models
     plan.check(models)
