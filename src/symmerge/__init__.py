@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from symmerge.aligning.options import AlignOptions
     from symmerge.aligning.pair import align
     from symmerge.errors import SymmergeError
+    from symmerge.evaluation.evaluation_results import EvaluationFile
+    from symmerge.evaluation.harness import Harness
     from symmerge.evaluation.lines import Curve, barrier
     from symmerge.evaluation.planes import plane
+    from symmerge.evaluation.side_by_side import evaluate
     from symmerge.evaluation.tasks import make_task
     from symmerge.matching.activations import ActivationMatching
     from symmerge.matching.base import Solution
@@ -43,6 +46,8 @@ __all__ = [
     "Alignment",
     "Certificate",
     "Curve",
+    "EvaluationFile",
+    "Harness",
     "LearnedMatching",
     "Model",
     "SoftMatching",
@@ -57,6 +62,7 @@ __all__ = [
     "barrier",
     "canonicalize",
     "combine",
+    "evaluate",
     "load",
     "load_aligned",
     "make_task",

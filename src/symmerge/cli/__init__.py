@@ -28,6 +28,7 @@ VERBS = {
     "merge": "Merge two models or more into one stock checkpoint of the original size.",
     "same": "Are two checkpoints the same function up to symmetry? Exit code 0 for yes, 1 for no.",
     "statistics": "Gather statistics of two models' activations once, for align and merge.",
+    "evaluate": "Show loss and metrics of checkpoints side by side, and of their ensemble.",
     "barrier": "Measure the loss on the straight line between models: every method, both barriers.",
     "report": "Make one self-contained page of results: curves with a slider, sortable tables.",
     "train": "Train a stock model: small ones in seconds on installed data, or the papers' models.",

@@ -12,7 +12,7 @@ from pathlib import Path
 from symmerge.checkpoints.versions import installed_versions
 from symmerge.errors import MismatchError
 from symmerge.evaluation.estimates import Estimate
-from symmerge.evaluation.mixture import Mixture, evaluate
+from symmerge.evaluation.mixture import Mixture, evaluate_mixture
 from symmerge.evaluation.results import (
     CurveFile,
     CurvesFile,
@@ -94,7 +94,7 @@ def barrier(
     """
     ts = even_steps(points)
     mixture = Mixture([a, b], device=device)
-    metrics, ensemble = evaluate(mixture, task, [(1 - t, t) for t in ts], progress=progress)
+    metrics, ensemble = evaluate_mixture(mixture, task, [(1 - t, t) for t in ts], progress=progress)
     return Curve(ts, tuple(metrics), ensemble)
 
 
