@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from symmerge.aligning.aligned import Aligned
     from symmerge.aligning.equivalence import Certificate, same
+    from symmerge.aligning.folders import AlignedFolder, load_aligned
     from symmerge.aligning.many import AlignedMany, align_many
     from symmerge.aligning.options import AlignOptions
     from symmerge.aligning.pair import align
     from symmerge.errors import SymmergeError
+    from symmerge.evaluation.evaluation_results import EvaluationFile
+    from symmerge.evaluation.harness import Harness
     from symmerge.evaluation.lines import Curve, barrier
     from symmerge.evaluation.planes import plane
+    from symmerge.evaluation.side_by_side import evaluate
     from symmerge.evaluation.tasks import make_task
     from symmerge.matching.activations import ActivationMatching
     from symmerge.matching.base import Solution
@@ -40,10 +44,13 @@ __all__ = [
     "ActivationMatching",
     "AlignOptions",
     "Aligned",
+    "AlignedFolder",
     "AlignedMany",
     "Alignment",
     "Certificate",
     "Curve",
+    "EvaluationFile",
+    "Harness",
     "LearnedMatching",
     "MergeVerdict",
     "Model",
@@ -59,8 +66,10 @@ __all__ = [
     "barrier",
     "canonicalize",
     "combine",
+    "evaluate",
     "judge",
     "load",
+    "load_aligned",
     "make_task",
     "mean",
     "merge",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 from symmerge.aligning.tokens import SharedTokens, verify_shared
 from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import SymmetryError
 from symmerge.matching.base import Solution
+from symmerge.matching.evidence import Weighting
 from symmerge.matching.forecasts import announcement
 from symmerge.matching.learning.soft_permutations import relax
 from symmerge.matching.recipes import Recipe
@@ -70,17 +72,7 @@ class Aligned:
 
     def evidence(self) -> dict[str, object]:
         """A summary for the model card of a merge."""
-        solution = self.solution
-        return {
-            "recipe": self.recipe.about,
-            "distance_before": f"{self.before:.3f}",
-            "distance_after": f"{self.after:.3f}",
-            "weighting_chosen": str(solution.weighting or ""),
-            "chosen_by": f"{solution.scored_on}, of {len(solution.trials)} tries",
-            **({"learned": solution.learned} if solution.learned else {}),
-            **({"soft": solution.soft} if solution.soft else {}),
-            "seed": solution.options["seed"],
-        }
+        return pair_evidence(self.to_file())
 
     def to_file(self) -> SolutionFile:
         """Content of solution.json."""
@@ -100,6 +92,21 @@ class Aligned:
             interrupted=solution.interrupted,
             distance=solution.distance,
         )
+
+
+def pair_evidence(file: SolutionFile) -> dict[str, object]:
+    """A summary of solution.json, for the model card of a merge."""
+    settings: Mapping[str, Any] = file.settings
+    chosen = settings.get("chosen")
+    return {
+        "recipe": file.recipe,
+        "distance_before": f"{file.distance_before:.3f}",
+        "distance_after": f"{file.distance_after:.3f}",
+        "weighting_chosen": str(Weighting.from_json(chosen)) if chosen else "",
+        "chosen_by": f"{settings.get('scored_on', '')}, of {len(file.trials)} tries",
+        **{name: settings[name] for name in ("learned", "soft") if settings.get(name)},
+        "seed": settings.get("seed"),
+    }
 
 
 def solve_pair(

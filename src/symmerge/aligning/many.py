@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,15 +52,9 @@ class AlignedMany:
 
     def evidence(self) -> dict[str, object]:
         """A summary for the model card of a merge."""
-        spreads, left_out = self.universe.spreads, self.universe.left_out
-        return {
-            "recipe": self.recipe.about,
-            "reference": self.reference.where,
-            "rounds": len(spreads) - 1,
-            "spread_first": f"{spreads[0]:.3f}",
-            "spread_last": f"{spreads[-1]:.3f}",
-            **({"left_out": list(left_out.values())} if left_out else {}),
-        }
+        universe = self.universe
+        how = {"spreads": universe.spreads, "left_out": universe.left_out}
+        return many_evidence(self.recipe.about, self.reference.where, **how)
 
     def to_file(self) -> UniverseFile:
         """Content of universe.json."""
@@ -76,6 +70,20 @@ class AlignedMany:
             settings=universe.settings,
             cycle_error=cycle_error(universe),
         )
+
+
+def many_evidence(
+    recipe: str, reference: str, *, spreads: Sequence[float], left_out: Mapping[int, str]
+) -> dict[str, object]:
+    """A summary of an alignment of many models, for the model card of a merge."""
+    return {
+        "recipe": recipe,
+        "reference": reference,
+        "rounds": len(spreads) - 1,
+        "spread_first": f"{spreads[0]:.3f}",
+        "spread_last": f"{spreads[-1]:.3f}",
+        **({"left_out": list(left_out.values())} if left_out else {}),
+    }
 
 
 def check_many(reference: int | str, count: int, rounds: int | None) -> None:

@@ -23,6 +23,7 @@ SETTINGS: dict[str, object] = {"help_option_names": ["-h", "--help"]}
 VERBS = {
     "merge": "Merge two models or more into one stock checkpoint of the original size.",
     "align": "Bring B into A's basin: OUT/reference and OUT/aligned, the same functions, close.",
+    "evaluate": "Show loss and metrics of checkpoints side by side, and of their ensemble.",
     "barrier": "Measure the loss on the straight line between models: every method, both barriers.",
     "report": "Make one self-contained page of results: curves with a slider, sortable tables.",
     "inspect": "Show a model's symmetries: spaces, groups, degrees of freedom, axes of tensors.",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from symmerge.aligning.folders import AlignedFolder
 from symmerge.aligning.jobs import Unfinished, preview, relations, was_interrupted
 from symmerge.checkpoints.folders import refuse
 from symmerge.checkpoints.memory import return_freed_memory
@@ -64,23 +65,25 @@ def merge(
     """Merge two models or more into one stock checkpoint of the original size.
 
     For models trained from different initialisations, whose plain average would be useless: all
-    are aligned to the first, which changes no function, then combined. No data is needed.
+    are aligned to the first, which changes no function, then combined. No data is needed. One
+    folder that align wrote is merged without aligning again.
     """
     console.phases.verbose = output.verbose
     return_freed_memory()
-    folders = check_models(models, REMEDY)
+    one = models[0] if models and len(models) == 1 else None  # a folder that align wrote
+    folders = (one,) if one else check_models(models, REMEDY)
     check_dtype(output.dtype)
     refuse(out.absolute(), overwrite, folders)
     unfinished, method = Unfinished(out, resume), align_options(aligning, learning, seed, device)
     plan = MergePlan(**merging.keywords(), seed=seed, device=device)  # type: ignore[arg-type]
     check_handover(output.mergekit, plan, out, overwrite)
     how = {**vars(many), "unfinished": unfinished, "generate": not dry_run}
-    job = prepare_merge(folders, plan, method, **how)
+    job = prepare_merge(one or folders, plan, method, **how)
     if dry_run:
         _show_preview(job, out)
         return
     resume_file = unfinished.start(job.models, job.recipe) if job.recipe else None
-    for line in relations(job.models):
+    for line in relations(job.models) if not job.folder else ():
         console.note(Notice(line))
     result = job.align(console.note, resume_file)
     merged = to_dtype(job.combine(result, console.note), output.dtype)
@@ -90,10 +93,11 @@ def merge(
         verdict = advice(verdict, command, str(out), best=aligning.effort == "best")
     with console.progress("writing", len(merged.weights.names())) as tick:
         publish(merged, verdict, out, overwrite=overwrite, progress=tick)
-    if resume_file and result and not was_interrupted(result):
+    aligned = None if isinstance(result, AlignedFolder) else result
+    if resume_file and aligned and not was_interrupted(aligned):
         resume_file.remove()
     if output.mergekit:
-        hand_over(output.mergekit, job, result, out, overwrite)
+        hand_over(output.mergekit, job, aligned, out, overwrite)
         console.note(f"wrote {output.mergekit}: mergekit-yaml {output.mergekit} MERGED")
     if output.json:
         record = {"verdict": verdict.to_json() if verdict else None}

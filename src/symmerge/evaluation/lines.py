@@ -12,7 +12,7 @@ from pathlib import Path
 from symmerge.checkpoints.versions import installed_versions
 from symmerge.errors import MismatchError
 from symmerge.evaluation.estimates import Estimate
-from symmerge.evaluation.mixture import Mixture, evaluate
+from symmerge.evaluation.mixture import Mixture, evaluate_mixture
 from symmerge.evaluation.results import (
     CurveFile,
     CurvesFile,
@@ -95,7 +95,7 @@ def barrier(
     """
     ts, progress = even_steps(points), reporter(progress)
     mixture = Mixture([a, b], device=device)
-    metrics, ensemble = evaluate(mixture, task, [(1 - t, t) for t in ts], progress=progress)
+    metrics, ensemble = evaluate_mixture(mixture, task, [(1 - t, t) for t in ts], progress=progress)
     return Curve(ts, tuple(metrics), ensemble)
 
 

@@ -72,7 +72,7 @@ class Mixture:
 
 
 @torch.no_grad()
-def evaluate(
+def evaluate_mixture(
     mixture: Mixture, task: Task, places: Sequence[Shares], *, progress: Progress | None = None
 ) -> tuple[list[Metrics], Metrics]:
     """Metrics of every weighted mean, and of the ensemble of the models.
@@ -94,10 +94,10 @@ def evaluate(
                 progress(f"batch {number} of {len(task.batches)}")
         ensemble_scores.append(task.readout.score(task.readout.ensemble(parents), batch))
     metrics = [
-        _check_finite(task.summary(place_scores), f"with weights {_listed(place)}")
+        check_finite(task.summary(place_scores), f"with weights {_listed(place)}")
         for place, place_scores in zip(places, scores, strict=True)
     ]
-    return metrics, _check_finite(task.summary(ensemble_scores), "of the ensemble")
+    return metrics, check_finite(task.summary(ensemble_scores), "of the ensemble")
 
 
 def _join(batches: Iterable[Batch], at_most: int) -> Iterator[tuple[int, Batch]]:
@@ -127,7 +127,8 @@ def _listed(place: Shares) -> str:
     return " and ".join(f"{weight:.3g}" for weight in place)
 
 
-def _check_finite(metrics: Metrics, where: str) -> Metrics:
+def check_finite(metrics: Metrics, where: str) -> Metrics:
+    """Refuse metrics that are infinite or NaN."""
     wrong = [f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value)]
     if wrong:
         raise MismatchError(

@@ -9,7 +9,7 @@ from itertools import product
 
 from symmerge.checkpoints.versions import installed_versions
 from symmerge.errors import MismatchError
-from symmerge.evaluation.mixture import Mixture, evaluate
+from symmerge.evaluation.mixture import Mixture, evaluate_mixture
 from symmerge.evaluation.results import Corners, Metrics, PlaneFile, PlanePoint
 from symmerge.evaluation.tasks import Task
 from symmerge.models.model import Model, Progress
@@ -67,7 +67,7 @@ def plane(
         raise MismatchError(f"{len(models)} models: a plane goes through three")
     places = triangle_grid(steps, margin)
     mixture = Mixture(models, device=device)
-    points, ensemble = evaluate(mixture, task, places, progress=progress)
+    points, ensemble = evaluate_mixture(mixture, task, places, progress=progress)
     return Plane(layout_corners(mixture.products()), places, tuple(points), ensemble)
 
 

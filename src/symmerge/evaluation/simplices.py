@@ -13,7 +13,7 @@ from pathlib import Path
 
 from symmerge.errors import MismatchError
 from symmerge.evaluation.lines import Curve, even_steps, measurement_versions, model_record
-from symmerge.evaluation.mixture import Mixture, Shares, evaluate
+from symmerge.evaluation.mixture import Mixture, Shares, evaluate_mixture
 from symmerge.evaluation.planes import layout_corners, triangle_grid
 from symmerge.evaluation.results import (
     Corners,
@@ -148,7 +148,7 @@ def measure_simplex(
     """
     places = simplex_places(len(models), points, steps)
     mixture = Mixture(models, device=device)
-    metrics, ensemble = evaluate(mixture, task, places, progress=progress)
+    metrics, ensemble = evaluate_mixture(mixture, task, places, progress=progress)
     return Simplex(
         len(models),
         even_steps(points),

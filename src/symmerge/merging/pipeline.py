@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import Any
 
 from symmerge.aligning.aligned import Aligned
+from symmerge.aligning.folders import AlignedFolder, load_aligned
 from symmerge.aligning.inputs import ModelLike, open_models
 from symmerge.aligning.jobs import Unfinished, align_models, was_interrupted
 from symmerge.aligning.many import AlignedMany, check_many
 from symmerge.aligning.options import NONE, AlignOptions, Method, options_named, recipe_for
 from symmerge.aligning.vocabularies import read_alike
+from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import Task
 from symmerge.matching.recipes import Recipe
 from symmerge.matching.resume import ResumeFile
@@ -26,9 +29,12 @@ from symmerge.models.progress import Notice, ProgressLike, reporter
 INPUTS = ("data", "samples", "calibration", "calibration_samples")
 """Options that an alignment and a merge share."""
 
+Folder = str | PathLike[str]
+Result = Aligned | AlignedMany | AlignedFolder
+
 
 def merge(
-    models: Aligned | AlignedMany | Sequence[ModelLike],
+    models: Aligned | AlignedMany | AlignedFolder | Folder | Sequence[ModelLike],
     *,
     method: Method = None,
     t: float | None = None,
@@ -52,6 +58,8 @@ def merge(
     progress: ProgressLike = None,
 ) -> Model:
     """Merge models into one: `merge([a, b])` aligns them first, `merge(align(a, b))` does not.
+
+    `merge("aligned")` merges what `symmerge align` wrote to a folder.
 
     | option | what it does |
     |---|---|
@@ -84,7 +92,7 @@ def merge(
         device=device,
     )
     if isinstance(models, Aligned | AlignedMany):
-        return to_dtype(_merge_aligned(models, plan, progress), dtype)
+        return to_dtype(_aligned_job(models, plan).combine(models, progress), dtype)
     job = prepare_merge(
         models,
         plan,
@@ -109,49 +117,49 @@ class MergeJob:
     plan: MergePlan
     shares: Sequence[float]
     repair_task: Task | None
-    many: Mapping[str, Any]  # options of `align_models`
+    many: Mapping[str, Any] = field(default_factory=dict)  # options of `align_models`
+    folder: AlignedFolder | None = None  # models that were aligned before
 
     def align(
         self, progress: Progress | None = None, resume_file: ResumeFile | None = None
-    ) -> Aligned | AlignedMany | None:
+    ) -> Result | None:
         """The models in one basin; None if they are combined as they are."""
-        if self.recipe is None:
-            return None
+        if self.folder or self.recipe is None:
+            return self.folder
         how = {**self.many, "progress": progress, "resume_file": resume_file}
         result = align_models(self.models, self.recipe, **how)
         if was_interrupted(result) and progress:
             progress(Notice("interrupted: merging with the best alignment so far"))
         return result
 
-    def combine(
-        self, result: Aligned | AlignedMany | None, progress: Progress | None = None
-    ) -> Model:
+    def combine(self, result: Result | None, progress: Progress | None = None) -> Model:
         """The merge of what `align` gave."""
         models, shares, evidence = list(self.models), self.shares_of(result), None
         if result is not None:
             models = list(result.models)
             evidence = {**result.evidence(), **prove_parents(result, progress)}
         merged = self.plan.combined(models, shares, evidence, progress)
-        return self.plan.repaired(merged, models, shares, self.repair_task)
+        merged = self.plan.repaired(merged, models, shares, self.repair_task)
+        return self.folder.with_origins(merged) if self.folder else merged
 
     def judge(
-        self, result: Aligned | AlignedMany | None, merged: Model, progress: Progress
+        self, result: Result | None, merged: Model, progress: Progress
     ) -> MergeVerdict | None:
         """How good the merge of what `align` gave is; None where it cannot be measured."""
         plan = self.plan
         how = {"weights": self.shares_of(result), "seed": plan.seed, "device": plan.device}
         return judge_alignment(result, merged, self.models, plan.data, progress=progress, **how)
 
-    def shares_of(self, result: Aligned | AlignedMany | None) -> list[float]:
+    def shares_of(self, result: Result | None) -> list[float]:
         """The weights of the models that could be aligned."""
-        if not isinstance(result, AlignedMany):
+        if not isinstance(result, AlignedMany) or len(self.shares) == len(result.models):
             return list(self.shares)
         kept = [self.shares[number] for number in result.universe.members]
         return [share / sum(kept) for share in kept]
 
 
 def prepare_merge(
-    models: Sequence[ModelLike],
+    models: Folder | AlignedFolder | Sequence[ModelLike],
     plan: MergePlan,
     method: Method = None,
     *,
@@ -162,8 +170,13 @@ def prepare_merge(
 ) -> MergeJob:
     """Open the models, check every option and read the inputs, before any work.
 
-    `many` are the options of `align_models`; for `generate` see `AlignOptions.to_recipe`.
+    One folder is one that `symmerge align` wrote. `many` are the options of `align_models`; for
+    `generate` see `AlignOptions.to_recipe`.
     """
+    if isinstance(models, str | PathLike | AlignedFolder):
+        folder = models if isinstance(models, AlignedFolder) else load_aligned(models)
+        _refuse_method(folder, method)
+        return _aligned_job(folder, _with_inputs(plan, method)[0])
     check_many(many.get("reference", 0), len(models), many.get("rounds"))
     opened, (plan, method) = open_models(models, units=units), _with_inputs(plan, method)
     aligns = not (isinstance(method, AlignOptions) and method.method == NONE)
@@ -207,12 +220,29 @@ def _with_inputs(plan: MergePlan, method: Method) -> tuple[MergePlan, Method]:
     return plan, method
 
 
-def _merge_aligned(
-    result: Aligned | AlignedMany, plan: MergePlan, progress: Progress | None
-) -> Model:
+def _refuse_method(folder: AlignedFolder, method: Method) -> None:
+    """Refuse options of an alignment: an aligned folder is not aligned again."""
+    given = method is not None
+    if isinstance(method, AlignOptions):  # the command line gives them all; the usual ones say none
+        inputs = {name: getattr(method, name) for name in (*INPUTS, "seed", "device")}
+        usual = AlignOptions(**inputs)
+        given = method != usual
+    if given:
+        raise MismatchError(
+            f"{folder.path} is aligned already: leave out the options that say how to align,"
+            " or merge the original models"
+        )
+
+
+def _aligned_job(result: Result, plan: MergePlan) -> MergeJob:
+    """A merge of models that are aligned already."""
     models = result.models
     plan.check(models)
-    shares = plan.shares(models)
-    evidence = {**result.evidence(), **prove_parents(result, progress)}
-    merged = plan.combined(models, shares, evidence, progress)
-    return plan.repaired(merged, models, shares, plan.repair_task(models))
+    return MergeJob(
+        models=models,
+        recipe=None,
+        plan=plan,
+        shares=plan.shares(models),
+        repair_task=plan.repair_task(models),
+        folder=result if isinstance(result, AlignedFolder) else None,
+    )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from symmerge.aligning.aligned import Aligned
+from symmerge.aligning.folders import AlignedFolder
 from symmerge.aligning.many import AlignedMany
 from symmerge.aligning.tokens import verify_shared
 from symmerge.models.model import Model, Progress
@@ -15,8 +16,15 @@ from symmerge.verification.written import Run, check_function, run_briefly
 NEW = "the merge itself is a new function, which can only be measured"
 
 
-def prove_parents(result: Aligned | AlignedMany, progress: Progress | None) -> dict[str, str]:
-    """Check every aligned parent against its source, as the gate does; raise if one changed."""
+def prove_parents(
+    result: Aligned | AlignedMany | AlignedFolder, progress: Progress | None
+) -> dict[str, str]:
+    """Check every aligned parent against its source, as the gate does; raise if one changed.
+
+    Models of an aligned folder were checked when they were written; their records say how.
+    """
+    if isinstance(result, AlignedFolder):
+        return {"proved": _proved_before(result), "not_proved": NEW}
     if result.recipe.non_symmetric:
         why = f"nothing was proved: the alignment is no symmetry ({result.recipe.about})"
         return {"proved": why, "not_proved": NEW}
@@ -32,6 +40,23 @@ def prove_parents(result: Aligned | AlignedMany, progress: Progress | None) -> d
         f" transported again, logits at {units:.2g} of what rounding explains"
     )
     return {"proved": proved, "not_proved": NEW}
+
+
+def _proved_before(folder: AlignedFolder) -> str:
+    verdicts = [origin.verified for origin in folder.origins]
+    unproved = [
+        origin.source
+        for origin, verdict in zip(folder.origins, verdicts, strict=True)
+        if verdict is None
+    ]
+    if unproved:
+        return f"nothing of {', '.join(unproved)}: align wrote it without a check"
+    tensors = sum(verdict.tensors or 0 for verdict in verdicts if verdict)
+    units = max(verdict.units for verdict in verdicts if verdict)
+    return (
+        f"when {folder.path.name} was written, all {len(verdicts)} parents computed what they did:"
+        f" {tensors} tensors transported again, logits at {units:.2g} of what rounding explains"
+    )
 
 
 def _parents(result: Aligned | AlignedMany) -> Iterator[tuple[Model, Model, Run]]:

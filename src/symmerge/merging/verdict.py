@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from symmerge.aligning.aligned import Aligned
+from symmerge.aligning.folders import AlignedFolder
 from symmerge.aligning.inputs import ModelLike, open_model
 from symmerge.aligning.many import AlignedMany
 from symmerge.checkpoints.card import public_name
@@ -66,6 +67,7 @@ def judge(
     *,
     weights: Sequence[float] | None = None,
     aligned: Sequence[Model] = (),
+    plain: bool = True,
     seed: int = 0,
     device: str = "cpu",
     progress: ProgressLike = None,
@@ -73,8 +75,8 @@ def judge(
     """Measure a merge beside its parents: `judge(merged, [a, b], "books.txt")`.
 
     Without data it is measured on text that the parents sample, or on synthetic images. `weights`
-    are those of the parents in their plain average. Of two `aligned` models the line between them
-    is measured, too. One model at a time is in memory.
+    are those of the parents in their plain average (not `plain`: none). Of two `aligned` models the
+    line between them is measured, too. One model at a time is in memory.
     """
     result, sources = open_model(merged), [open_model(parent) for parent in parents]
     if reason := cannot_judge(result, data, device):
@@ -82,7 +84,7 @@ def judge(
     tell = reporter(progress)
     tell(Phase("measuring the merge beside its parents"))
     task = judging_task(sources, data, seed=seed, device=device, progress=tell)
-    judged = [*_judged(result, sources, weights), *_lines(sources, aligned)]
+    judged = [*_judged(result, sources, weights, plain), *_lines(sources, aligned, plain)]
     measured = _measure(judged, task, device_of(device), tell)
     rows = [row for row in measured if row.kind not in LINES]
     verdict = conclude(task.to_record(), rows)
@@ -105,7 +107,7 @@ def cannot_judge(merged: Model, data: str | Task | None, device: str = "cpu") ->
 
 
 def judge_alignment(
-    result: Aligned | AlignedMany | None,
+    result: Aligned | AlignedMany | AlignedFolder | None,
     merged: Model,
     models: Sequence[Model],
     data: str | Task | None = None,
@@ -120,6 +122,8 @@ def judge_alignment(
         return None
     if result is None:
         return judge(merged, models, data, **how)
+    if isinstance(result, AlignedFolder):  # what they were before is not there
+        return judge(merged, result.models, data, aligned=result.models, plain=False, **how)
     if isinstance(result, AlignedMany):
         return judge(merged, [models[number] for number in result.universe.members], data, **how)
     # B with A's vocabulary is what can be compared.
@@ -150,24 +154,24 @@ def judging_task(
 
 
 def _judged(
-    merged: Model, parents: Sequence[Model], weights: Sequence[float] | None
+    merged: Model, parents: Sequence[Model], weights: Sequence[float] | None, plain: bool
 ) -> list[Judged]:
     judged = [
         Judged(f"{_letter(at)}: {public_name(parent.where)}", PARENT, parent)
         for at, parent in enumerate(parents)
     ]
-    if len({parent.spec.fingerprint for parent in parents}) == 1:
+    if plain and len({parent.spec.fingerprint for parent in parents}) == 1:
         shares = normalised_weights(parents, weights)
         judged.append(Judged("plain average", AVERAGE, mean(parents, shares)))
     return [*judged, Judged("merge", MERGE, merged)]
 
 
-def _lines(parents: Sequence[Model], aligned: Sequence[Model]) -> list[Judged]:
+def _lines(parents: Sequence[Model], aligned: Sequence[Model], plain: bool) -> list[Judged]:
     """Places between two models, aligned and as they were; large models are spared."""
     if len(aligned) != 2 or aligned[0].parameters > LINE_PARAMETERS:
         return []
     pairs = {"aligned_line": aligned}
-    if len({parent.spec.fingerprint for parent in parents}) == 1:
+    if plain and len({parent.spec.fingerprint for parent in parents}) == 1:
         pairs["plain_line"] = parents
     return [
         Judged(f"{t}", kind, interpolate(pair[0], pair[1], t))
