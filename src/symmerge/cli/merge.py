@@ -81,7 +81,8 @@ def merge(
     if resume_file and result and not was_interrupted(result):
         resume_file.remove()
     if output.mergekit:
-        hand_over(output.mergekit, job, result, out, overwrite)
+        stored = {"overwrite": overwrite, "dtype": output.dtype}
+        hand_over(output.mergekit, job, result, out, **stored)
         console.note(f"wrote {output.mergekit}: mergekit-yaml {output.mergekit} MERGED")
     if output.json:
         console.show_json(provenance_of(merged, None).to_json())
