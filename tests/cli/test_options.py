@@ -353,6 +353,12 @@ def test_merge_hands_over_to_mergekit(place, pair, tmp_path):
     merged = sm.load(tmp_path / "out")
     for name in merged.weights:
         assert torch.allclose(merged.weights[name], again.weights[name], atol=1e-6)
+    assert "out_dtype" not in config
+    more = ("--method", "none", "--dtype", "bfloat16", "--mergekit", file)
+    run("merge", *pair, "-o", tmp_path / "plain", *more)
+    config = yaml.safe_load(file.read_text())
+    assert (config["dtype"], config["out_dtype"]) == ("float32", "bfloat16")
+    assert [item["model"] for item in config["models"]] == [str(one) for one in pair]
     said = run("merge", *pair, "-o", tmp_path / "x", "--mergekit", file, "--at", "ff=0.3", expect=2)
     assert "mergekit cannot make a merge with --at" in said.stderr
 

@@ -15,8 +15,8 @@ from symmerge.models.orbit import follow
 @verb(
     examples=(
         "aligned/alignment.safetensors seed-1 --out moved",
-        "elsewhere/alignment.safetensors gpt2 --out there",
-        "alignment.safetensors gpt2 --out there --overwrite",
+        "elsewhere/alignment.safetensors model --out there",
+        "alignment.safetensors model --out there --overwrite",
     )
 )
 def apply(

@@ -9,9 +9,9 @@ from symmerge.models.model import load
 
 @verb(
     examples=(
-        "gpt2 --out gpt2-canonical",
-        "gpt2 --out gpt2-canonical --residual permutation",
-        "gpt2 --out gpt2-canonical --overwrite",
+        "model --out canonical",
+        "model --out canonical --residual permutation",
+        "model --out canonical --overwrite",
     )
 )
 def canonical(model: ModelPath, written: Written, residual: Residual = "full") -> None:

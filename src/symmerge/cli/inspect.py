@@ -9,8 +9,8 @@ from symmerge.models.model import load
 
 @verb(
     examples=(
-        "gpt2",
-        "gpt2 --json",
+        "model",
+        "model --json",
         "org/model-on-the-hub",
     )
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from symmerge.merging.handover import check_handover, hand_over
 from symmerge.merging.pipeline import MergeJob, prepare_merge
 from symmerge.merging.plan import MergePlan
 from symmerge.merging.proof import NEW
+from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.merging.verdict_words import advice
 from symmerge.models.model import Model, provenance_of
 from symmerge.models.precision import check_dtype, to_dtype
@@ -89,15 +90,15 @@ def merge(
     merged = to_dtype(job.combine(result, console.note), output.dtype)
     verdict = None if output.no_verdict else job.judge(result, merged, console.note)
     if verdict:
-        command = shlex.join(["symmerge", "merge", *map(str, folders), "--out", f"{out}-2"])
-        verdict = advice(verdict, command, str(out), best=aligning.effort == "best")
+        verdict = _advised(verdict, folders, out, best=aligning.effort == "best")
     with console.progress("writing", len(merged.weights.names())) as tick:
         publish(merged, verdict, out, overwrite=overwrite, progress=tick)
     aligned = None if isinstance(result, AlignedFolder) else result
     if resume_file and aligned and not was_interrupted(aligned):
         resume_file.remove()
     if output.mergekit:
-        hand_over(output.mergekit, job, aligned, out, overwrite)
+        stored = {"overwrite": overwrite, "dtype": output.dtype}
+        hand_over(output.mergekit, job, aligned, out, **stored)
         console.note(f"wrote {output.mergekit}: mergekit-yaml {output.mergekit} MERGED")
     if output.json:
         record = {"verdict": verdict.to_json() if verdict else None}
@@ -105,6 +106,13 @@ def merge(
     else:
         _show(merged, job, out)
         show_verdict(verdict)
+
+
+def _advised(
+    verdict: MergeVerdict, folders: Sequence[Path], out: Path, *, best: bool
+) -> MergeVerdict:
+    command = shlex.join(["symmerge", "merge", *map(str, folders), "--out", f"{out}-2"])
+    return advice(verdict, command, str(out), best=best)
 
 
 def _show_preview(job: MergeJob, out: Path) -> None:

@@ -11,9 +11,9 @@ from symmerge.models.orbit import keep, random_member
 
 @verb(
     examples=(
-        "gpt2 --out elsewhere",
-        "gpt2 --out elsewhere --seed 1",
-        "gpt2 --out elsewhere --residual permutation",
+        "model --out elsewhere",
+        "model --out elsewhere --seed 1",
+        "model --out elsewhere --residual permutation",
     )
 )
 def random(model: ModelPath, written: Written, seed: Seed = 0, residual: Residual = "full") -> None:

@@ -11,9 +11,9 @@ from symmerge.verification.verdict import describe
 
 @verb(
     examples=(
-        "gpt2 elsewhere",
-        "gpt2 elsewhere --json",
-        "seed-0 seed-1 && echo related",
+        "model elsewhere",
+        "model elsewhere --json",
+        "seed-0 seed-1 && echo the same",
     )
 )
 def same(a: ModelA, b: ModelB, json: Json = False) -> None:

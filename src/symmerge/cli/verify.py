@@ -17,9 +17,9 @@ from symmerge.verification.verdict import verify as compare
 
 @verb(
     examples=(
-        "gpt2 elsewhere",
-        "gpt2 elsewhere --json",
-        "gpt2 elsewhere --dtype float64",
+        "model elsewhere",
+        "model elsewhere --json",
+        "model elsewhere --dtype float64",
     )
 )
 def verify(

@@ -29,9 +29,17 @@ def check_config(file: Path | None) -> None:
         refuse_foreign(file, MARK)
 
 
-def write_config(file: Path, folders: Sequence[Path], **how: object) -> None:
-    """Write the config with which mergekit merges these folders; `how`: see `mergekit_config`."""
+def write_config(
+    file: Path, folders: Sequence[Path], dtype: str | None = None, **how: object
+) -> None:
+    """Write the config with which mergekit merges these folders, stored as `dtype` if given.
+
+    For `how` see `mergekit_config`.
+    """
     config = mergekit_config(folders, **how)  # type: ignore[arg-type]
+    if dtype:
+        kept = [line for line in config.splitlines() if not line.startswith("out_dtype:")]
+        config = "\n".join([*kept, f"out_dtype: {dtype}", ""])
     write_own_text(file, f"{MARK}\n{config}", MARK)
 
 
@@ -90,7 +98,13 @@ def check_handover(file: Path | None, plan: MergePlan, out: Path, overwrite: boo
 
 
 def hand_over(
-    file: Path, job: MergeJob, result: Aligned | AlignedMany | None, out: Path, overwrite: bool
+    file: Path,
+    job: MergeJob,
+    result: Aligned | AlignedMany | None,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    dtype: str | None = None,
 ) -> list[Path]:
     """Write the parents, aligned, beside OUT, and the config of the same merge; their folders."""
     folders, shares = [model.path for model in job.models if model.path], job.shares_of(result)
@@ -99,5 +113,5 @@ def hand_over(
         write_result(result, place, overwrite=overwrite)
         folders = aligned_folders(result, place)
     how = {"weights": shares, "method": FORMS[job.plan.combine].name, "density": job.plan.density}
-    write_config(file, folders, **how)
+    write_config(file, folders, dtype, **how)
     return folders
