@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from symmerge.models.binding import typed_config
 from symmerge.models.model import Model
@@ -23,9 +24,10 @@ WIDTHS = {
 NO_MATTER = re.compile(
     "^_|^(output|summary|pooler|classifier|initializer|pretraining|task_specific)_|drop|dtype"
     "|label|token_id|architectures|return_dict|problem_type"
-    "|chunk_size|encoder_stride|tie_word|use_cache|version"
+    "|chunk_size|encoder_stride|tie_word|use_cache|version|deterministic|sparse_pred|layerscale"
+    "|pos_embed_(shift|jitter|rescale)|stage_names|out_(features|indices)|apply_layernorm|reshape"
 )
-"""Other keys that may differ: training and loading. Ties are undone, the table has the labels."""
+"""Other keys that may differ: training, loading and what a backbone returns. Ties are undone."""
 SHARED = {"sliding_window", "layer_types", "attention_chunk_size"}
 """Keys that code shared by many classes reads, although their own config has none."""
 
@@ -34,18 +36,53 @@ def behaviour(model: Model) -> Mapping[str, object]:
     """All settings but widths that the function depends on."""
     typed = typed_config(model.config, model.where)
     known = (type(typed)().to_dict().keys() | SHARED) - WIDTHS
+    if _turns_alike_at_any_length(typed):
+        known -= {"max_position_embeddings"}
     return {
         key: value
         for key, value in typed.to_dict().items()
         if key in known and (key in SHARED or not NO_MATTER.search(key))
-    } | {"labels": model.spec.sizes.get("label")}
+    } | {"labels": model.spec.sizes.get("label"), "problem_type": _problem_type(model, typed)}
+
+
+def _turns_alike_at_any_length(typed: Any) -> bool:
+    """Whether no rotary frequency depends on the longest input that the config names."""
+    rope = getattr(typed, "rope_parameters", None) or {}
+    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    named = [kind["rope_type"] for kind in kinds if "rope_type" in kind]
+    return bool(named) and {*named} <= {"default", "linear", "llama3"}
+
+
+def _problem_type(model: Model, typed: Any) -> str | None:
+    """How class scores are read: by a softmax, each by itself, or as a number."""
+    if not model.spec.task.endswith("-classification"):
+        return None
+    usual = "regression" if model.spec.sizes.get("label") == 1 else "single_label_classification"
+    return typed.problem_type or usual
 
 
 def differing_settings(first: Model, second: Model, ignored: Collection[str] = ()) -> list[str]:
     """Settings that differ: "sliding_window 8 / None"."""
     mine, theirs = dict(behaviour(first)), dict(behaviour(second))
-    return [
+    differing = [
         f"{key} {mine.get(key)} / {theirs.get(key)}"
         for key in mine | theirs
         if key not in ignored and mine.get(key) != theirs.get(key)
     ]
+    return differing + (_order_of_labels(first, second) if "id2label" not in ignored else [])
+
+
+def _order_of_labels(first: Model, second: Model) -> list[str]:
+    """The first label that another class has in the second model; labels may have other names."""
+    mine, theirs = (_labels(model) for model in (first, second))
+    if sorted(mine) != sorted(theirs):
+        return []
+    pairs = enumerate(zip(mine, theirs, strict=True))
+    return [f"id2label of class {at}: {x} / {y}" for at, (x, y) in pairs if x != y][:1]
+
+
+def _labels(model: Model) -> list[str]:
+    if not model.spec.task.endswith("-classification"):
+        return []
+    named = typed_config(model.config, model.where).id2label or {}
+    return [str(named[key]) for key in sorted(named)]

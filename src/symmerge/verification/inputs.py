@@ -18,8 +18,8 @@ from symmerge.families.base import pair
 from symmerge.models.model import Model
 
 TOKENS, LONGEST = 1024, 4608  # through all layers; a window of 4096 fits
-SHORT, SEQUENCES, IMAGES = 48, 16, 16
-BRIEF = 16  # tokens, for the gate
+SHORT, SEQUENCES, IMAGES = 48, 64, 32
+BRIEF = 16  # tokens of many sequences, and for the gate
 PROJECTED = 64  # output rows that are looked at where every input row is
 WINDOWS = ("sliding_window", "local_attention", "attention_chunk_size")
 POSITIONS_KEPT = 128  # of a sequence: a large vocabulary has more logits than memory
@@ -49,7 +49,7 @@ def samples(model: Model, seed: int, *, long: bool = True) -> list[Sample]:
     """
     generator = torch.Generator().manual_seed(seed)
     if "channel" in model.spec.sizes:
-        return [_images(model, generator)]
+        return [_images(model, generator, IMAGES if long else IMAGES // 2)]
     return [*_sequences(model, generator, long), *_rows(model, generator)]
 
 
@@ -58,17 +58,22 @@ def image_shape(model: Model) -> tuple[int, int, int]:
     return model.spec.sizes["channel"], *pair(model.config.get("image_size", 224))
 
 
-def _images(model: Model, generator: torch.Generator) -> Sample:
-    pixels = torch.randn((IMAGES, *image_shape(model)), generator=generator)
+def _images(model: Model, generator: torch.Generator, count: int) -> Sample:
+    """Noise of all contrasts on all colours: images that look alike have outputs that do."""
+    channels, *sides = image_shape(model)
+    colours = torch.randn((count, channels, 1, 1), generator=generator)
+    contrasts = torch.logspace(-1, 0.5, count)[:, None, None, None]
+    noise = torch.randn((count, channels, *sides), generator=generator)
+    pixels = colours + contrasts * noise
     return Sample(inputs={"pixel_values": pixels}, what=f"{_size(pixels)} random pixels")
 
 
 def _sequences(model: Model, generator: torch.Generator, long: bool) -> Iterator[Sample]:
     """Random tokens through all layers, in sequences as long as the model's windows need."""
     vocabulary, length = model.spec.sizes["vocabulary"], sequence_length(model)
-    if pools(model):  # one output for each sequence: several, or rounding cannot be told
-        yield _tokens(model, generator, SEQUENCES, min(SHORT, length))
-        if long and length > SHORT:
+    if pools(model):  # one output for each sequence: many, or rounding cannot be told
+        yield _tokens(model, generator, SEQUENCES, min(BRIEF, length))
+        if long and length > BRIEF:
             yield _tokens(model, generator, 2, length)
         return
     length = length if long else min(length, BRIEF)
@@ -112,9 +117,23 @@ def pools(model: Model) -> bool:
     return model.spec.task == "text-classification"
 
 
+def has_few_outputs(model: Model) -> bool:
+    """Whether a model has nothing but a few class scores for a sequence or an image."""
+    return pools(model) or model.spec.task == "image-classification"
+
+
 def has_many_outputs(model: Model) -> bool:
     """Whether a model has thousands of logits for each token."""
     return model.spec.sizes.get("vocabulary", 0) > LARGE_VOCABULARY and not pools(model)
+
+
+def longest_input(model: Model) -> str | None:
+    """The images or the tokens that its learned positions fit; None: any."""
+    if "position" not in model.spec.sizes:
+        return None
+    if "channel" in model.spec.sizes:
+        return "{1}x{2} pixels".format(*image_shape(model))
+    return f"{positions(model)} tokens"
 
 
 def positions(model: Model) -> int:

@@ -26,6 +26,9 @@ ENOUGH = 16  # rows or columns whose mean is steady
 # that of root mean squares of two.
 USUAL = {1: 1.23, 2: 1.0}
 LEAST = 0.3  # of the typical unit, for rows that hardly move
+# Two class scores of two sequences are about two independent numbers: by chance they lie further
+# apart than many do. This much further, over their number: once in 10,000 pairs beyond it.
+CHANCE = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,7 @@ def judge(
     moved = torch.stack([_centred(change.double(), softmax) for change in noise])
     size = rms(_centred(first.double(), softmax)).clamp_min(torch.finfo(torch.float64).tiny)
     units, where = _units(apart, moved, size)
+    units /= 1 + CHANCE / _independent(moved)
     return Judgement(
         difference=(rms(apart) / size).item(),
         rounding=(rms(moved) / size).item(),
@@ -86,6 +90,16 @@ def _units(apart: Logits, moved: Float[Tensor, "draws rows columns"], size: Tens
         scores[f"column {int(columns.argmax())}"] = columns.max() / max(ROW, COLUMN * expected)
     where = max(scores, key=lambda name: scores[name].item())
     return scores[where].item(), where
+
+
+def _independent(moved: Float[Tensor, "draws rows columns"]) -> float:
+    """About how many independent numbers rounding moves: if few, draws are nearly parallel."""
+    draws = torch.nn.functional.normalize(moved.flatten(1), dim=1)
+    parallel = (draws @ draws.mT).square()
+    count = len(draws) * (len(draws) - 1)
+    if not count:
+        return float(moved[0].numel())
+    return 1 / max((parallel.sum() - parallel.trace()).item() / count, 1 / moved[0].numel())
 
 
 def _place(entries: Tensor, columns: int) -> str:

@@ -17,15 +17,16 @@ from symmerge.models.model import Model, Progress
 from symmerge.models.settings import differing_settings
 from symmerge.models.tables import layer_count
 from symmerge.symmetry.spec import listing
-from symmerge.verification.inputs import Sample, samples
+from symmerge.verification.inputs import Sample, has_few_outputs, longest_input, samples
 from symmerge.verification.judging import Judgement, judge, rms
 from symmerge.verification.modules import logits_of
 from symmerge.verification.rounding import rounded_again
 from symmerge.verification.workers import run_all
 
-DRAWS = 2  # of rounding errors, for each model
+DRAWS, OF_FEW = 2, 4  # of rounding errors, for each model; for models with few outputs
 # Of the logits: rounding that changes them by more excuses nothing beyond it.
 EXCUSED = 0.05
+ALIKE = 0.5  # of the larger noise: both models' draws then count
 SamplePairs = Sequence[tuple[Sample, Sample]]
 """What to run both models on: one sample for each, which may spell the same tokens differently."""
 
@@ -60,17 +61,19 @@ def compare(
     dtype: torch.dtype = torch.float32,
     tolerance: float | None = None,
     seed: int = 0,
-    draws: Sequence[int] = (DRAWS, DRAWS),
+    draws: Sequence[int] | None = None,
     ignored: Collection[str] = (),
     workers: int = 1,
     progress: Progress | None = None,
 ) -> Verdict:
     """Compare two models on these samples.
 
-    `draws` says how often the rounding of each is simulated, `ignored` which settings may differ.
+    `draws` says how often the rounding of each is simulated (None: as many outputs demand),
+    `ignored` which settings may differ.
     So many `workers` run one model each.
     """
     settings = tuple(differing_settings(a, b, ignored))
+    draws = draws or [OF_FEW if has_few_outputs(a) else DRAWS] * 2
     samples = [_Runs((a, b), pair, draws, dtype) for pair in pairs]
     results = iter(run_all([job for runs in samples for job in runs.jobs], workers, progress))
     judgements = [
@@ -107,8 +110,8 @@ class _Runs:
     ) -> None:
         sides = list(zip(models, pair, draws, strict=True))
         noisy = [
-            (rounded_again(model, draw, dtype), sample)
-            for model, sample, count in sides
+            (rounded_again(model, draw, dtype, other=other), sample)
+            for (model, sample, count), other in zip(sides, reversed(models), strict=True)
             for draw in range(count)
         ]
         runs = [*noisy, *zip(models, pair, strict=True)]  # the longest first
@@ -135,10 +138,14 @@ def _run(model: Model, sample: Sample, dtype: torch.dtype, report: Progress) -> 
 
 
 def _unit(sides: list[list[Tensor]], logits: Tensor) -> list[Tensor]:
-    """The noise of the model that rounding moves more, as far as it is excused."""
+    """The noise of the model that rounding moves more, as far as it is excused.
+
+    That of the other is more of the same, where rounding moves both about as far.
+    """
     sizes = [rms(torch.stack(draws).double()).item() for draws in sides]
-    size = max(sizes)
-    noise, limit = sides[sizes.index(size)], EXCUSED * rms(logits.double()).item()
+    pairs = zip(sides, sizes, strict=True)
+    noise = [change for draws, size in pairs if not size < ALIKE * max(sizes) for change in draws]
+    size, limit = rms(torch.stack(noise).double()).item(), EXCUSED * rms(logits.double()).item()
     return noise if not size > limit else [change * (limit / size) for change in noise]
 
 
@@ -165,6 +172,7 @@ def check_comparable(a: Model, b: Model) -> None:
         "class": (a.spec.architecture, b.spec.architecture),
         "task": (a.spec.task, b.spec.task),
         "layers": (layer_count(a), layer_count(b)),
+        "inputs": (longest_input(a), longest_input(b)),
     }
     hidden = a.spec.hidden.keys() | b.spec.hidden.keys()
     visible = [name for name in a.spec.spaces if name in b.spec.spaces and name not in hidden]
