@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from symmerge.aligning.folders import load_aligned
+from symmerge.aligning.folders import lone_folder
 from symmerge.aligning.inputs import open_models
 from symmerge.checkpoints.folders import refuse
 from symmerge.checkpoints.memory import return_freed_memory
@@ -46,9 +46,8 @@ def merge(
     """
     return_freed_memory()
     how = {**merging.keywords(), **vars(many), "seed": seed, "device": device}
-    if models and len(models) == 1:
-        folders, opened = tuple(models), load_aligned(models[0])
-    else:
+    folders, opened = tuple(models or ()), lone_folder(models or ())
+    if opened is None:
         folders = check_models(models, REMEDY)
         opened = open_models(folders, units=many.units)
     refuse(out.absolute(), overwrite, folders)
