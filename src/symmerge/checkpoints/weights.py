@@ -142,6 +142,27 @@ class DerivedWeights(Weights):
 
 
 @final
+@dataclass(frozen=True, repr=False)
+class ConvertedWeights(Weights):
+    """Another collection in another stored precision; each tensor is rounded when it is read."""
+
+    base: Weights
+    stored: torch.dtype
+
+    def names(self) -> list[str]:
+        return self.base.names()
+
+    def shape(self, name: str) -> Shape:
+        return self.base.shape(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.stored
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.base[name].to(self.stored).to(working(self.stored))
+
+
+@final
 class CachedWeights(Weights):
     """Another collection with an LRU cache: tensors stay in memory, up to `limit` bytes."""
 

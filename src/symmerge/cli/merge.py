@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from symmerge.aligning.folders import lone_folder
@@ -11,9 +12,12 @@ from symmerge.checkpoints.folders import refuse
 from symmerge.checkpoints.memory import return_freed_memory
 from symmerge.cli import console
 from symmerge.cli.options.common import Device, Models, Out, Overwrite, Seed, check_models
-from symmerge.cli.options.groups import verb
+from symmerge.cli.options.groups import Config, verb
 from symmerge.cli.options.matching import Aligning, Learning, Many, align_options
 from symmerge.cli.options.merging import Merging
+from symmerge.errors import MismatchError
+from symmerge.merging.mergekit_methods import MergekitMerge
+from symmerge.merging.mergekit_reading import is_mergekit, read_mergekit
 from symmerge.merging.pipeline import merge as merge_models
 from symmerge.merging.proof import NEW
 from symmerge.models.model import Model, save
@@ -32,6 +36,7 @@ def merge(
     seed: Seed = 0,
     device: Device = "cpu",
     overwrite: Overwrite = False,
+    config: Config = None,
 ) -> None:
     """Merge two models or more into one stock checkpoint of the original size.
 
@@ -41,12 +46,18 @@ def merge(
     [bold]ties[/] and [bold]dare[/] (differences from the reference), [bold]soup[/] (those that
     help on --held-out).
 
+    --config also takes a config of mergekit: linear, slerp, ties, dare_linear, dare_ties and
+    task_arithmetic of whole models, aligned to its base_model.
+
     Example: [bold]symmerge merge ./seed-0 ./seed-1 --out ./merged[/]; of three:
     [bold]symmerge merge ./seed-0 ./seed-1 ./seed-2 --weights 0.5,0.3,0.2 --out ./merged[/]
     """
     return_freed_memory()
     how = {**merging.keywords(), **vars(many), "seed": seed, "device": device}
     folders, opened = tuple(models or ()), lone_folder(models or ())
+    if config is not None and is_mergekit(config):
+        opened = _by_mergekit(config, models)
+        folders = tuple(map(Path, opened.models))
     if opened is None:
         folders = check_models(models, REMEDY)
         opened = open_models(folders, units=many.units)
@@ -62,6 +73,12 @@ def merge(
         console.say(
             "this is no stock checkpoint: its heads have twice the size; only symmerge loads it"
         )
+
+
+def _by_mergekit(file: Path, models: Sequence[Path] | None) -> MergekitMerge:
+    if models:
+        raise MismatchError(f"{file} names the models to merge: leave out {models[0]}")
+    return read_mergekit(file)
 
 
 def _proof(merged: Model) -> str:

@@ -16,15 +16,17 @@ from symmerge.aligning.vocabularies import read_alike
 from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import Task
 from symmerge.matching.recipes import Recipe
+from symmerge.merging.mergekit_methods import MergekitMerge
 from symmerge.merging.plan import MergePlan
 from symmerge.merging.proof import prove_parents
 from symmerge.models.model import Model, Progress
+from symmerge.models.precision import to_dtype
 
 Folder = str | PathLike[str]
 
 
 def merge(
-    models: Aligned | AlignedMany | AlignedFolder | Folder | Sequence[ModelLike],
+    models: Aligned | AlignedMany | AlignedFolder | MergekitMerge | Folder | Sequence[ModelLike],
     *,
     method: Method = None,
     t: float | None = None,
@@ -46,7 +48,8 @@ def merge(
 ) -> Model:
     """Merge models into one: `merge([a, b])` aligns them first, `merge(align(a, b))` does not.
 
-    `merge("aligned")` merges what `symmerge align` wrote to a folder.
+    `merge("aligned")` merges what `symmerge align` wrote to a folder,
+    `merge(read_mergekit("merge.yml"))` what a mergekit config says.
 
     | option | what it does |
     |---|---|
@@ -72,6 +75,8 @@ def merge(
         seed=seed,
         device=device,
     )
+    if isinstance(models, MergekitMerge):
+        return _merge_by_config(models, plan, method, units, progress)
     if isinstance(models, str | PathLike):
         models = load_aligned(models)
     if isinstance(models, AlignedFolder):
@@ -79,8 +84,31 @@ def merge(
         return models.with_origins(_merge_aligned(models, plan, progress))
     if isinstance(models, Aligned | AlignedMany):
         return _merge_aligned(models, plan, progress)
+    how = {"reference": reference, "rounds": rounds, "shared_tokens": shared_tokens}
+    return _merge_models(models, plan, method, units, progress, **how)
+
+
+def _merge_by_config(
+    config: MergekitMerge, plan: MergePlan, method: Method, units: str, progress: Progress | None
+) -> Model:
+    """Align the models of a mergekit config to its base, then merge as it says."""
+    plan = replace(plan, mergekit=config)
+    return to_dtype(_merge_models(config.models, plan, method, units, progress), config.dtype)
+
+
+def _merge_models(
+    models: Sequence[ModelLike],
+    plan: MergePlan,
+    method: Method,
+    units: str,
+    progress: Progress | None,
+    *,
+    reference: int | str = 0,
+    rounds: int | None = None,
+    shared_tokens: bool = False,
+) -> Model:
     if isinstance(method, AlignOptions):
-        plan = replace(plan, repair_data=repair_data or method.data)
+        plan = replace(plan, repair_data=plan.repair_data or method.data)
     check_many(reference, len(models), rounds)
     opened, aligns = open_models(models, units=units), _aligns(method)
     readable = read_alike(opened, shared_tokens and aligns)

@@ -21,6 +21,7 @@ import yaml
 from symmerge.checkpoints.limits import LARGEST_OPTIONS, read_plain
 from symmerge.cli import console
 from symmerge.errors import MismatchError
+from symmerge.merging.mergekit_reading import is_mergekit
 
 LARGEST_NUMBER = 10**18  # of an option in a file
 
@@ -35,7 +36,7 @@ def verb(
         groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
 
         @wraps(function)
-        def call(config: Path | None = None, **values: object) -> None:
+        def call(**values: object) -> None:
             built = {
                 name: group(**{field.name: values[field.name] for field in fields(group)})
                 for name, group in groups.items()
@@ -92,6 +93,10 @@ def _configure(context: Any, file: Path | None) -> Path | None:
         return None
     known = {parameter.name for parameter in context.command.params if parameter.name} - {"config"}
     with console.friendly():
+        if is_mergekit(file):
+            if context.info_name == "merge":  # the verb reads it
+                return file
+            raise MismatchError(f"{file} is a config of mergekit: symmerge merge --config reads it")
         options = _read_options(file)
         if unknown := sorted(options.keys() - known):
             raise MismatchError(
