@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from symmerge.matching.weights import WeightMatching
     from symmerge.merging.combining import combine
     from symmerge.merging.means import average
+    from symmerge.merging.mergekit_reading import read_mergekit
     from symmerge.merging.pipeline import merge
     from symmerge.merging.rescaling import repair
     from symmerge.merging.soups import soup
@@ -76,6 +77,7 @@ __all__ = [
     "plane",
     "publish",
     "random_member",
+    "read_mergekit",
     "recipes",
     "repair",
     "same",

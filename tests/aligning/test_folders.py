@@ -89,7 +89,9 @@ def test_other_folders_are_refused_in_one_line(seeds, pair, tmp_path):
         with pytest.raises(CheckpointError, match=f"is no aligned folder: .*{what}.*{remedy}"):
             sm.load_aligned(other)
     said = run("merge", seeds[0], "--out", tmp_path / "merged", expect=2).stderr
-    assert "it is a single checkpoint" in said and said.count("\n") == 1
+    assert "there is nothing to merge it with" in said and said.count("\n") == 1
+    said = run("merge", tmp_path, "--out", tmp_path / "merged", expect=2).stderr
+    assert "is no aligned folder" in said and said.count("\n") == 1
     damaged = shutil.copytree(folder, tmp_path / "damaged")
     shutil.rmtree(damaged / "aligned")
     with pytest.raises(CheckpointError, match=f"aligned is missing; {remedy}"):
@@ -102,3 +104,72 @@ def test_other_folders_are_refused_in_one_line(seeds, pair, tmp_path):
         sm.load_aligned(damaged)
     with pytest.raises(MismatchError, match="is aligned already: leave out"):
         sm.merge(folder, method="learned")
+
+
+# barrier
+
+
+def measured(*arguments, expect=0):
+    return run("barrier", *arguments, "--samples", 4, "--points", 3, expect=expect)
+
+
+def table(lines):
+    header, *rows = (line.split("\t") for line in lines if not line.startswith("# "))
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    return file
+
+
+def test_the_line_of_a_folder_is_measured_as_it_is(pair, text, tmp_path, monkeypatch):
+    alignment, folder = pair
+    monkeypatch.setattr("symmerge.cli.barrier.solve_pair", None)  # nothing is aligned
+    lines = measured(folder, "--data", text, "--out", tmp_path / "curve").stdout.splitlines()
+    task = sm.make_task("clm", str(text), alignment.models, samples=4)
+    expected = sm.barrier(*alignment.models, task, 3)
+    (row,) = table(lines)
+    assert list(row) == [
+        "method",
+        "loss of the midpoint",
+        "perplexity of the midpoint",
+        "barrier over the mean",
+        "barrier over the line",
+    ]
+    assert row["method"] == "as aligned"
+    assert float(row["loss of the midpoint"]) == pytest.approx(expected.points[1]["loss"], rel=1e-3)
+    assert float(row["barrier over the mean"]) == pytest.approx(expected.barrier_mean, rel=2e-2)
+    plain = sm.barrier(*alignment.sources, task, 3)
+    assert abs(plain.barrier_mean - expected.barrier_mean) > 1e-3  # the control
+    ends = next(line for line in lines if line.startswith("# loss (perplexity): A "))
+    for metrics in (expected.points[0], expected.points[-1], expected.ensemble):
+        assert f"{metrics['loss']:.4g} ({metrics['perplexity']:.4g})" in ends
+    record = json.loads((tmp_path / "curve" / "curve.json").read_text())
+    assert [method["name"] for method in record["methods"]] == ["aligned"]
+
+
+def test_a_barrier_needs_neither_task_nor_data_nor_a_folder(seeds, pair, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = measured(*seeds[:2], "--method", "none,permutations").stdout
+    assert "no data was given" in said and list(tmp_path.iterdir()) == []
+    rows = table(said.splitlines())
+    assert [row["method"] for row in rows] == ["plain average", "weight matching, permutations"]
+    beside = measured(pair[1], "--method", "permutations").stdout
+    assert [row["method"] for row in table(beside.splitlines())] == [
+        "as aligned",
+        "weight matching, permutations",
+    ]
+    said = measured(pair[1], "--method", "none", expect=2).stderr
+    assert "is measured as it is already; leave out none" in said
+
+
+def test_many_models_of_a_folder(many, text, monkeypatch):
+    monkeypatch.setattr("symmerge.cli.barrier.solve_pair", None)
+    said = measured(many[1], "--data", text).stdout
+    assert said.count("as aligned\t") == 4 and "# Means over 3 pairs" in said
+    together = json.loads(measured(many[1], "--data", text, "--together", "--json").stdout)
+    assert together["schema"] == "symmerge.simplex/1"
+    assert together["methods"][0]["universe"]["reference"] == 1

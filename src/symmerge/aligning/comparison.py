@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from symmerge.aligning.aligned import Aligned
+from symmerge.aligning.folders import AlignedFolder
 from symmerge.aligning.inputs import make_inputs, no_inputs
 from symmerge.aligning.many import align_many
 from symmerge.aligning.options import METHODS, choose_recipe
@@ -17,9 +18,11 @@ from symmerge.evaluation.tasks import SELF_SOURCES, task_of
 from symmerge.matching.efforts import EFFORTS, effort_recipe
 from symmerge.matching.learning.options import LearningOptions
 from symmerge.matching.recipes import RECIPES, Recipe, with_options
+from symmerge.models.alignment_results import SolutionFile, UniverseFile
 from symmerge.models.model import Model, Progress
 
 PLAIN = "plain average"
+ALIGNED = "aligned"  # the line between models of an aligned folder
 LABELS = {"weights": "weight matching", "activations": "activation matching"}
 Recipes = Mapping[str, Recipe | None]
 """Method name -> recipe; None is the plain average."""
@@ -48,6 +51,16 @@ class Comparison:
             raise MismatchError(
                 f"--steps {self.steps}: none of {', '.join(recipes)} learns;"
                 " leave it out, or add learned to --method"
+            )
+        return recipes
+
+    def beside_aligned(self, folder: AlignedFolder) -> dict[str, Recipe | None]:
+        """The recipes to measure beside the models of an aligned folder, which stay as they are."""
+        recipes = self.recipes(folder.models[0])
+        if None in recipes.values():
+            raise MismatchError(
+                f"--method none: {folder.path} is measured as it is already; leave out none, or"
+                " give the original models"
             )
         return recipes
 
@@ -163,6 +176,18 @@ def line_method(name: str, a: Model, b: Model, alignment: Aligned | None) -> Lin
         alignment.solution.objective,
         exact=not alignment.recipe.non_symmetric,
     )
+
+
+def aligned_line(folder: AlignedFolder, a: Model, b: Model) -> LineMethod:
+    """The line between two models of an aligned folder, as they are."""
+    objective = folder.record.objective if isinstance(folder.record, SolutionFile) else ()
+    return LineMethod(ALIGNED, "as aligned", a, b, folder.record.settings, objective)
+
+
+def aligned_simplex(folder: AlignedFolder) -> SimplexMethod:
+    """All models of an aligned folder, as they are."""
+    record = folder.record if isinstance(folder.record, UniverseFile) else None
+    return SimplexMethod(ALIGNED, "as aligned", folder.models, record)
 
 
 def check_together(count: int, recipes: Recipes) -> None:

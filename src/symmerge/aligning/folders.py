@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -78,10 +78,11 @@ def load_aligned(folder: str | os.PathLike[str]) -> AlignedFolder:
     return AlignedFolder(path, models, record, origins)
 
 
-def is_aligned_folder(folder: str | os.PathLike[str]) -> bool:
-    """Whether this looks like a folder that `symmerge align` wrote, and not like a checkpoint."""
-    path = Path(folder)
-    return any((path / name).is_file() for name in RECORDS) and not (path / "config.json").exists()
+def lone_folder(models: Sequence[Path]) -> AlignedFolder | None:
+    """The aligned folder, if one path is given and it is no checkpoint; None for all else."""
+    if len(models) != 1 or (models[0] / "config.json").exists():
+        return None
+    return load_aligned(models[0])
 
 
 def _record(path: Path) -> SolutionFile | UniverseFile:
@@ -90,7 +91,7 @@ def _record(path: Path) -> SolutionFile | UniverseFile:
             return read_result(path / name, kind)
     what = f"it has neither {' nor '.join(RECORDS)}" if path.is_dir() else "there is no such folder"
     if (path / "config.json").is_file():
-        what = "it is a single checkpoint; give two models or more, or a folder that align wrote"
+        what = "it is a single checkpoint"
     raise CheckpointError(f"{path} is no aligned folder: {what}; {REMEDY}")
 
 

@@ -23,11 +23,15 @@ from symmerge.cli.options.common import (
     Seed,
     check_models,
 )
+from symmerge.cli.options.config import Config
 from symmerge.cli.options.groups import verb
 from symmerge.cli.options.matching import Aligning, Learning, Many, align_options
 from symmerge.cli.options.merging import Merging
 from symmerge.cli.verdicts import show_verdict
+from symmerge.errors import MismatchError
 from symmerge.merging.handover import check_handover, hand_over
+from symmerge.merging.mergekit_methods import MergekitMerge
+from symmerge.merging.mergekit_reading import is_mergekit, read_mergekit
 from symmerge.merging.pipeline import MergeJob, prepare_merge
 from symmerge.merging.plan import MergePlan
 from symmerge.merging.proof import NEW
@@ -62,6 +66,7 @@ def merge(
     resume: Resume = False,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
+    config: Config = None,
 ) -> None:
     """Merge two models or more into one stock checkpoint of the original size.
 
@@ -71,15 +76,14 @@ def merge(
     """
     console.phases.verbose = output.verbose
     return_freed_memory()
-    one = models[0] if models and len(models) == 1 else None  # a folder that align wrote
-    folders = (one,) if one else check_models(models, REMEDY)
+    source, folders = _source(models, config)
     check_dtype(output.dtype)
     refuse(out.absolute(), overwrite, folders)
     unfinished, method = Unfinished(out, resume), align_options(aligning, learning, seed, device)
     plan = MergePlan(**merging.keywords(), seed=seed, device=device)  # type: ignore[arg-type]
     check_handover(output.mergekit, plan, out, overwrite)
     how = {**vars(many), "unfinished": unfinished, "generate": not dry_run}
-    job = prepare_merge(one or folders, plan, method, **how)
+    job = prepare_merge(source, plan, method, **how)
     if dry_run:
         _show_preview(job, out)
         return
@@ -87,7 +91,7 @@ def merge(
     for line in relations(job.models) if not job.folder else ():
         console.note(Notice(line))
     result = job.align(console.note, resume_file)
-    merged = to_dtype(job.combine(result, console.note), output.dtype)
+    merged = to_dtype(job.combine(result, console.note), output.dtype or job.dtype)
     verdict = None if output.no_verdict else job.judge(result, merged, console.note)
     if verdict:
         verdict = _advised(verdict, folders, out, best=aligning.effort == "best")
@@ -106,6 +110,21 @@ def merge(
     else:
         _show(merged, job, out)
         show_verdict(verdict)
+
+
+def _source(
+    models: Sequence[Path] | None, config: Path | None
+) -> tuple[Path | MergekitMerge | Sequence[Path], tuple[Path, ...]]:
+    """What is merged, and its folders: a mergekit config, a folder that align wrote, or models."""
+    if config is not None and is_mergekit(config):
+        if models:
+            raise MismatchError(f"{config} names the models to merge: leave out {models[0]}")
+        merge = read_mergekit(config)
+        return merge, tuple(map(Path, merge.models))
+    if models and len(models) == 1:
+        return models[0], tuple(models)
+    folders = check_models(models, REMEDY)
+    return folders, folders
 
 
 def _advised(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import nan
 from typing import Annotated
 
 from symmerge.checkpoints.json_results import INLINE, OMIT, Record, ResultFile
@@ -108,6 +109,20 @@ class CurveFile(ResultFile):
     def ts(self) -> tuple[float, ...]:
         """Where each line was measured."""
         return _grid(self.methods[0])
+
+    @property
+    def ends(self) -> tuple[Metrics, Metrics]:
+        """Metrics of both models; their losses alone where no method keeps their functions."""
+        for method in self.methods:
+            if method.over is None:
+                return method.points[0].metrics, method.points[-1].metrics
+        a, b = self.methods[0].over or (nan, nan)
+        return {"loss": a}, {"loss": b}
+
+    @property
+    def main_metric(self) -> str | None:
+        """What people look at beside the loss: perplexity, accuracy."""
+        return next((name for name in self.task.metrics if name != "loss"), None)
 
 
 def _check_metrics(task: TaskRecord, points: Iterable[Metrics]) -> None:

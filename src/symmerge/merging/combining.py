@@ -57,6 +57,15 @@ def slerp(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
 
 def agreeing_mean(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
     """The weighted mean of each entry over the tensors whose sign is that of the weighted sum."""
+    total, weight_sum = agreeing_sums(tensors, weights)
+    return total / torch.where(weight_sum != 0, weight_sum, 1)
+
+
+def agreeing_sums(tensors: Iterable[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Of each entry the weighted sum over the tensors whose sign is the winning one; the weights.
+
+    The winning sign is that of the weighted sum over all tensors, plus where that is zero.
+    """
     votes = [tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]
     sign = torch.where(sum(votes[1:], votes[0]) >= 0, 1, -1)
     total, weight_sum = torch.zeros_like(votes[0]), torch.zeros_like(votes[0])
@@ -64,7 +73,7 @@ def agreeing_mean(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor
         agrees = vote.sign() == sign
         total += vote * agrees
         weight_sum += weight * agrees
-    return total / torch.where(weight_sum > 0, weight_sum, 1)
+    return total, weight_sum
 
 
 def keep_largest(difference: Tensor, density: float, _: torch.Generator) -> Tensor:
@@ -218,7 +227,10 @@ def _from_base(
 def _thinned(
     thin: Thin, density: float, seed: int, difference: Tensor, number: int, name: str
 ) -> Tensor:
+    return thin(difference, density, generator_for(seed, number, name))
+
+
+def generator_for(seed: int, number: int, name: str) -> torch.Generator:
     """A seed per model and tensor, so that the order of reading does not matter."""
     key = hashlib.sha256(f"{seed} {number} {name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
-    return thin(difference, density, generator)
+    return torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)

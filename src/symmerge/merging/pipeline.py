@@ -18,6 +18,7 @@ from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import Task
 from symmerge.matching.recipes import Recipe
 from symmerge.matching.resume import ResumeFile
+from symmerge.merging.mergekit_methods import MergekitMerge
 from symmerge.merging.plan import MergePlan
 from symmerge.merging.proof import prove_parents
 from symmerge.merging.verdict import judge_alignment
@@ -34,7 +35,7 @@ Result = Aligned | AlignedMany | AlignedFolder
 
 
 def merge(
-    models: Aligned | AlignedMany | AlignedFolder | Folder | Sequence[ModelLike],
+    models: Aligned | AlignedMany | AlignedFolder | MergekitMerge | Folder | Sequence[ModelLike],
     *,
     method: Method = None,
     t: float | None = None,
@@ -59,7 +60,8 @@ def merge(
 ) -> Model:
     """Merge models into one: `merge([a, b])` aligns them first, `merge(align(a, b))` does not.
 
-    `merge("aligned")` merges what `symmerge align` wrote to a folder.
+    `merge("aligned")` merges what `symmerge align` wrote to a folder,
+    `merge(read_mergekit("merge.yml"))` what a mergekit config says.
 
     | option | what it does |
     |---|---|
@@ -102,7 +104,7 @@ def merge(
         reference=reference,
         rounds=rounds,
     )
-    return to_dtype(job.combine(job.align(progress), progress), dtype)
+    return to_dtype(job.combine(job.align(progress), progress), dtype or job.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +121,11 @@ class MergeJob:
     repair_task: Task | None
     many: Mapping[str, Any] = field(default_factory=dict)  # options of `align_models`
     folder: AlignedFolder | None = None  # models that were aligned before
+
+    @property
+    def dtype(self) -> str | None:
+        """The precision that a mergekit config asks for."""
+        return self.plan.mergekit.dtype if self.plan.mergekit else None
 
     def align(
         self, progress: Progress | None = None, resume_file: ResumeFile | None = None
@@ -159,7 +166,7 @@ class MergeJob:
 
 
 def prepare_merge(
-    models: Folder | AlignedFolder | Sequence[ModelLike],
+    models: Folder | AlignedFolder | MergekitMerge | Sequence[ModelLike],
     plan: MergePlan,
     method: Method = None,
     *,
@@ -177,6 +184,8 @@ def prepare_merge(
         folder = models if isinstance(models, AlignedFolder) else load_aligned(models)
         _refuse_method(folder, method)
         return _aligned_job(folder, _with_inputs(plan, method)[0])
+    if isinstance(models, MergekitMerge):
+        plan, models = replace(plan, mergekit=models), models.models
     check_many(many.get("reference", 0), len(models), many.get("rounds"))
     opened, (plan, method) = open_models(models, units=units), _with_inputs(plan, method)
     aligns = not (isinstance(method, AlignOptions) and method.method == NONE)

@@ -12,6 +12,7 @@ from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import Task
 from symmerge.merging.combining import METHODS, combine, normalised_weights
 from symmerge.merging.means import Attention, average
+from symmerge.merging.mergekit_methods import MergekitMerge
 from symmerge.merging.rescaling import Part, repair
 from symmerge.merging.soups import soup
 from symmerge.models.interpolation import piece_time
@@ -37,9 +38,13 @@ class MergePlan:
     calibration_samples: int | None = None
     seed: int = 0
     device: str = "cpu"
+    mergekit: MergekitMerge | None = None  # a config that says all of the above
 
     def check(self, models: Sequence[Model]) -> None:
         """Refuse options that contradict each other, before any work."""
+        if self.mergekit is not None:
+            self._check_mergekit(self.mergekit)
+            return
         check_choice("--combine", self.combine, COMBINE)
         check_choice("--attention", self.attention, get_args(Attention))
         pair_mean = len(models) == 2 and self.combine == "mean"
@@ -58,6 +63,15 @@ class MergePlan:
             )
         piece_time(models[0].spec, 0.5, self.at)
         self._check_repair()
+
+    def _check_mergekit(self, config: MergekitMerge) -> None:
+        """Refuse options of a merge beside a config that says how to merge."""
+        usual = MergePlan()
+        for name in ("t", "weights", "combine", "density", "at", "attention", "repair"):
+            if getattr(self, name) != getattr(usual, name):
+                raise MismatchError(
+                    f"{config.file} says how to merge, and so does --{name}: leave one out"
+                )
 
     def _check_repair(self) -> None:
         if self.repair is None:
@@ -80,6 +94,8 @@ class MergePlan:
 
     def shares(self, models: Sequence[Model]) -> list[float]:
         """The weight of each model; they sum to one."""
+        if self.mergekit is not None:
+            return self.mergekit.shares()
         if self.t is not None and self.weights is not None:
             raise MismatchError("-t and --weights say the same twice: leave one out")
         if self.t is not None and len(models) > 2:
@@ -116,6 +132,8 @@ class MergePlan:
         progress: Progress | None = None,
     ) -> Model:
         """Combine models in one basin."""
+        if self.mergekit is not None:
+            return self.mergekit.combined(models, evidence, seed=self.seed)
         if len(models) == 2 and self.combine == "mean":
             how = {"at": self.at, "attention": self.attention, "evidence": evidence}
             return average(models[0], models[1], shares[1], **how)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +12,9 @@ import yaml
 from symmerge.checkpoints.limits import LARGEST_OPTIONS, read_plain
 from symmerge.cli import console
 from symmerge.errors import MismatchError
+from symmerge.merging.mergekit_reading import is_mergekit
 
 LARGEST_NUMBER = 10**18  # of an option in a file
-OF_MERGEKIT = re.compile(r"^merge_method\s*:", re.MULTILINE)
 OTHERS = {"config", "help_all", "help"}  # parameters that no file sets
 
 
@@ -25,6 +24,10 @@ def _configure(context: Any, file: Path | None) -> Path | None:
     if file is None:
         return None
     with console.friendly():
+        if is_mergekit(file):
+            if context.info_name == "merge":  # the verb reads it
+                return file
+            raise MismatchError(f"{file} is a config of mergekit: symmerge merge --config reads it")
         named = _by_name(context.command.params)
         options = read_options(file)
         if unknown := sorted(options.keys() - named.keys()):
@@ -71,11 +74,6 @@ def read_options(file: Path) -> dict[str, object]:
 def _read_yaml(file: Path) -> object:
     try:
         text = read_plain(file, LARGEST_OPTIONS).decode("utf-8")
-        if OF_MERGEKIT.search(text):
-            raise MismatchError(
-                f"{file} is a config of mergekit (it has a merge_method): give options of symmerge,"
-                " one per line, 'combine: ties'"
-            )
         _check_events(file, text)
         return yaml.safe_load(text) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -115,7 +113,7 @@ Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="A YAML file with any of the arguments and options.",
+        help="A YAML file with any of the arguments and options; merge also takes mergekit's.",
         callback=_configure,
         is_eager=True,
         show_default=False,
