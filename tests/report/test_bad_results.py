@@ -27,8 +27,8 @@ BAD = {
     ),
     "no curve": (
         {"structure": STRUCTURE},
-        "no curve.json, no simplex.json, no solution.json, no universe.json, no results.json:"
-        " run symmerge barrier",
+        "no curve.json, no simplex.json, no solution.json, no universe.json, no results.json,"
+        " no verdict.json: run symmerge barrier",
     ),
     "another schema": (
         {"curve": curve(schema="symmerge.curve/9")},

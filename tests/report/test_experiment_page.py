@@ -16,7 +16,7 @@ def test_an_experiment_beside_what_is_published(tmp_path):
     ).read_text("utf-8")
     for said in (
         "Smaller models.",
-        "1 of 2 lie at or below the published ones",
+        "1 of 2 numbers lie at or below the published ones",
         "it fell over",
         "2.00 ± 0.50",
         "-0.2500",

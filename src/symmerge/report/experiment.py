@@ -15,6 +15,7 @@ from symmerge.evaluation.experiment_results import (
     TableRecord,
 )
 from symmerge.report.blocks import Block, Figure
+from symmerge.report.chart import scale_axis
 from symmerge.report.drawing import SERIES, draw
 from symmerge.report.figures import (
     MARKERS,
@@ -22,7 +23,6 @@ from symmerge.report.figures import (
     figure_size,
     legend,
     paint_line,
-    scale_axis,
 )
 from symmerge.report.phrases import estimate_text, number_text
 from symmerge.report.tables import CellValue, PageTable
@@ -45,17 +45,20 @@ def summary(experiment: ExperimentFile) -> str:
         f"{heading(experiment)} ({experiment.paper}), at its {experiment.size.name} size:"
         f" {len(entries)} numbers from {len(cells)} measurements."
     ]
-    published = [
-        (Estimate.of(entry.values).mean, entry.published)
-        for entry in entries
-        if entry.values and entry.published is not None
-    ]
-    if published:
-        below = sum(ours <= theirs for ours, theirs in published)
-        sentences.append(f"{below} of {len(published)} lie at or below the published ones.")
     if experiment.failed:
         sentences.append(f"{len(experiment.failed)} cells failed, and are missing from the means.")
     return " ".join(sentences)
+
+
+def at_or_below(experiment: ExperimentFile) -> tuple[int, int]:
+    """How many numbers lie at or below the published ones, of how many that have one."""
+    published = [
+        (Estimate.of(entry.values).mean, entry.published)
+        for table in experiment.tables
+        for entry in table.entries
+        if entry.values and entry.published is not None
+    ]
+    return sum(ours <= theirs for ours, theirs in published), len(published)
 
 
 def experiment_blocks(key: str, experiment: ExperimentFile) -> Iterator[Block]:
@@ -79,11 +82,13 @@ def _table_block(key: str, table: TableRecord) -> Block:
         _line_figure(f"{key}-{number}", name, [e for e in entries if e.column == name])
         for number, name in enumerate(columns)
     )
+    pictures = tuple(drawing for drawing in drawings if drawing)
     return Block(
         table.title,
         " ".join(filter(None, (table.about, differs))),
-        figures=tuple(drawing for drawing in drawings if drawing),
+        figures=pictures,
         tables=(_page_table(table.title, entries),),
+        shown=bool(pictures),
     )
 
 

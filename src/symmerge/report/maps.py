@@ -22,13 +22,18 @@ LEVELS = 12
 MAX_CELLS = 64  # per side of a permutation matrix
 
 
-def correlation_matrix(matrix: CorrelationMatrix, name: str = "matrix") -> str:
+def correlation_matrix(
+    matrix: CorrelationMatrix,
+    name: str = "matrix",
+    *,
+    names: Sequence[str] = ("model A", "model B"),
+) -> str:
     """Correlation matrix of two models' features, with lines between heads."""
     values = np.array(matrix.values)
     largest = float(np.nanmax(np.abs(values)))
 
     def paint(figure: Figure) -> None:
-        axes = _square_axes(figure, "feature of model B", "feature of model A")
+        axes = _square_axes(figure, f"feature of {names[1]}", f"feature of {names[0]}")
         image = axes.imshow(values, cmap=SIGNED, vmin=-largest, vmax=largest, interpolation="none")
         for border in matrix.borders:
             axes.axvline(border - 0.5, color=MUTED, linewidth=0.6, gid=f"border-{border}")

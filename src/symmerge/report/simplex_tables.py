@@ -9,7 +9,7 @@ from itertools import combinations
 from symmerge.evaluation.estimates import Estimate
 from symmerge.evaluation.results import Metrics, SimplexFile, SimplexRecord
 from symmerge.models.alignment_results import UniverseFile
-from symmerge.report.phrases import model_names
+from symmerge.report.names import model_names
 from symmerge.report.tables import (
     BarrierRow,
     CellValue,
