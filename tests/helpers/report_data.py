@@ -319,6 +319,24 @@ def experiment(**changes):
     return {**named, "tables": [table], "failed": failed, **changes}
 
 
+METHODS = ("symmerge", "weights-only", "permutations", "orthogonal", "two-stage", "activations")
+METHODS += ("correlation", "learned")
+
+
+def demo_like(folder):
+    """Results of the size of the demo's: two experiments, nine methods, every kind of evidence."""
+    lines = [method("none", "plain average", 2.3)]
+    lines += [method(name, name, 0.3 * at, objective=[3.0, 2.0]) for at, name in enumerate(METHODS)]
+    spaces = [{**STRUCTURE["spaces"][at % 2], "space": f"space.{at}"} for at in range(14)]
+    evidence = {"structure": {**STRUCTURE, "spaces": spaces}, "correlations": CORRELATIONS}
+    for name in ("gpt2-docs", "vit-digits"):
+        record = curve(methods=lines)
+        for letter, seed in (("a", 0), ("b", 1)):
+            record["models"][letter]["where"] = f"demo/models/{name}-seed-{seed}"
+        write(folder / name, curve=record, solution=SOLUTION, **evidence)
+    return folder
+
+
 def write(folder, **files):
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():

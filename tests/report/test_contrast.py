@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from contrast import contrast
 
 from symmerge.report import drawing, page
 
@@ -13,19 +14,6 @@ CSS = Path(page.__file__).with_name("page.css").read_text("utf-8")
 # `color: var(--x)` is text; lines of figures and tiles are graphics.
 TEXT_COLOURS = sorted(set(re.findall(r"(?<![\w-])color: var\(--([\w-]+)\)", CSS)) - {"paper"})
 LINES = ["best", "plain", "rest", "ink", *(n for n in drawing.PALETTE if n.startswith("series"))]
-
-
-def luminance(colour):
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    ]
-    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def contrast(one, other):
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def measured(name, background, scheme):
