@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite
@@ -17,14 +17,15 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from scipy.optimize import isotonic_regression
 
 from symmerge.evaluation.estimates import Estimate
-from symmerge.report.drawing import BEST, INK, MUTED, PLAIN, REST
+from symmerge.report.drawing import BEST, INK, MUTED, PLAIN, REST, draw
 from symmerge.report.phrases import short_number
+from symmerge.report.results import PLAIN as UNALIGNED
 
 Role = Literal["best", "plain", "rest", "ensemble"]
 POINT = 1 / 72  # inches
 LEADING = 1.3  # height of a line of text, in font sizes
 GUTTER = 0.25  # inches between the axes and the numbers, for the leaders
-LETTER, DIGIT = 0.63, 0.67  # widths in font sizes
+LETTER, DIGIT = 0.66, 0.67  # widths in font sizes
 MAX_LINES = 3  # of one label; longer ones are cut
 LOG_FROM = 20.0  # ratio of the values beyond which a linear axis would flatten all lines but one
 
@@ -50,13 +51,19 @@ LOOKS: dict[Role, Look] = {
 
 @dataclass(frozen=True)
 class ChartLine:
-    """One line, with its name in the SVG and its label for people."""
+    """One line: its name in the SVG, its label for people, and the point that is labelled."""
 
     name: str
     label: str
     x: Sequence[float]
     values: Sequence[Estimate]
     role: Role = "rest"
+    anchor: int = -1
+
+    @property
+    def labelled(self) -> float:
+        """The value at the labelled point."""
+        return self.values[self.anchor].mean
 
 
 @dataclass(frozen=True)
@@ -83,14 +90,15 @@ WIDE = Frame(width=11.4, height=5.0, left=0.62, right=2.7, font=12.5, letters=24
 NARROW = Frame(width=4.97, height=4.4, left=0.46, right=1.98, font=10.5, letters=15, narrow=True)
 
 
-def frame_for(frame: Frame, lines: Sequence[ChartLine], anchor: int) -> Frame:
+def frame_for(frame: Frame, lines: Sequence[ChartLine]) -> Frame:
     """The frame with room for the labels: as wide as the longest, one below the other."""
-    texts = [text for line in lines for text in _wrapped(line.label, frame)]
-    numbers = [short_number(line.values[anchor].mean) for line in lines]
+    labels = [_wrapped(line.label, frame) for line in lines]
+    numbers = [short_number(line.labelled) for line in lines]
     font = frame.font * POINT
     number = max(map(len, numbers)) * DIGIT * font + 0.06
-    right = GUTTER + number + max(map(len, texts)) * LETTER * font
-    height = len(texts) * LEADING * font + frame.top + frame.bottom
+    longest = max(len(text) for label in labels for text in label)
+    right = GUTTER + number + longest * LETTER * font
+    height = sum(map(_size, labels)) * font + frame.top + frame.bottom
     return replace(frame, height=max(frame.height, height), right=right, number=number)
 
 
@@ -118,23 +126,23 @@ class Chart:
         axes.grid(visible=False, axis="x")
         return Chart(figure, axes, frame)
 
-    def paint(self, lines: Sequence[ChartLine], anchor: int) -> None:
-        """Draw the lines, and their labels in the order of their heights at point `anchor`."""
+    def paint(self, lines: Sequence[ChartLine]) -> None:
+        """Draw the lines, and their labels in the order of their heights."""
         for line in lines:
-            _paint_line(self.axes, line, anchor)
+            _paint_line(self.axes, line)
         scale_axis(self.axes, [value.mean for line in lines for value in line.values])
         self.axes.autoscale_view()  # before places are computed
         box, frame = self.axes.get_position(), self.frame
         low, high = box.y0 * frame.height, box.y1 * frame.height + frame.top / 2
-        heights = [self._height(line.values[anchor].mean, high) for line in lines]
+        heights = [self._height(line.labelled, high) for line in lines]
         order = sorted(range(len(lines)), key=lambda number: heights[number])
         texts = [_wrapped(lines[number].label, frame) for number in order]
-        sizes = [len(text) * frame.font * LEADING * POINT for text in texts]
+        sizes = [_size(text) * frame.font * POINT for text in texts]
         places = spread([heights[number] for number in order], sizes, low, high)
         for number, text, place in zip(order, texts, places, strict=True):
-            line, value = lines[number], lines[number].values[anchor].mean
+            line, value = lines[number], lines[number].labelled
             if isfinite(value):
-                start = None if line.role == "ensemble" else line.x[anchor]
+                start = None if line.role == "ensemble" else line.x[line.anchor]
                 self._lead(start, (heights[number], place), line.role)
             self._write(place, text, short_number(value), LOOKS[line.role])
 
@@ -169,14 +177,14 @@ class Chart:
         return self._inches(left, value)[1] if isfinite(value) else otherwise
 
 
-def _paint_line(axes: Axes, line: ChartLine, anchor: int) -> None:
+def _paint_line(axes: Axes, line: ChartLine) -> None:
     x, means, look = line.x, [value.mean for value in line.values], LOOKS[line.role]
     style = (0, (5, 3)) if line.role == "ensemble" else "-"
     drawn = {"color": look.line, "linewidth": look.width, "linestyle": style}
     axes.plot(x, means, **drawn, zorder=look.order, solid_capstyle="round", gid=f"line-{line.name}")
     if line.role != "ensemble":
         dot = {"marker": "o", "markersize": 4 + look.width, "color": look.line}
-        axes.plot(x[anchor], means[anchor], **dot, zorder=look.order)
+        axes.plot(x[line.anchor], means[line.anchor], **dot, zorder=look.order)
     if line.values[0].error is not None and line.role != "ensemble":
         low, high = ([v.mean + side * (v.error or 0.0) for v in line.values] for side in (-1, 1))
         band = axes.fill_between(x, low, high, color=look.line, alpha=0.18, linewidth=0)
@@ -217,8 +225,43 @@ def spread(wanted: Sequence[float], sizes: Sequence[float], low: float, high: fl
     return [float(at) for at in fitted + offsets]
 
 
+def _size(lines: Sequence[str]) -> float:
+    """Height of a label in font sizes; those of several lines keep a little distance."""
+    return len(lines) * LEADING + (0.35 if len(lines) > 1 else 0.0)
+
+
 def _wrapped(label: str, frame: Frame) -> list[str]:
     lines = wrap(label, frame.letters) or [""]
     if len(lines) <= MAX_LINES:
         return lines
     return [*lines[: MAX_LINES - 1], lines[MAX_LINES - 1][: frame.letters - 1] + "…"]
+
+
+def marked(lines: Iterable[ChartLine]) -> list[ChartLine]:
+    """The lines with their roles: the lowest is the best, unless it is the plain average."""
+    known = list(lines)
+    finite = [line for line in known if isfinite(line.labelled)]
+    best = min(finite, key=lambda line: line.labelled, default=None)
+    roles: dict[str, Role] = {**({best.name: "best"} if best else {}), UNALIGNED: "plain"}
+    return [replace(line, role=roles.get(line.name, "rest")) for line in known]
+
+
+def labelled_chart(
+    name: str,
+    title: str,
+    description: Sequence[str],
+    frame: Frame,
+    labels: tuple[str, str],
+    lines: Sequence[ChartLine],
+    prepare: Callable[[Axes], None],
+) -> str:
+    """A chart with its own axes: `labels` of x and y; `prepare` sets up the x axis."""
+    frame = frame_for(frame, lines)
+
+    def paint(figure: Figure) -> None:
+        chart = Chart.on(figure, frame, *labels)
+        prepare(chart.axes)
+        chart.paint(lines)
+
+    size = frame.width, frame.height
+    return draw(name, title, " ".join(description), size, paint, font=frame.font)

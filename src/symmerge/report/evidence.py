@@ -19,10 +19,10 @@ def evidence_blocks(key: str, results: Results) -> Iterator[Block]:
     """A block for each result of an alignment that exists."""
     if results.amount:
         yield _amount_block(key, results.amount)
-    if results.correlations:
-        yield _correlations_block(key, results.correlations, results.names)
     if results.structure:
         yield _structure_block(key, results.structure, results.names)
+    if results.correlations:
+        yield _correlations_block(key, results.correlations, results.names)
     yield from _search_block(key, results)
     if results.universe:
         yield _rounds_block(key, results.universe)

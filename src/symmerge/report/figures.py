@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from math import isfinite
 from statistics import fmean
@@ -17,7 +17,16 @@ from symmerge.evaluation.estimates import Estimate
 from symmerge.evaluation.experiment_results import AmountFile
 from symmerge.evaluation.results import SimplexFile
 from symmerge.observation.correlations import Correlations, LayerCorrelation
-from symmerge.report.chart import WIDE, Chart, ChartLine, Frame, Role, frame_for
+from symmerge.report.chart import (
+    WIDE,
+    Chart,
+    ChartLine,
+    Frame,
+    Role,
+    frame_for,
+    labelled_chart,
+    marked,
+)
 from symmerge.report.drawing import INK, MUTED, SERIES, draw, name_point
 from symmerge.report.phrases import estimate_text, metric_text, number_text, position_text
 from symmerge.report.results import PLAIN, CurveSummary
@@ -43,7 +52,7 @@ STYLES = [LineStyle(*look) for look in zip(SERIES * len(MARKERS), cycle(MARKERS)
 def metric_curve(curve: CurveSummary, metric: str, name: str = "curve", frame: Frame = WIDE) -> str:
     """One metric along the line: every method, the ensemble, both models; the best is marked."""
     midpoint, (a, b) = curve.midpoint, curve.names
-    frame = frame_for(frame, chart_lines(curve, metric), midpoint)
+    frame = frame_for(frame, chart_lines(curve, metric))
     description = [
         f"{method.label}: {number_text(method.points[0][metric].mean)} at {a},"
         f" {number_text(method.points[midpoint][metric].mean)} at"
@@ -74,12 +83,13 @@ def chart_lines(curve: CurveSummary, metric: str) -> list[ChartLine]:
             curve.t,
             [point[metric] for point in method.points],
             roles.get(method.name, "rest"),
+            curve.midpoint,
         )
         for method in curve.methods
     ]
     if curve.ensemble and isfinite(curve.ensemble[metric].mean):
         level = [curve.ensemble[metric]] * len(curve.t)
-        lines.append(ChartLine("ensemble", "ensemble", curve.t, level, "ensemble"))
+        lines.append(ChartLine("ensemble", "ensemble", curve.t, level, "ensemble", curve.midpoint))
     return lines
 
 
@@ -91,7 +101,7 @@ def _paint_curve(
     pad = 0.09 if frame.narrow else 0.04
     axes.set_xlim(first - pad, last + pad)
     _paint_parents(axes, curve, metric)
-    chart.paint(chart_lines(curve, metric), curve.midpoint)
+    chart.paint(chart_lines(curve, metric))
     axes.set_xticks([first, curve.t[curve.midpoint], last])
     # A phone has room for the letters; the caption has the names.
     names = ["", ""] if frame.narrow else [f": {name}" for name in curve.names]
@@ -198,7 +208,7 @@ def amount_curve(amount: AmountFile, name: str = "amount", frame: Frame = WIDE) 
     """The barrier against the amount of data; data-free methods are horizontal lines."""
     counts = {point.samples for method in amount.methods for point in method.points}
     ticks = sorted(map(float, counts - {0}))
-    lines = _marked(_amount_lines(amount, ticks))
+    lines = marked(_amount_lines(amount, ticks))
     description = [
         f"{line.label}: {estimate_text(line.values[0])} with the least data,"
         f" {estimate_text(line.values[-1])} with the most."
@@ -212,7 +222,7 @@ def amount_curve(amount: AmountFile, name: str = "amount", frame: Frame = WIDE) 
 
     labels = f"{amount.unit} (log scale)", "barrier"
     title = f"Barrier against {amount.unit}"
-    return _end_labelled(name, title, description, frame, labels, lines, prepare)
+    return labelled_chart(name, title, description, frame, labels, lines, prepare)
 
 
 def _amount_lines(amount: AmountFile, ticks: Sequence[float]) -> Iterator[ChartLine]:
@@ -226,7 +236,7 @@ def _amount_lines(amount: AmountFile, ticks: Sequence[float]) -> Iterator[ChartL
 def barriers_by_count(simplex: SimplexFile, name: str = "together", frame: Frame = WIDE) -> str:
     """The barrier of the mean of the first k models against k, a line for each method."""
     counts = [float(mean.count) for mean in simplex.methods[0].means]
-    lines = _marked(
+    lines = marked(
         ChartLine(method.name, method.label, counts, [Estimate(m.barrier) for m in method.means])
         for method in simplex.methods
     )
@@ -241,37 +251,7 @@ def barriers_by_count(simplex: SimplexFile, name: str = "together", frame: Frame
     def prepare(axes: Axes) -> None:
         axes.set_xticks(counts, [f"{count:.0f}" for count in counts])
 
-    return _end_labelled(name, title, description, frame, labels, lines, prepare)
-
-
-def _marked(lines: Iterable[ChartLine]) -> list[ChartLine]:
-    """The lines with their roles: the lowest at its end is the best, unless it is the average."""
-    known = list(lines)
-    finite = [line for line in known if isfinite(line.values[-1].mean)]
-    best = min(finite, key=lambda line: line.values[-1].mean, default=None)
-    roles: dict[str, Role] = {**({best.name: "best"} if best else {}), PLAIN: "plain"}
-    return [replace(line, role=roles.get(line.name, "rest")) for line in known]
-
-
-def _end_labelled(
-    name: str,
-    title: str,
-    description: Sequence[str],
-    frame: Frame,
-    labels: tuple[str, str],
-    lines: Sequence[ChartLine],
-    prepare: Callable[[Axes], None],
-) -> str:
-    """A chart whose lines are labelled where they end; `prepare` sets up the x axis."""
-    frame = frame_for(frame, lines, -1)
-
-    def paint(figure: Figure) -> None:
-        chart = Chart.on(figure, frame, *labels)
-        prepare(chart.axes)
-        chart.paint(lines, -1)
-
-    size = frame.width, frame.height
-    return draw(name, title, " ".join(description), size, paint, font=frame.font)
+    return labelled_chart(name, title, description, frame, labels, lines, prepare)
 
 
 def objective_curve(

@@ -32,6 +32,8 @@ from symmerge.report.names import pair_names
 MAIN_FILES = ("curve.json", "simplex.json", "solution.json", "universe.json", "results.json")
 MAIN_FILES += ("verdict.json",)
 PLAIN = "none"  # the method name of the plain average
+# Kind of a row of verdict.json -> how the page shows it.
+ROLES = {"parent": "parent", "average": "plain", "merge": "best", "ensemble": "ensemble"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class StoredRow(Record):
     metrics: Annotated[Metrics, "Value of each metric."]
 
     def __post_init__(self) -> None:
-        if self.kind not in ("parent", "average", "merge", "ensemble"):
+        if self.kind not in ROLES:
             raise ValueError(f"a row of kind {self.kind[:40]!r}")
         if "loss" not in self.metrics:
             raise ValueError("a row without a loss")

@@ -157,7 +157,9 @@ def _blocks(key: str, results: Results) -> Iterator[Block]:
 
 def _verdict_block(key: str, verdict: StoredVerdict) -> Block:
     caption = f"Loss on {verdict.task.data}, lower is better."
-    drawing = Figure.of(dots.verdict_dots(verdict, f"{key}-verdict"), caption)
+    drawing = Figure.of_chart(
+        f"{key}-verdict", lambda name, frame: dots.verdict_dots(verdict, name, frame), caption
+    )
     return Block(
         "The merge beside its parents",
         figures=(drawing,) if len(verdict.rows) > 1 else (),

@@ -13,7 +13,7 @@ from symmerge.models.alignment_results import SolutionFile
 from symmerge.models.structure import StructureFile
 from symmerge.observation.correlations import Correlations
 from symmerge.report.phrases import estimate_text, metric_text, number_text, position_text
-from symmerge.report.results import PLAIN, CurveSummary, StoredVerdict
+from symmerge.report.results import PLAIN, ROLES, CurveSummary, StoredVerdict
 
 CellValue = Estimate | float | int | str | None
 OVER_MEAN, OVER_LINE = "barrier over the mean", "barrier over the line"
@@ -46,6 +46,7 @@ class PageTable:
     columns: tuple[str, ...]
     rows: tuple[tuple[TableCell, ...], ...]
     roles: tuple[str, ...] = ()  # of the rows: best, plain, rest, parent or ensemble
+    mark: str = ""  # beside the best
 
     @staticmethod
     def of(caption: str, columns: Sequence[str], rows: Sequence[Sequence[CellValue]]) -> PageTable:
@@ -87,7 +88,7 @@ def curve_table(curve: CurveSummary) -> PageTable:
         rows.append(["ensemble of both", *_metrics(curve, curve.ensemble), None])
     caption = "Every method and both models"
     table = PageTable.of(caption, ["method", *map(metric_text, curve.metrics), "barrier"], rows)
-    return replace(table, roles=(*roles, *["parent"] * 2, "ensemble")[: len(rows)])
+    return replace(table, roles=(*roles, *["parent"] * 2, "ensemble")[: len(rows)], mark="best")
 
 
 def both_barriers(curve: CurveSummary) -> PageTable:
@@ -100,9 +101,9 @@ def verdict_table(verdict: StoredVerdict) -> PageTable:
     """Parents, average, merge and ensemble, by every metric."""
     metrics = verdict.task.metrics
     rows = [[row.name, *(row.metrics.get(metric) for metric in metrics)] for row in verdict.rows]
-    return PageTable.of(
-        f"Measured on {verdict.task.data}", ["model", *map(metric_text, metrics)], rows
-    )
+    roles = tuple(ROLES[row.kind] for row in verdict.rows)
+    columns = ["model", *map(metric_text, metrics)]
+    return replace(PageTable.of(f"Measured on {verdict.task.data}", columns, rows), roles=roles)
 
 
 def curve_points(curve: CurveSummary) -> PageTable:

@@ -13,7 +13,7 @@ from symmerge.models.alignment_results import SolutionFile
 from symmerge.report import experiment, phrases
 from symmerge.report.names import joined, model_names
 from symmerge.report.phrases import NO_BARRIER, short_number
-from symmerge.report.results import PLAIN, CurveSummary, Results, StoredVerdict
+from symmerge.report.results import PLAIN, ROLES, CurveSummary, Results, StoredVerdict
 
 # Loss over the mean of the parents, up to which a merge is good, and usable: a perplexity that is
 # 5 % or 65 % higher.
@@ -23,7 +23,6 @@ TITLES = {
     "usable": "The merge works, but is worse than its parents.",
     "poor": "The merge is much worse than its parents.",
 }
-ROLES = {"parent": "parent", "average": "plain", "merge": "best", "ensemble": "ensemble"}
 REPAIRED = "of the damage of averaging repaired"
 Values = Mapping[str, float]
 """Metric -> value."""
@@ -267,7 +266,10 @@ def _experiment(results: Results) -> Headline:
 
 def _solution(solution: SolutionFile, names: Sequence[str]) -> Headline:
     before, after = short_number(solution.distance_before), short_number(solution.distance_after)
-    title = f"{names[1]} now has the coordinates of {names[0]}, and the same function as before."
+    title = (
+        f"After alignment {names[1]} has the coordinates of {names[0]}, and the same function as"
+        " before."
+    )
     if solution.already_aligned:
         title = f"{joined(names)} were aligned to begin with."
     figures = (
