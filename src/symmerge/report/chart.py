@@ -200,10 +200,13 @@ def scale_values(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) 
     """Set a log scale, with numbers as labels, if the values span too much for a linear one."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     finite = [value for value in values if isfinite(value)]
-    if finite and min(finite) > 0 and max(finite) > LOG_FROM * min(finite):
+    # Margins of a log axis overflow near the ends of what a float holds.
+    fits = finite and min(finite) > 1e-99 and max(finite) < 1e99
+    if fits and max(finite) > LOG_FROM * min(finite):
         axes.set(**{f"{which}scale": "log"})
         axis.label.set_text(f"{axis.label.get_text()} (log scale)")  # stays where it is
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        few_decades = max(finite) < 300 * min(finite)
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few_decades else (1.0,)))
         axis.set_major_formatter("{x:g}")  # the default uses mathtext, which is off
         axis.set_minor_formatter(NullFormatter())
         axis.set_tick_params(which="minor", length=0)

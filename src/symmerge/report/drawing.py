@@ -67,6 +67,7 @@ STYLE: dict[str, Any] = {
     "xtick.color": MUTED,
     "ytick.color": MUTED,
 }
+MARGIN = 12  # points around a standalone figure
 # Left out of the SVG, so that equal results give equal bytes.
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
@@ -134,7 +135,17 @@ def palette_css() -> str:
 
 
 def standalone(svg: str) -> str:
-    """A figure as a standalone SVG file, with the palette in it."""
+    """A figure as a standalone SVG file, with the palette in it and a margin around it."""
+    svg = re.sub(
+        r'width="[\d.]+pt" height="[\d.]+pt" viewBox="([^"]+)"', _with_margin, svg, count=1
+    )
     end_of_head = svg.index(">") + 1
     style_text = f"<style>{palette_css()}\nsvg {{ background: var(--paper); }}</style>"
     return f"{svg[:end_of_head]}{style_text}{svg[end_of_head:]}\n"
+
+
+def _with_margin(size: re.Match[str]) -> str:
+    _, _, width, height = map(float, size[1].split())
+    wide, high = width + 2 * MARGIN, height + 2 * MARGIN
+    box = f"{-MARGIN} {-MARGIN} {wide:g} {high:g}"
+    return f'width="{wide:g}pt" height="{high:g}pt" viewBox="{box}"'
