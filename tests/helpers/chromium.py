@@ -101,12 +101,12 @@ class Page:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def press(self, key, code):
-        """A key, as a person presses it."""
-        for kind in ("rawKeyDown", "keyUp"):
-            self.send(
-                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code
-            )
+    def press(self, key, code, text=""):
+        """A key, as a person presses it; `text` is what it types."""
+        named = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        down = {"type": "keyDown", "text": text} if text else {"type": "rawKeyDown"}
+        for kind in (down, {"type": "keyUp"}):
+            self.send("Input.dispatchKeyEvent", **kind, **named)
 
     def complaints(self):
         """Errors and warnings of the console, exceptions, and requests other than for the page."""

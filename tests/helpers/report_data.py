@@ -1,5 +1,6 @@
 """Result files by hand, and what a page or a drawing says."""
 
+import html
 import json
 import math
 import re
@@ -219,6 +220,26 @@ def together(plain=2.5, aligned=0.25, count=4, **changes):
     }
 
 
+def stored_verdict(**changes):
+    """The content of verdict.json: the merge is between its parents and their average."""
+    losses = {"A: seed-0": 1.5, "B: seed-1": 1.6, "plain average": 4.22, "merge": 2.1}
+    kinds = ("parent", "parent", "average", "merge")
+    rows = [
+        {"name": name, "kind": kind, "metrics": {"loss": loss, "perplexity": math.exp(loss)}}
+        for (name, loss), kind in zip(losses.items(), kinds, strict=True)
+    ]
+    return {
+        "schema": "symmerge.verdict/1",
+        "task": curve()["task"],
+        "rows": rows,
+        "repaired": 0.79,
+        "verdict": "poor",
+        "sentences": ["The merge has a loss of 2.1."],
+        "next": ["symmerge merge a b --effort best"],
+        **changes,
+    }
+
+
 def pairs_of(ends):
     """A `curves` record; each pair has its own barrier."""
     pairs = []
@@ -298,6 +319,24 @@ def experiment(**changes):
     return {**named, "tables": [table], "failed": failed, **changes}
 
 
+METHODS = ("symmerge", "weights-only", "permutations", "orthogonal", "two-stage", "activations")
+METHODS += ("correlation", "learned")
+
+
+def demo_like(folder):
+    """Results of the size of the demo's: two experiments, nine methods, every kind of evidence."""
+    lines = [method("none", "plain average", 2.3)]
+    lines += [method(name, name, 0.3 * at, objective=[3.0, 2.0]) for at, name in enumerate(METHODS)]
+    spaces = [{**STRUCTURE["spaces"][at % 2], "space": f"space.{at}"} for at in range(14)]
+    evidence = {"structure": {**STRUCTURE, "spaces": spaces}, "correlations": CORRELATIONS}
+    for name in ("gpt2-docs", "vit-digits"):
+        record = curve(methods=lines)
+        for letter, seed in (("a", 0), ("b", 1)):
+            record["models"][letter]["where"] = f"demo/models/{name}-seed-{seed}"
+        write(folder / name, curve=record, solution=SOLUTION, **evidence)
+    return folder
+
+
 def write(folder, **files):
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
@@ -328,6 +367,11 @@ class Outline(HTMLParser):
             for key in ("href", "xlink:href")
             if (attributes.get(key) or "").startswith("#")
         }
+
+
+def said(page):
+    """The text of a page without its tags: words that explain themselves are buttons."""
+    return html.unescape(re.sub(r"<[^>]+>", "", page))
 
 
 def texts(drawn):

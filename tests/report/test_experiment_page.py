@@ -16,7 +16,7 @@ def test_an_experiment_beside_what_is_published(tmp_path):
     ).read_text("utf-8")
     for said in (
         "Smaller models.",
-        "1 of 2 lie at or below the published ones",
+        "1 of 2 numbers lie at or below the published ones",
         "it fell over",
         "2.00 ± 0.50",
         "-0.2500",
@@ -25,12 +25,17 @@ def test_an_experiment_beside_what_is_published(tmp_path):
     ):
         assert said in text, said
     assert (
-        text.count("<svg") == 1
+        text.count("<figure") == 1
         and "vanilla: 1.500 at the first model, 3.50 ± 0.50 at the midpoint" in text
     )
     assert (
         "learned: 1.000 at the first model" in text and "the same again: " not in text
     )  # one line for the same cells
+    midpoints = experiment()
+    for entry in midpoints["tables"][0]["entries"]:
+        entry["curves"] = [line[1:2] for line in entry["curves"]]
+    alone = report(write(tmp_path / "alone", results=midpoints), tmp_path / "alone.html")
+    assert "<figure" not in alone.read_text("utf-8"), "one point is no curve"
     without = report(
         write(tmp_path / "fine", results=experiment(failed=[])), tmp_path / "fine.html"
     ).read_text("utf-8")

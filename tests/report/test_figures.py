@@ -1,6 +1,8 @@
 """Figures: SVG that changes with the data and reads on light and dark pages."""
 
 import math
+import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -27,7 +29,7 @@ from symmerge.observation.correlations import (
     Correlations,
     LayerCorrelation,
 )
-from symmerge.report import curve_svg, figures, maps, simplex_svgs
+from symmerge.report import chart, curve_svg, figures, maps, simplex_svgs
 
 
 def layers(after):
@@ -107,9 +109,9 @@ def test_figures_are_svg_and_change_with_the_data(name):
 
 
 def test_the_curve_shows_methods_ensemble_and_parents():
-    assert {"plain average", "weight matching", "ensemble of both", "A", "B", "loss"} <= set(
-        texts(curve_svg(CurveFile.from_json(curve())))
-    )
+    drawn = texts(curve_svg(CurveFile.from_json(curve())))
+    assert {"plain average", "weight matching", "ensemble", "A", "B", "loss"} <= set(drawn)
+    assert {"A: seed-0", "B: seed-1"} <= set(drawn), "the ends have the names of the models"
     assert "prefers-color-scheme: dark" in curve_svg(CurveFile.from_json(curve()))
 
 
@@ -133,26 +135,70 @@ def test_barriers_against_amounts_have_means_errors_and_bands(page):
     assert "band" not in figures.amount_curve(AmountFile.from_json({**AMOUNT, "methods": alone}))
 
 
-def test_eight_methods_have_colours_of_their_own_and_a_legend_that_fits(page):
-    """Long names are wrapped, not cut off; the drawing keeps its height below any legend."""
-    long = "correlation of activations: units, and heads as wholes with the coordinates inside them"
-    record = curve(
-        methods=[method(f"m{at}", f"method {at}" if at else long, at / 4) for at in range(8)]
+LONG = "correlation of activations: units, and heads as wholes with the coordinates inside them"
+
+
+def many_methods(count):
+    return curve(
+        methods=[
+            method("none", "plain average", 2.0),
+            *(method(f"m{at}", f"method {at}", 0.2 + at / 40) for at in range(count)),
+            method("long", LONG, 0.5),
+        ]
     )
-    text = page(curve=record)
-    for at in range(1, 9):
-        assert f"key-{at}" in text and f"stroke: var(--series-{at})" in text, at
-    drawn = texts(curve_svg(CurveFile.from_json(record)))
-    assert long not in drawn and {"correlation of activations:", "method 7"} <= set(drawn)
-    sides = [
-        ElementTree.fromstring(
-            curve_svg(CurveFile.from_json(curve(methods=record["methods"][:count])))
-        )
-        .get("viewBox")
-        .split()
-        for count in (2, 8)
+
+
+def test_the_best_and_the_average_have_colours_and_the_rest_is_grey():
+    drawn = curve_svg(CurveFile.from_json(many_methods(6)))
+
+    def stroke(name):
+        line = drawn.partition(f'id="curve-line-{name}"')[2]
+        return re.search(r"stroke: var\(--([\w-]+)\)", line)[1]
+
+    assert [stroke(name) for name in ("none", "m0", "m1", "m5", "long")] == [
+        *("plain", "best", "rest", "rest", "rest")
     ]
-    assert sides[0][2] == sides[1][2] and float(sides[0][3]) < float(sides[1][3])
+    worse = curve(plain=0.1, aligned=0.5)  # the control: where averaging is best, nothing is blue
+    assert "stroke: var(--best)" not in curve_svg(CurveFile.from_json(worse))
+
+
+def label_places(drawn, labels):
+    """Label -> the place of its text from the top."""
+    nodes = ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")
+    places = {node.text: node for node in nodes}
+    return [float(_place(places[label])) for label in labels]
+
+
+def _place(node):
+    moved = re.search(r"translate\([-\d.]+ ([-\d.]+)\)", node.get("transform") or "")
+    return moved[1] if moved else node.get("y")
+
+
+@pytest.mark.parametrize("frame", [chart.WIDE, chart.NARROW], ids=["wide", "narrow"])
+def test_labels_of_close_lines_do_not_overlap(frame, monkeypatch):
+    """Sixteen labels: a line apart at least, in the order of the lines, within the drawing."""
+    count = 16
+    record = summary_of(many_methods(count))
+    drawn = figures.metric_curve(record, "loss", frame=frame)
+    places = label_places(drawn, [f"method {at}" for at in range(count)])
+    height = float(ElementTree.fromstring(drawn).get("viewBox").split()[3])
+    gaps = [above - below for above, below in pairwise(places)]
+    assert min(gaps) > 1.1 * frame.font and min(places) > 0 and max(places) < height
+    assert LONG not in texts(drawn) and "correlation of" in drawn, "long labels are wrapped"
+    monkeypatch.setattr(chart, "spread", lambda wanted, *rest: wanted)  # the control
+    crowded = figures.metric_curve(record, "loss", frame=frame)
+    places = label_places(crowded, [f"method {at}" for at in range(count)])
+    assert min(above - below for above, below in pairwise(places)) < frame.font
+
+
+@pytest.mark.parametrize("low_and_high", [(0.0, 10.0), (0.0, 3.0)])
+def test_spread_keeps_order_distance_and_bounds(low_and_high):
+    wanted, sizes = [0.1, 0.1, 0.2, 2.9], [0.5, 1.0, 0.5, 0.5]
+    places = chart.spread(wanted, sizes, *low_and_high)
+    edges = [(at - size / 2, at + size / 2) for at, size in zip(places, sizes, strict=True)]
+    assert all(below[1] <= above[0] + 1e-9 for below, above in pairwise(edges))
+    assert edges[0][0] >= low_and_high[0] - 1e-9 and edges[-1][1] <= low_and_high[1] + 1e-9
+    assert chart.spread([1.0, 5.0], [1.0, 1.0], 0.0, 6.0) == [1.0, 5.0], "free ones stay"
 
 
 def test_a_log_axis_is_labelled_in_numbers():

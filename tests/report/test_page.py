@@ -14,6 +14,8 @@ from report_data import (
     STRUCTURE,
     Outline,
     curve,
+    said,
+    stored_verdict,
     summary_of,
     together,
     write,
@@ -21,15 +23,11 @@ from report_data import (
 
 from symmerge.errors import SymmergeError
 from symmerge.report import report
-from symmerge.report.phrases import curve_summary, estimate_text
+from symmerge.report.phrases import estimate_text
 
 
 def test_the_page_says_it_in_words_and_numbers(page):
     text = page(curve=curve())
-    assert (
-        "Averaging these two models as they are raises the loss by 2.67;"
-        " after alignment (weight matching) by 0.55: 4.9 times less." in text
-    )
     for shown in (
         "4.220",
         "1.432",
@@ -45,42 +43,6 @@ def test_the_page_says_it_in_words_and_numbers(page):
         assert shown in text, shown
 
 
-@pytest.mark.parametrize(
-    ("plain", "aligned", "said"),
-    [
-        (
-            2.0,
-            0.0,
-            "by 2.00; after alignment (weight matching) it does not raise the loss.",
-        ),
-        (1.0, 2.0, "by 2.00: 2.0 times more."),
-        (
-            0.0,
-            0.5,
-            "does not raise the loss; after alignment (weight matching) it raises the loss by"
-            " 0.50.",
-        ),
-        (2.0, 0.02, "by 0.02: 100 times less."),
-    ],
-)
-def test_the_summary_is_true_whatever_the_result(plain, aligned, said):
-    record = curve()
-    record["methods"][0]["barrier_mean"], record["methods"][1]["barrier_mean"] = plain, aligned
-    assert curve_summary(summary_of(record)).endswith(said)
-
-
-def test_one_method_is_enough():
-    record = curve()
-    assert (
-        curve_summary(summary_of({**record, "methods": record["methods"][:1]}))
-        == "Averaging these two models as they are raises the loss by 2.67."
-    )
-    assert (
-        curve_summary(summary_of({**record, "methods": record["methods"][1:]}))
-        == "Averaging these two models after weight matching raises the loss by 0.55."
-    )
-
-
 def test_what_was_not_measured_is_not_on_the_page(page):
     parts = {
         "structure": ("Structure of the alignment", STRUCTURE),
@@ -92,7 +54,9 @@ def test_what_was_not_measured_is_not_on_the_page(page):
     assert not any(title in bare for title, _ in parts.values())
     for name, (title, content) in parts.items():
         assert title in page(curve=curve(), **{name: content})
-    assert "1.410 apart before alignment and 0.9300 after" in page(curve=curve(), solution=SOLUTION)
+    searched = page(curve=curve(), solution=SOLUTION)
+    weights = "weights of seed-0 and seed-1 were 1.410 apart before alignment and 0.9300"
+    assert weights in said(searched)
     assert "ensemble of both" in bare and "ensemble of both" not in page(curve=curve(ensemble=None))
 
 
@@ -120,16 +84,12 @@ def test_a_folder_of_experiments_has_a_section_for_each(tmp_path):
         "0.2500",
         "0.1250",
     ]
-    assert (
-        text.count('class="experiment"') == 3
-        and "Averaging all 3 models" in text
-        and "Barriers of every experiment" in text
-    )
+    assert text.count('class="experiment"') == 3 and "Barriers of every experiment" in text
     assert (
         "<h1>Averaging models, before" in text
         and "images: Causal" in text
-        and "raises the loss by 1.00" in text
-        and "raises the loss by 3.00" in text
+        and "raises the loss from 1.55 to 2.55" in text
+        and "raises the loss from 1.55 to 4.55" in text
     )
 
 
@@ -183,6 +143,8 @@ def test_user_text_is_escaped_everywhere(page):
         }
     )
     record["models"]["a"]["where"] = NASTY
+    verdict = stored_verdict(sentences=[NASTY], next=[NASTY])
+    verdict["rows"][0]["name"] = NASTY
     record["methods"][1] |= {
         "label": NASTY,
         "name": NASTY,
@@ -194,6 +156,7 @@ def test_user_text_is_escaped_everywhere(page):
         curve=record,
         structure=spaces,
         solution=SOLUTION,
+        verdict=verdict,
         correlations={**CORRELATIONS, "layers": [{**CORRELATIONS["layers"][0], "space": NASTY}]},
     )
     assert "&lt;script&gt;alert" in text and "<script>alert" not in text and "<img" not in text
@@ -255,7 +218,6 @@ def test_a_loss_that_overflowed_is_a_gap_not_an_error(page):
     text = page(curve=record)
     assert (
         "overflow" in text
-        and "makes the loss overflow" in text
         and "NaN" not in text.partition('id="numbers">')[2].partition("</script>")[0]
     )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import cycle
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from symmerge.evaluation.estimates import Estimate
@@ -15,6 +17,7 @@ from symmerge.evaluation.experiment_results import (
     TableRecord,
 )
 from symmerge.report.blocks import Block, Figure
+from symmerge.report.chart import ChartLine, Frame, labelled_chart, marked, scale_axis
 from symmerge.report.drawing import SERIES, draw
 from symmerge.report.figures import (
     MARKERS,
@@ -22,13 +25,14 @@ from symmerge.report.figures import (
     figure_size,
     legend,
     paint_line,
-    scale_axis,
 )
 from symmerge.report.phrases import estimate_text, number_text
+from symmerge.report.results import PLAIN as UNALIGNED
 from symmerge.report.tables import CellValue, PageTable
 
 Line = list[Estimate]
 PANELS_PER_ROW = 2
+NOT_ALIGNED = ("vanilla", "naive", "plain average")  # as the papers call it
 PANEL_HEIGHT = 2.4  # inches for each further row of panels
 
 
@@ -42,20 +46,23 @@ def summary(experiment: ExperimentFile) -> str:
     entries = [entry for table in experiment.tables for entry in table.entries]
     cells = {key for entry in entries for key in entry.cells}
     sentences = [
-        f"{heading(experiment)} ({experiment.paper}), at its {experiment.size.name} size:"
-        f" {len(entries)} numbers from {len(cells)} measurements."
+        f"{len(entries)} numbers from {len(cells)} measurements, at the {experiment.size.name} size"
+        f" ({experiment.paper})."
     ]
-    published = [
-        (Estimate.of(entry.values).mean, entry.published)
-        for entry in entries
-        if entry.values and entry.published is not None
-    ]
-    if published:
-        below = sum(ours <= theirs for ours, theirs in published)
-        sentences.append(f"{below} of {len(published)} lie at or below the published ones.")
     if experiment.failed:
         sentences.append(f"{len(experiment.failed)} cells failed, and are missing from the means.")
     return " ".join(sentences)
+
+
+def at_or_below(experiment: ExperimentFile) -> tuple[int, int]:
+    """How many numbers lie at or below the published ones, of how many that have one."""
+    published = [
+        (Estimate.of(entry.values).mean, entry.published)
+        for table in experiment.tables
+        for entry in table.entries
+        if entry.values and entry.published is not None
+    ]
+    return sum(ours <= theirs for ours, theirs in published), len(published)
 
 
 def experiment_blocks(key: str, experiment: ExperimentFile) -> Iterator[Block]:
@@ -79,11 +86,13 @@ def _table_block(key: str, table: TableRecord) -> Block:
         _line_figure(f"{key}-{number}", name, [e for e in entries if e.column == name])
         for number, name in enumerate(columns)
     )
+    pictures = tuple(drawing for drawing in drawings if drawing)
     return Block(
         table.title,
         " ".join(filter(None, (table.about, differs))),
-        figures=tuple(drawing for drawing in drawings if drawing),
+        figures=pictures,
         tables=(_page_table(table.title, entries),),
+        shown=bool(pictures),
     )
 
 
@@ -116,7 +125,13 @@ def _line_figure(name: str, column: str, entries: Sequence[EntryRecord]) -> Figu
     lines = _mean_lines(entries)
     if not lines:
         return None
+    caption = (
+        f"{column}: loss on the straight line between the models, mean over the pairs;"
+        " shaded: standard error."
+    )
     panels = _panels(lines)
+    if len(panels) == 1:
+        return Figure.of_chart(name, partial(_one_panel, column, lines), caption)
     labels = list(dict.fromkeys(label for of_panel in panels.values() for label in of_panel))
     width, height = figure_size(labels)
     further_rows = -(-len(panels) // PANELS_PER_ROW) - 1
@@ -127,11 +142,33 @@ def _line_figure(name: str, column: str, entries: Sequence[EntryRecord]) -> Figu
         (width, height + PANEL_HEIGHT * further_rows),
         lambda figure: _paint_panels(figure, panels),
     )
-    caption = (
-        f"{column}: loss on the straight line between the models, mean over the pairs;"
-        " shaded: standard error."
-    )
     return Figure.of(svg, caption)
+
+
+def _one_panel(column: str, lines: Mapping[str, Line], name: str, frame: Frame) -> str:
+    """Labelled at the midpoint; the row without alignment has the colour of the plain average."""
+    charted = [
+        ChartLine(
+            UNALIGNED if row in NOT_ALIGNED else row,
+            row,
+            _positions(line),
+            line,
+            anchor=len(line) // 2,
+        )
+        for row, line in lines.items()
+    ]
+    texts = [_line_text(row, line) for row, line in lines.items()]
+    axes = "t: share of the second model", "loss"
+    title = f"Loss along the line, {column}"
+    return labelled_chart(name, title, texts, frame, axes, marked(charted), _even_ticks)
+
+
+def _even_ticks(axes: Axes) -> None:
+    axes.set_xticks([0.0, 0.25, 0.5, 0.75, 1.0])
+
+
+def _positions(line: Line) -> list[float]:
+    return [at / (len(line) - 1) for at in range(len(line))]
 
 
 def _mean_lines(entries: Sequence[EntryRecord]) -> dict[str, Line]:
@@ -140,7 +177,7 @@ def _mean_lines(entries: Sequence[EntryRecord]) -> dict[str, Line]:
     return {
         entry.row: [Estimate.of(point) for point in zip(*entry.curves, strict=True)]
         for entry in entries
-        if drawn.get(entry.cells) is entry
+        if drawn.get(entry.cells) is entry and len(entry.curves[0]) > 1
     }
 
 
@@ -176,8 +213,7 @@ def _paint_panels(figure: Drawing, panels: Mapping[str, Mapping[str, Line]]) -> 
             in_legend = "" if label in styles else label  # one legend entry per label
             if label not in styles:
                 styles[label] = LineStyle(*next(looks))
-            x = [at / (len(line) - 1) for at in range(len(line))]
-            paint_line(axes, x, line, f"{title} {label}", in_legend, styles[label])
+            paint_line(axes, _positions(line), line, f"{title} {label}", in_legend, styles[label])
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     grid[0].set_ylabel("loss")

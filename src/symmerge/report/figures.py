@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from math import isfinite
@@ -17,16 +17,25 @@ from symmerge.evaluation.estimates import Estimate
 from symmerge.evaluation.experiment_results import AmountFile
 from symmerge.evaluation.results import SimplexFile
 from symmerge.observation.correlations import Correlations, LayerCorrelation
+from symmerge.report.chart import (
+    WIDE,
+    Chart,
+    ChartLine,
+    Frame,
+    Role,
+    frame_for,
+    labelled_chart,
+    marked,
+)
 from symmerge.report.drawing import INK, MUTED, SERIES, draw, name_point
-from symmerge.report.phrases import estimate_text, number_text, position_text
-from symmerge.report.results import CurveSummary
+from symmerge.report.phrases import estimate_text, metric_text, number_text, position_text
+from symmerge.report.results import PLAIN, CurveSummary
 
 WIDTH, HEIGHT = 5.4, 3.25  # inches of a figure without its legend
 LINE_HEIGHT = 0.22  # inches of a line of the legend
 COLUMN = 27  # letters that fit in one of the two columns of the legend
-# Seven markers and nine colours: no two of 63 lines look alike.
+# Seven markers and six colours: no two of 42 lines look alike.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LOG_FROM = 20.0  # ratio of the values beyond which a linear axis would flatten all lines but one
 
 
 @dataclass(frozen=True)
@@ -40,57 +49,87 @@ class LineStyle:
 STYLES = [LineStyle(*look) for look in zip(SERIES * len(MARKERS), cycle(MARKERS))]
 
 
-def metric_curve(curve: CurveSummary, metric: str, name: str = "curve") -> str:
-    """One metric along the line: every method with its error band, the ensemble, both models."""
-    lines = {
-        method.label: [point[metric].mean for point in method.points] for method in curve.methods
-    }
-    midpoint = curve.midpoint
+def metric_curve(curve: CurveSummary, metric: str, name: str = "curve", frame: Frame = WIDE) -> str:
+    """One metric along the line: every method, the ensemble, both models; the best is marked."""
+    midpoint, (a, b) = curve.midpoint, curve.names
+    frame = frame_for(frame, chart_lines(curve, metric))
     description = [
-        f"{label}: {number_text(line[0])} at model A, {number_text(line[midpoint])} at"
-        f" t = {position_text(curve.t[midpoint])}, {number_text(line[-1])} at model B."
-        for label, line in lines.items()
+        f"{method.label}: {number_text(method.points[0][metric].mean)} at {a},"
+        f" {number_text(method.points[midpoint][metric].mean)} at"
+        f" t = {position_text(curve.t[midpoint])},"
+        f" {number_text(method.points[-1][metric].mean)} at {b}."
+        for method in curve.ranked
     ]
     if curve.ensemble:
         description.append(f"Ensemble of both: {number_text(curve.ensemble[metric].mean)}.")
     return draw(
         name,
-        f"{metric} along the path from model A to model B",
+        f"{metric} along the path from {a} to {b}",
         " ".join(description),
-        figure_size([*lines, "line between A and B", "ensemble of both"]),
-        lambda figure: _paint_curve(figure, curve, metric),
+        (frame.width, frame.height),
+        lambda figure: _paint_curve(figure, frame, curve, metric),
+        font=frame.font,
     )
 
 
-def _paint_curve(figure: Figure, curve: CurveSummary, metric: str) -> Mapping[str, float]:
-    axes = figure.add_subplot(xlabel="t: share of model B", ylabel=metric)
-    for method, style in zip(curve.methods, cycle(STYLES)):
-        line = [point[metric] for point in method.points]
-        paint_line(axes, curve.t, line, method.name, method.label, style)
-    _paint_references(axes, curve, metric)
-    axes.set_xlim(curve.t[0] - 0.08, curve.t[-1] + 0.08)
-    scale_axis(axes, [point[metric].mean for method in curve.methods for point in method.points])
-    axes.axvline(curve.t[0], color=INK, linewidth=0.9).set_gid("cursor")
-    legend(figure)
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # freeze the layout: the page's cursor must hit the points
+def chart_lines(curve: CurveSummary, metric: str) -> list[ChartLine]:
+    """A line per method, and one for the ensemble."""
+    best = curve.best
+    roles: dict[str, Role] = {PLAIN: "plain", **({best.name: "best"} if best else {})}
+    lines = [
+        ChartLine(
+            method.name,
+            method.label,
+            curve.t,
+            [point[metric] for point in method.points],
+            roles.get(method.name, "rest"),
+            curve.midpoint,
+        )
+        for method in curve.methods
+    ]
+    if curve.ensemble and isfinite(curve.ensemble[metric].mean):
+        level = [curve.ensemble[metric]] * len(curve.t)
+        lines.append(ChartLine("ensemble", "ensemble", curve.t, level, "ensemble", curve.midpoint))
+    return lines
+
+
+def _paint_curve(
+    figure: Figure, frame: Frame, curve: CurveSummary, metric: str
+) -> Mapping[str, float]:
+    chart = Chart.on(figure, frame, "", metric_text(metric))
+    axes, (first, last) = chart.axes, (curve.t[0], curve.t[-1])
+    pad = 0.09 if frame.narrow else 0.04
+    axes.set_xlim(first - pad, last + pad)
+    _paint_parents(axes, curve, metric)
+    chart.paint(chart_lines(curve, metric))
+    axes.set_xticks([first, curve.t[curve.midpoint], last])
+    # A phone has room for the letters; the caption has the names.
+    names = ["", ""] if frame.narrow else [f": {name}" for name in curve.names]
+    middle = "midpoint" if not frame.narrow and curve.t[curve.midpoint] == 0.5 else ""
+    axes.set_xticklabels(
+        [
+            f"t = {first:g}\nA{names[0]}",
+            f"{curve.t[curve.midpoint]:g}\n{middle}",
+            f"{last:g}\nB{names[1]}",
+        ]
+    )
+    for label, side in zip(axes.get_xticklabels(), ("left", "center", "right"), strict=True):
+        label.set(ha=side, linespacing=1.4)
+    axes.axvline(first, color=MUTED, linewidth=0.9, zorder=1.5).set_gid("cursor")
     (left, _), (right, _) = (axes.transData.transform((t, axes.get_ylim()[0])) for t in (0.0, 1.0))
     return {"start": float(left), "length": float(right - left)}
 
 
-def _paint_references(axes: Axes, curve: CurveSummary, metric: str) -> None:
-    """Both models, the straight line between them, and their ensemble."""
-    ends = [curve.methods[0].points[at][metric].mean for at in (0, -1)]
+def _paint_parents(axes: Axes, curve: CurveSummary, metric: str) -> None:
+    """Both models, and the straight line between them."""
+    ends = [end[metric].mean for end in curve.parents]
     between = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (1, 2))}
-    axes.plot(curve.t[:: len(curve.t) - 1], ends, **between, label="line between A and B")
-    if curve.ensemble and isfinite(curve.ensemble[metric].mean):
-        level = {"color": INK, "linewidth": 1.1, "linestyle": (0, (6, 3))}
-        axes.axhline(curve.ensemble[metric].mean, **level, label="ensemble of both")
-    ring = {"markersize": 8, "markerfacecolor": "none", "markeredgecolor": INK, "clip_on": False}
-    named = zip((curve.t[0], curve.t[-1]), ends, "AB", (-12.0, 12.0), strict=True)
+    axes.plot([curve.t[0], curve.t[-1]], ends, **between)
+    ring = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": INK, "clip_on": False}
+    named = zip((curve.t[0], curve.t[-1]), ends, "AB", (-13.0, 13.0), strict=True)
     for t, value, letter, offset in named:
         if isfinite(value):
-            axes.plot(t, value, marker="o", **ring)
+            axes.plot(t, value, marker="o", **ring, zorder=3)
             name_point(axes, (t, value), letter, (offset, 0.0))
 
 
@@ -132,16 +171,6 @@ def figure_size(labels: Sequence[str]) -> tuple[float, float]:
     return WIDTH, HEIGHT + LINE_HEIGHT * max(sum(lines[:half]), sum(lines[half:]))
 
 
-def scale_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Set a log scale if the values span too much for a linear one."""
-    finite = [value for value in values if isfinite(value)]
-    if finite and min(finite) > 0 and max(finite) > LOG_FROM * min(finite):
-        axes.set_yscale("log")
-        axes.set_ylabel(f"{axes.get_ylabel()} (log scale)")
-        axes.yaxis.set_major_formatter("{x:g}")  # the default uses mathtext, which is off
-        axes.yaxis.set_minor_formatter(NullFormatter())
-
-
 def layer_correlation(correlations: Correlations, name: str = "layers") -> str:
     """Correlation of matched features per layer, before and after alignment."""
     ordered = sorted(correlations.layers, key=lambda row: (row.space, row.layer))
@@ -175,62 +204,54 @@ def _paint_layers(figure: Figure, rows: Mapping[str, Sequence[LayerCorrelation]]
     legend(figure)
 
 
-def amount_curve(amount: AmountFile, name: str = "amount") -> str:
+def amount_curve(amount: AmountFile, name: str = "amount", frame: Frame = WIDE) -> str:
     """The barrier against the amount of data; data-free methods are horizontal lines."""
-    lines = {
-        method.label: [Estimate.of(point.barriers) for point in method.points]
-        for method in amount.methods
-    }
-    description = [
-        f"{label}: {estimate_text(line[0])} with the least data,"
-        f" {estimate_text(line[-1])} with the most."
-        for label, line in lines.items()
-    ]
-    return draw(
-        name,
-        f"Barrier against {amount.unit}",
-        " ".join(description),
-        figure_size([*lines]),
-        lambda figure: _paint_amount(figure, amount),
-    )
-
-
-def _paint_amount(figure: Figure, amount: AmountFile) -> None:
     counts = {point.samples for method in amount.methods for point in method.points}
     ticks = sorted(map(float, counts - {0}))
-    axes = figure.add_subplot(xlabel=f"{amount.unit} (log scale)", ylabel="barrier")
-    axes.set_xscale("log")
-    for method, style in zip(amount.methods, cycle(STYLES)):
-        x = [float(point.samples) for point in method.points]
-        line = [Estimate.of(point.barriers) for point in method.points]
-        x, line = (ticks, line * len(ticks)) if x == [0] else (x, line)
-        paint_line(axes, x, line, method.name, method.label, style)
-    axes.set_xticks(ticks, [f"{count:,.0f}" for count in ticks])
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    legend(figure)
-
-
-def barriers_by_count(simplex: SimplexFile, name: str = "together") -> str:
-    """The barrier of the mean of the first k models against k, a line for each method."""
-    counts = [float(mean.count) for mean in simplex.methods[0].means]
-    lines = {method.label: [mean.barrier for mean in method.means] for method in simplex.methods}
+    lines = marked(_amount_lines(amount, ticks))
     description = [
-        f"{label}: {number_text(line[0])} with {counts[0]:.0f} models,"
-        f" {number_text(line[-1])} with {counts[-1]:.0f}."
-        for label, line in lines.items()
+        f"{line.label}: {estimate_text(line.values[0])} with the least data,"
+        f" {estimate_text(line.values[-1])} with the most."
+        for line in lines
     ]
 
-    def paint(figure: Figure) -> None:
-        axes = figure.add_subplot(xlabel="models merged", ylabel="barrier")
-        for (label, line), style in zip(lines.items(), cycle(STYLES)):
-            values = [Estimate(value) for value in line]
-            paint_line(axes, counts, values, label, label, style)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        scale_axis(axes, [value for line in lines.values() for value in line])
-        legend(figure)
+    def prepare(axes: Axes) -> None:
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{count:,.0f}" for count in ticks])
+        axes.xaxis.set_minor_formatter(NullFormatter())
 
+    labels = f"{amount.unit} (log scale)", "barrier"
+    title = f"Barrier against {amount.unit}"
+    return labelled_chart(name, title, description, frame, labels, lines, prepare)
+
+
+def _amount_lines(amount: AmountFile, ticks: Sequence[float]) -> Iterator[ChartLine]:
+    for method in amount.methods:
+        x = [float(point.samples) for point in method.points]
+        values = [Estimate.of(point.barriers) for point in method.points]
+        x, values = (ticks, values * len(ticks)) if x == [0] else (x, values)
+        yield ChartLine(method.name, method.label, x, values)
+
+
+def barriers_by_count(simplex: SimplexFile, name: str = "together", frame: Frame = WIDE) -> str:
+    """The barrier of the mean of the first k models against k, a line for each method."""
+    counts = [float(mean.count) for mean in simplex.methods[0].means]
+    lines = marked(
+        ChartLine(method.name, method.label, counts, [Estimate(m.barrier) for m in method.means])
+        for method in simplex.methods
+    )
+    description = [
+        f"{line.label}: {number_text(line.values[0].mean)} with {counts[0]:.0f} models,"
+        f" {number_text(line.values[-1].mean)} with {counts[-1]:.0f}."
+        for line in lines
+    ]
     title = "Barrier against the number of models merged"
-    return draw(name, title, " ".join(description), figure_size([*lines]), paint)
+    labels = "models merged", "barrier"
+
+    def prepare(axes: Axes) -> None:
+        axes.set_xticks(counts, [f"{count:.0f}" for count in counts])
+
+    return labelled_chart(name, title, description, frame, labels, lines, prepare)
 
 
 def objective_curve(

@@ -14,6 +14,7 @@ from symmerge.evaluation.results import Corners, PlanePoint
 from symmerge.models.structure import SpaceStructure
 from symmerge.observation.correlations import CorrelationMatrix
 from symmerge.report.drawing import INK, MUTED, RISING, SIGNED, draw, name_point
+from symmerge.report.names import shortened
 from symmerge.report.phrases import NO_BARRIER, element_text, number_text
 
 EVEN: Corners = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.75**0.5))  # if distances are unknown
@@ -22,13 +23,22 @@ LEVELS = 12
 MAX_CELLS = 64  # per side of a permutation matrix
 
 
-def correlation_matrix(matrix: CorrelationMatrix, name: str = "matrix") -> str:
+def correlation_matrix(
+    matrix: CorrelationMatrix,
+    name: str = "matrix",
+    *,
+    names: Sequence[str] = ("model A", "model B"),
+) -> str:
     """Correlation matrix of two models' features, with lines between heads."""
     values = np.array(matrix.values)
     largest = float(np.nanmax(np.abs(values)))
 
     def paint(figure: Figure) -> None:
-        axes = _square_axes(figure, "feature of model B", "feature of model A")
+        across, down = (f"feature of {shortened(names[at], 26)}" for at in (1, 0))
+        figure.set_layout_engine("compressed")  # the default would cut the y label off
+        axes = _square_axes(figure, across, down)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(6, integer=True))
         image = axes.imshow(values, cmap=SIGNED, vmin=-largest, vmax=largest, interpolation="none")
         for border in matrix.borders:
             axes.axvline(border - 0.5, color=MUTED, linewidth=0.6, gid=f"border-{border}")

@@ -11,8 +11,8 @@ function follow(section, curve) {
     const at = Number(input.value);
     input.setAttribute("aria-valuetext", `t = ${curve.t[at]}`);
     section.querySelectorAll(".t").forEach((place) => { place.textContent = curve.t[at]; });
-    rows.forEach((row, method) => {
-      row.querySelectorAll("td").forEach((cell, metric) => { cell.textContent = curve.values[at][method][metric]; });
+    curve.values[at].forEach((values, method) => {
+      values.forEach((value, metric) => write(rows[method].cells[metric + 1], value));
     });
     cursors.forEach((cursor) => {
       const length = Number(cursor.closest("svg").dataset.length);
@@ -29,12 +29,33 @@ function follow(section, curve) {
   input.addEventListener("input", show);
   input.addEventListener("change", say);
   // The thumb stands under the cursor: the track is as long as the axis, and half a thumb longer at each end.
-  const axis = section.querySelector("svg[data-length]");
-  const percent = (length) => 100 * length / axis.viewBox.baseVal.width;
-  input.style.marginLeft = `calc(${percent(axis.dataset.start)}% - 0.5rem)`;
-  input.style.width = `calc(${percent(axis.dataset.length)}% + 1rem)`;
+  const place = () => {
+    const axis = [...section.querySelectorAll("svg[data-length]")].find((svg) => svg.getBoundingClientRect().width > 0);
+    if (!axis) return;
+    const percent = (length) => 100 * length / axis.viewBox.baseVal.width;
+    input.style.marginLeft = `calc(${percent(axis.dataset.start)}% - 0.5rem)`;
+    input.style.width = `calc(${percent(axis.dataset.length)}% + 1rem)`;
+  };
   slider.hidden = false;
+  addEventListener("resize", place);
+  place();
   show();
+}
+
+// A cell that the slider changes sorts by its new value.
+function write(cell, text) {
+  cell.textContent = text;
+  const value = parseFloat(text);
+  if (Number.isNaN(value)) delete cell.dataset.value;
+  else cell.dataset.value = value;
+}
+
+// Says where a table has columns beyond the edge; without scripts, its shade does.
+function hint(table) {
+  const scroll = table.querySelector(".scroll");
+  const more = () => table.classList.toggle("overflows", scroll.scrollWidth > scroll.clientWidth + 1);
+  new ResizeObserver(more).observe(scroll);
+  more();
 }
 
 // Numbers before words, and cells without a value last, whichever way the column is sorted.
@@ -58,3 +79,4 @@ function sort(header) {
 
 document.querySelectorAll("[data-curve]").forEach((section) => follow(section, numbers[section.dataset.curve]));
 document.querySelectorAll("th button").forEach((button) => button.addEventListener("click", () => sort(button.closest("th"))));
+document.querySelectorAll(".wide").forEach(hint);

@@ -14,8 +14,8 @@ from symmerge.checkpoints.files import write_own_text
 from symmerge.checkpoints.folders import add_to_contents
 from symmerge.errors import SymmergeError
 from symmerge.evaluation.results import CurveFile, CurvesFile, SimplexFile
-from symmerge.report import experiment, figures, phrases, tables
-from symmerge.report.drawing import SERIES, palette_css, standalone
+from symmerge.report import experiment, figures, glossary, phrases, tables
+from symmerge.report.drawing import palette_css, standalone
 from symmerge.report.results import CurveSummary, read_results, summarize
 from symmerge.report.sections import Section, build_section
 from symmerge.report.simplices import draw_simplex
@@ -35,7 +35,8 @@ def report(folder: Path, out: Path) -> Path:
         for number, results in enumerate(folders, 1)
     ]
     alone = folders[0].experiment if len(folders) == 1 else None
-    text = _render(experiment.heading(alone) if alone else HEADING, sections)
+    heading = HEADING if len(folders) > 1 else sections[0].title
+    text = _render(experiment.heading(alone) if alone else heading, sections)
     try:
         write_own_text(out, text, MARK)
         add_to_contents(out.parent, out.name)
@@ -64,6 +65,7 @@ def _render(heading: str, sections: Sequence[Section]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["explained"] = glossary.explained
     script = (HERE / "page.js").read_text("utf-8")
     barriers = {section.name: section.barriers for section in sections if section.barriers}
     return environment.get_template("page.html").render(
@@ -76,7 +78,7 @@ def _render(heading: str, sections: Sequence[Section]) -> str:
         # Content security policy: only this script runs, nothing is fetched.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         phrases=phrases,
-        colours=len(SERIES),
+        words={glossary.word_id(word): about for word, about in glossary.WORDS.items()},
     )
 
 
@@ -86,11 +88,11 @@ def _slider_numbers(curve: CurveSummary) -> dict[str, object]:
         "t": [phrases.position_text(t) for t in curve.t],
         "share": [(t - curve.t[0]) for t in curve.t],
         "metrics": list(curve.metrics),
-        "methods": [method.label for method in curve.methods],
+        "methods": [method.label for method in curve.ranked],
         "values": [
             [
                 [phrases.estimate_text(method.points[at][metric]) for metric in curve.metrics]
-                for method in curve.methods
+                for method in curve.ranked
             ]
             for at in range(len(curve.t))
         ],

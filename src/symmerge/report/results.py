@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
+from typing import Annotated
 
-from symmerge.checkpoints.json_results import AnyFile, read_result
+from symmerge.checkpoints.json_results import AnyFile, Record, ResultFile, read_result
+from symmerge.checkpoints.provenance import Provenance
 from symmerge.errors import SymmergeError
 from symmerge.evaluation.estimates import Estimate
 from symmerge.evaluation.experiment_results import AmountFile, ExperimentFile
@@ -15,6 +18,7 @@ from symmerge.evaluation.results import (
     CurveFile,
     CurvesFile,
     MethodLine,
+    Metrics,
     PairRecord,
     SimplexFile,
     TaskRecord,
@@ -22,9 +26,43 @@ from symmerge.evaluation.results import (
 from symmerge.models.alignment_results import SolutionFile, UniverseFile
 from symmerge.models.structure import StructureFile
 from symmerge.observation.correlations import Correlations
+from symmerge.report.names import pair_names
 
 # A page needs at least one of these files.
 MAIN_FILES = ("curve.json", "simplex.json", "solution.json", "universe.json", "results.json")
+MAIN_FILES += ("verdict.json",)
+PLAIN = "none"  # the method name of the plain average
+# Kind of a row of verdict.json -> how the page shows it.
+ROLES = {"parent": "parent", "average": "plain", "merge": "best", "ensemble": "ensemble"}
+
+
+@dataclass(frozen=True)
+class StoredRow(Record):
+    """A model beside the merge."""
+
+    name: Annotated[str, "Its name."]
+    kind: Annotated[str, "`parent`, `average`, `merge` or `ensemble`."]
+    metrics: Annotated[Metrics, "Value of each metric."]
+
+    def __post_init__(self) -> None:
+        if self.kind not in ROLES:
+            raise ValueError(f"a row of kind {self.kind[:40]!r}")
+        if "loss" not in self.metrics:
+            raise ValueError("a row without a loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredVerdict(ResultFile):
+    """verdict.json: how good a merge is, in numbers and sentences."""
+
+    SCHEMA, WRITER = "symmerge.verdict/1", "symmerge merge"
+
+    task: Annotated[TaskRecord, "What was measured."]
+    rows: Annotated[tuple[StoredRow, ...], "Parents, plain average, merge, ensemble."]
+    repaired: Annotated[float | None, "Share of the damage of averaging that is repaired."]
+    verdict: Annotated[str, "`good`, `usable` or `poor`."]
+    sentences: Annotated[tuple[str, ...], "The verdict in plain words."]
+    next: Annotated[tuple[str, ...], "Commands to go on with."]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +96,35 @@ class CurveSummary:
         """Index of the point closest to t = 0.5."""
         return min(range(len(self.t)), key=lambda at: abs(self.t[at] - 0.5))
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the two models; of several pairs, which of the two."""
+        pair, *others = self.pairs
+        if others:
+            return ["first model", "second model"]
+        return pair_names([pair.a.where, pair.b.where])
+
+    @property
+    def parents(self) -> tuple[Mapping[str, Estimate], Mapping[str, Estimate]]:
+        """Metrics of both models; the ends of a method that is no symmetry are others."""
+        method = next((one for one in self.methods if one.name == PLAIN), self.methods[0])
+        return method.points[0], method.points[-1]
+
+    @property
+    def ranked(self) -> tuple[MethodSummary, ...]:
+        """The methods by their loss at the midpoint, lowest first; overflows last."""
+        return tuple(sorted(self.methods, key=self._midpoint_loss))
+
+    @property
+    def best(self) -> MethodSummary | None:
+        """The method of the lowest loss at the midpoint, unless plain averaging has it."""
+        first = self.ranked[0]
+        return None if first.name == PLAIN else first
+
+    def _midpoint_loss(self, method: MethodSummary) -> float:
+        loss = method.points[self.midpoint]["loss"].mean
+        return loss if isfinite(loss) else inf
+
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
@@ -72,6 +139,8 @@ class Results:
     correlations: Correlations | None
     amount: AmountFile | None
     experiment: ExperimentFile | None
+    verdict: StoredVerdict | None
+    names: tuple[str, str]
 
 
 def read_results(folder: Path) -> list[Results]:
@@ -103,7 +172,21 @@ def _read_folder(folder: Path) -> Results:
         correlations=_read(folder / "correlations.json", Correlations),
         amount=_read(folder / "amount.json", AmountFile),
         experiment=_read(folder / "results.json", ExperimentFile),
+        verdict=_read(folder / "verdict.json", StoredVerdict),
+        names=_names(folder, curves),
     )
+
+
+def _names(folder: Path, curves: CurveFile | CurvesFile | None) -> tuple[str, str]:
+    """Names of the reference and of the aligned model."""
+    if isinstance(curves, CurveFile):
+        places = [curves.models.a.where, curves.models.b.where]
+    else:
+        files = [folder / name / "symmerge.json" for name in ("reference", "aligned")]
+        known = [_read(file, Provenance) for file in files]
+        places = [one.source if one else "" for one in known]
+    a, b = pair_names(places)
+    return a, b
 
 
 def _read(file: Path, *types: type[AnyFile]) -> AnyFile | None:

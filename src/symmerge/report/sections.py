@@ -1,21 +1,36 @@
-"""The section of one folder on the page: a block for each result that exists."""
+"""The section of one folder on the page: the verdict, a picture, a table; the rest in folds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from symmerge.errors import SymmergeError
-from symmerge.evaluation.experiment_results import AmountFile
-from symmerge.models.alignment_results import UniverseFile
-from symmerge.models.structure import StructureFile
-from symmerge.observation.correlations import Correlations
-from symmerge.report import experiment, figures, maps, phrases, simplex_tables, tables
+from symmerge.report import dots, experiment, figures, phrases, simplex_tables, tables
 from symmerge.report.blocks import Block, Figure
-from symmerge.report.results import CurveSummary, Results
+from symmerge.report.evidence import evidence_blocks
+from symmerge.report.names import joined
+from symmerge.report.results import CurveSummary, Results, StoredVerdict
 from symmerge.report.simplices import barrier_block, pair_matrices, simplex_blocks
+from symmerge.report.verdict import Headline, headline
 
-MAX_SPACES = 6  # figures of spaces shown at first; the others are folded
+DEFINITIONS = (
+    (
+        "Over the mean",
+        "The largest L(t) − (L(0) + L(1)) / 2: against the mean loss of the two parents. Used by"
+        " Verma and Elbayad. The sentences on this page use this one.",
+    ),
+    (
+        "Over the line",
+        "The largest L(t) − ((1 − t) L(0) + t L(1)): against the straight line between the"
+        " parents' losses. Used by Theus et al.",
+    ),
+)
+BARRIERS = (
+    "Merging at t means (1 − t) × A + t × B, weight by weight; L(t) is the loss of that merge. Two"
+    " definitions are in use, equal where both parents have the same loss. Where there are several"
+    " pairs, numbers are means ± standard errors over the pairs."
+)
 
 
 @dataclass(frozen=True)
@@ -24,8 +39,7 @@ class MeasuredPath:
 
     curve: CurveSummary
     loss: Figure
-    barriers: tables.PageTable
-    points: tables.PageTable
+    table: tables.PageTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,106 +49,142 @@ class Section:
     key: str
     name: str
     title: str
-    summary: str
+    subtitle: str
+    verdict: Headline
     barriers: tuple[tables.BarrierRow, ...]
     path: MeasuredPath | None
     blocks: tuple[Block, ...]
 
+    @property
+    def shown(self) -> tuple[Block, ...]:
+        """The blocks that stand open."""
+        return tuple(block for block in self.blocks if block.shown)
 
-@dataclass(frozen=True)
-class _Head:
-    """Title and summary of a folder, and its barriers for the overview."""
-
-    title: str
-    summary: str
-    barriers: tuple[tables.BarrierRow, ...] = ()
+    @property
+    def folds(self) -> tuple[Block, ...]:
+        """The blocks that are folded."""
+        return tuple(block for block in self.blocks if not block.shown)
 
 
 def build_section(key: str, results: Results, *, named: bool) -> Section:
     """The section of a folder; `key` makes ids unique, `named` puts the folder in the title."""
     name = results.folder.resolve().name
     try:
-        head = _head(results)
-        path = _measured_path(key, results.curve) if results.curve else None
-        blocks = tuple(_blocks(key, results))
+        title, subtitle = _titles(results)
+        section = Section(
+            key=key,
+            name=name,
+            title=f"{name}: {title}" if named else title,
+            subtitle=subtitle,
+            verdict=headline(results),
+            barriers=_barriers(results),
+            path=_measured_path(key, results.curve) if results.curve else None,
+            blocks=tuple(_blocks(key, results)),
+        )
     except (KeyError, IndexError, ValueError) as error:  # lengths or metrics that do not agree
         raise SymmergeError(
             f"the results in {results.folder} do not fit together ({error!r}): write them again"
         ) from error
-    return Section(
-        key=key,
-        name=name,
-        title=f"{name}: {head.title}" if named else head.title,
-        summary=head.summary,
-        barriers=head.barriers,
-        path=path,
-        blocks=blocks,
-    )
+    return section if section.path else _with_a_picture(section)
 
 
-def _head(results: Results) -> _Head:
+def _with_a_picture(section: Section) -> Section:
+    """Without a path, show the first block with a picture, or the first where none has one."""
+    if any(block.shown for block in section.blocks):
+        return section
+    first = next((block for block in section.blocks if block.has_picture), section.blocks[0])
+    blocks = (replace(block, shown=block is first) for block in section.blocks)
+    return replace(section, blocks=tuple(blocks))
+
+
+def _titles(results: Results) -> tuple[str, str]:
+    """The title of a folder, and which models it is about."""
     if curve := results.curve:
-        barriers = [
-            tables.BarrierRow(method.label, method.barrier_mean, method.barrier_linear)
-            for method in curve.methods
-        ]
-        title = phrases.task_title(curve.task)
-        return _Head(title, phrases.curve_summary(curve), tuple(barriers))
+        pairs = f"{len(curve.pairs)} pairs of models" if len(curve.pairs) > 1 else ""
+        return phrases.task_title(curve.task), pairs or f"A: {curve.names[0]} · B: {curve.names[1]}"
     if simplex := results.simplex:
         title = f"{phrases.task_title(simplex.task)}, {len(simplex.models)} models"
-        barriers = simplex_tables.barrier_rows(simplex)
-        return _Head(title, phrases.simplex_summary(simplex), barriers)
+        return title, ", ".join(simplex_tables.names_of(simplex))
     if record := results.experiment:
-        return _Head(f"{record.name}: {record.paper}", experiment.summary(record))
-    if solution := results.solution:
-        return _Head("Alignment of two models", phrases.solution_summary(solution))
-    universe = results.universe
-    assert universe, "a folder has a main file"
-    title = f"Alignment of {len(universe.models)} models"
-    return _Head(title, phrases.universe_summary(universe))
+        return f"{record.name}: {record.paper}", ""
+    if verdict := results.verdict:
+        names = (row.name for row in verdict.rows if row.kind == "parent")
+        return phrases.task_title(verdict.task), ", ".join(names)
+    if results.solution:
+        return "Alignment of two models", joined(results.names)
+    assert results.universe, "a folder has a main file"
+    return f"Alignment of {len(results.universe.models)} models", ""
+
+
+def _barriers(results: Results) -> tuple[tables.BarrierRow, ...]:
+    if curve := results.curve:
+        return tuple(
+            tables.BarrierRow(method.label, method.barrier_mean, method.barrier_linear)
+            for method in curve.methods
+        )
+    return simplex_tables.barrier_rows(results.simplex) if results.simplex else ()
 
 
 def _measured_path(key: str, curve: CurveSummary) -> MeasuredPath:
-    shade = "; shaded: standard error over the pairs" if len(curve.pairs) > 1 else ""
-    loss = Figure.of(
-        figures.metric_curve(curve, "loss", f"{key}-loss"),
-        f"Loss on the straight path from model A (t = 0) to model B (t = 1){shade}.",
+    best, (a, b) = curve.best, curve.names
+    marked = f" Blue: the best, {best.label}." if best else ""
+    shade = " Shaded: standard error over the pairs." if len(curve.pairs) > 1 else ""
+    caption = (
+        f"Loss on the straight path from A ({a}) to B ({b}), lower is better.{marked} Numbers"
+        f" beside the labels are those of the midpoint.{shade}"
     )
-    return MeasuredPath(curve, loss, tables.curve_barriers(curve), tables.curve_points(curve))
+    loss = Figure.of_chart(
+        f"{key}-loss",
+        lambda name, frame: figures.metric_curve(curve, "loss", name, frame),
+        caption,
+    )
+    return MeasuredPath(curve, loss, tables.curve_table(curve))
 
 
 def _blocks(key: str, results: Results) -> Iterator[Block]:
+    if results.verdict and not results.curve:
+        yield _verdict_block(key, results.verdict)
     if results.curve:
         yield from _curve_blocks(key, results.curve)
     if results.simplex:
         yield from simplex_blocks(f"{key}-many", results.simplex)
     if results.experiment:
         yield from experiment.experiment_blocks(f"{key}-experiment", results.experiment)
-    if results.amount:
-        yield _amount_block(key, results.amount)
-    if results.correlations:
-        yield _correlations_block(key, results.correlations)
-    if results.structure:
-        yield _structure_block(key, results.structure)
-    yield from _search_block(key, results)
-    if results.universe:
-        yield _rounds_block(key, results.universe)
+    yield from evidence_blocks(key, results)
     if results.curve:
         yield _method_block(results.curve)
+
+
+def _verdict_block(key: str, verdict: StoredVerdict) -> Block:
+    caption = f"Loss on {verdict.task.data}, lower is better."
+    drawing = Figure.of_chart(
+        f"{key}-verdict", lambda name, frame: dots.verdict_dots(verdict, name, frame), caption
+    )
+    return Block(
+        "The merge beside its parents",
+        figures=(drawing,) if len(verdict.rows) > 1 else (),
+        tables=(tables.verdict_table(verdict),),
+        shown=True,
+    )
 
 
 def _curve_blocks(key: str, curve: CurveSummary) -> Iterator[Block]:
     if others := curve.metrics[1:]:
         drawings = tuple(
-            Figure.of(
-                figures.metric_curve(curve, metric, f"{key}-metric{number}"),
-                f"{metric} on the same path.",
+            Figure.of_chart(
+                f"{key}-metric{number}",
+                lambda name, frame, metric=metric: figures.metric_curve(curve, metric, name, frame),
+                f"{phrases.metric_text(metric)} on the same path.",
             )
             for number, metric in enumerate(others)
         )
-        yield Block("Other metrics", figures=drawings)
+        names = joined([phrases.metric_text(metric) for metric in others])
+        yield Block(f"Other metrics: {names}", figures=drawings)
     if matrices := pair_matrices(curve):
         yield barrier_block(*matrices, key)
+    both = (tables.both_barriers(curve),)
+    yield Block("What a barrier is", BARRIERS, tables=both, definitions=DEFINITIONS)
+    yield Block("Every point as numbers", tables=(tables.curve_points(curve),))
 
 
 def _method_block(curve: CurveSummary) -> Block:
@@ -143,96 +193,4 @@ def _method_block(curve: CurveSummary) -> Block:
         "How it was measured",
         tables=(tables.pair_models(curve), *((settings,) if settings else ())),
         facts=tuple(tables.curve_facts(curve)),
-    )
-
-
-def _correlations_block(key: str, correlations: Correlations) -> Block:
-    drawings = [
-        Figure.of(
-            figures.layer_correlation(correlations, f"{key}-layers"),
-            "How alike the two models' features are, layer by layer: the closer to 1, the better.",
-        )
-    ]
-    if matrix := correlations.matrix:
-        which = f", {matrix.features}" if matrix.features else ""
-        caption = f"Correlations in {matrix.space}{which}; lines mark where a head ends."
-        drawings.append(Figure.of(maps.correlation_matrix(matrix, f"{key}-matrix"), caption))
-    table = tables.correlations_table(correlations)
-    return Block("Feature correlation", figures=tuple(drawings), tables=(table,))
-
-
-def _amount_block(key: str, amount: AmountFile) -> Block:
-    caption = (
-        f"Barrier over the mean against the number of {amount.unit} used for matching;"
-        " shaded: standard error over the pairs."
-    )
-    drawing = Figure.of(figures.amount_curve(amount, f"{key}-amount"), caption)
-    return Block("Amount of data", figures=(drawing,), tables=(tables.amount_table(amount),))
-
-
-def _structure_block(key: str, structure: StructureFile) -> Block:
-    drawings = tuple(
-        Figure.of(
-            maps.element_map(space, f"{key}-space{number}"),
-            f"{space.space}: {phrases.element_text(space)}",
-        )
-        for number, space in enumerate(structure.spaces)
-    )
-    return Block(
-        "Structure of the alignment",
-        "Where each coordinate of model B goes. A diagonal means that nothing moves.",
-        small=drawings[:MAX_SPACES],
-        folded=drawings[MAX_SPACES:],
-        tables=(tables.spaces_table(structure),),
-    )
-
-
-def _rounds_block(key: str, universe: UniverseFile) -> Block:
-    svg = figures.objective_curve(
-        "spread", (universe.spreads,), f"{key}-spread", step="round", quantity="spread"
-    )
-    caption = (
-        "Distance of the models from their mean, over their own norm: aligned to the reference,"
-        " and after every round."
-    )
-    facts = {
-        "models": ", ".join(universe.models),
-        "moved in each round": list(universe.moved),
-        "cycle error": universe.cycle_error,
-        **universe.settings,
-    }
-    return Block(
-        "The rounds",
-        figures=(Figure.of(svg, caption),),
-        facts=tuple((name, tables.setting_text(value)) for name, value in facts.items()),
-    )
-
-
-def _search_block(key: str, results: Results) -> Iterator[Block]:
-    """Objective curves of the methods, or else of the solution."""
-    methods, solution = results.curve.methods if results.curve else (), results.solution
-    runs = {method.label: method.objectives for method in methods if method.objectives}
-    if solution and not runs:
-        runs = {"alignment": (solution.objective,)}
-    if not runs and not solution:
-        return
-    drawings = tuple(
-        Figure.of(
-            figures.objective_curve(label, objectives, f"{key}-objective{number}"),
-            f"{label}: objective per sweep.",
-        )
-        for number, (label, objectives) in enumerate(runs.items())
-        if all(objectives)
-    )
-    if not solution:
-        yield Block("The search", figures=drawings)
-        return
-    shown_elsewhere = any(method.settings for method in methods)
-    settings = {} if shown_elsewhere else solution.settings
-    yield Block(
-        "The search",
-        text=phrases.search_summary(solution),
-        figures=drawings,
-        tables=(tables.objective_by_space(solution),),
-        facts=tuple((name, tables.setting_text(value)) for name, value in settings.items()),
     )

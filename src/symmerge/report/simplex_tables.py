@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
+from math import inf, isfinite
 
 from symmerge.evaluation.estimates import Estimate
 from symmerge.evaluation.results import Metrics, SimplexFile, SimplexRecord
 from symmerge.models.alignment_results import UniverseFile
-from symmerge.report.phrases import model_names
+from symmerge.report.names import model_names
+from symmerge.report.phrases import metric_text
+from symmerge.report.results import PLAIN
 from symmerge.report.tables import (
     BarrierRow,
     CellValue,
@@ -48,19 +51,32 @@ def names_of(simplex: SimplexFile) -> list[str]:
 def merged_barriers(simplex: SimplexFile) -> PageTable:
     """Barriers of every method, metrics of the full merge, of each model and of the ensemble."""
     metrics, count, first = simplex.task.metrics, len(simplex.models), simplex.methods[0]
-    rows = [_merged_row(method, metrics) for method in simplex.methods]
+    ranked = sorted(simplex.methods, key=_merged_loss)
+    rows = [_merged_row(method, metrics) for method in ranked]
     alone = {f"{name} alone": end for name, end in zip(names_of(simplex), first.ends, strict=True)}
     alone[f"ensemble of all {count}"] = first.ensemble
-    rows += [[name, None, None, None, *_cells(metrics, end)] for name, end in alone.items()]
-    columns = ["method", "mean barrier of a pair", "largest of a pair"]
-    columns += [f"barrier of all {count} merged", *metrics]
-    return PageTable.of(f"Barriers, and every metric of all {count} models merged", columns, rows)
+    rows += [[name, *_cells(metrics, end), None, None, None] for name, end in alone.items()]
+    columns = ["method", *map(metric_text, metrics), f"barrier of all {count} merged"]
+    columns += ["mean barrier of a pair", "largest of a pair"]
+    table = PageTable.of(f"Barriers, and every metric of all {count} models merged", columns, rows)
+    roles = [_role(method, best=method is ranked[0]) for method in ranked]
+    return replace(table, roles=(*roles, *["parent"] * count, "ensemble"), mark="best")
+
+
+def _role(method: SimplexRecord, *, best: bool) -> str:
+    return "plain" if method.name == PLAIN else "best" if best else "rest"
+
+
+def _merged_loss(method: SimplexRecord) -> float:
+    """The loss of all models merged; overflows come last."""
+    loss = method.means[-1].metrics["loss"]
+    return loss if isfinite(loss) else inf
 
 
 def _merged_row(method: SimplexRecord, metrics: Sequence[str]) -> list[CellValue]:
     pairs, merged = BarrierMatrix(method.label, method.barriers).pairs, method.means[-1]
     mean = sum(pairs) / len(pairs)
-    return [method.label, mean, max(pairs), merged.barrier, *_cells(metrics, merged.metrics)]
+    return [method.label, *_cells(metrics, merged.metrics), merged.barrier, mean, max(pairs)]
 
 
 def _cells(metrics: Sequence[str], values: Metrics) -> list[CellValue]:

@@ -11,7 +11,8 @@ from symmerge.evaluation.results import SimplexFile, SimplexRecord
 from symmerge.report import figures, maps, phrases
 from symmerge.report import simplex_tables as tables
 from symmerge.report.blocks import Block, Figure
-from symmerge.report.phrases import model_names, number_text
+from symmerge.report.names import model_names
+from symmerge.report.phrases import number_text
 from symmerge.report.results import CurveSummary
 from symmerge.report.simplex_tables import BarrierMatrix, names_of
 
@@ -22,13 +23,23 @@ def simplex_blocks(key: str, simplex: SimplexFile) -> Iterator[Block]:
     """The blocks of simplex.json."""
     names, settings = names_of(simplex), tables.simplex_settings(simplex)
     merged = tables.merged_barriers(simplex)
-    yield Block("Barriers", phrases.explain_barriers(names), tables=(merged,))
+    caption = "Barrier: loss of the mean of the first models, less the mean of their own losses."
+    drawing = Figure.of_chart(
+        f"{key}-count",
+        lambda name, frame: figures.barriers_by_count(simplex, name, frame),
+        caption,
+    )
+    enough = len(simplex.methods[0].means) > 1
+    yield Block(
+        "Barrier against the number of models",
+        figures=(drawing,) if enough else (),
+        tables=(merged,),
+        shown=enough,
+    )
     yield _triangle_block(key, simplex)
     yield barrier_block(names, tables.barrier_matrices(simplex), key)
-    caption = "Loss of the mean of the first models, less the mean of their own losses."
-    drawing = Figure.of(figures.barriers_by_count(simplex, f"{key}-count"), caption)
     by_count = tables.barriers_by_count(simplex)
-    yield Block("Barrier against the number of models", figures=(drawing,), tables=(by_count,))
+    yield Block("Barriers as numbers", phrases.explain_barriers(names), tables=(by_count,))
     if universes := tables.universes_table(simplex):
         yield Block("How they were brought together", phrases.UNIVERSE, tables=(universes,))
     yield Block(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from symmerge.evaluation.estimates import Estimate
 from symmerge.evaluation.experiment_results import AmountFile
@@ -12,8 +12,8 @@ from symmerge.evaluation.results import ModelRecord, TaskRecord
 from symmerge.models.alignment_results import SolutionFile
 from symmerge.models.structure import StructureFile
 from symmerge.observation.correlations import Correlations
-from symmerge.report.phrases import estimate_text, number_text, position_text
-from symmerge.report.results import CurveSummary
+from symmerge.report.phrases import estimate_text, metric_text, number_text, position_text
+from symmerge.report.results import PLAIN, ROLES, CurveSummary, StoredVerdict
 
 CellValue = Estimate | float | int | str | None
 OVER_MEAN, OVER_LINE = "barrier over the mean", "barrier over the line"
@@ -45,6 +45,8 @@ class PageTable:
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[TableCell, ...], ...]
+    roles: tuple[str, ...] = ()  # of the rows: best, plain, rest, parent or ensemble
+    mark: str = ""  # beside the best
 
     @staticmethod
     def of(caption: str, columns: Sequence[str], rows: Sequence[Sequence[CellValue]]) -> PageTable:
@@ -73,20 +75,35 @@ def setting_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def curve_barriers(curve: CurveSummary) -> PageTable:
-    """Both barriers and midpoint metrics of every method; metrics of the models and ensemble."""
-    midpoint, ends = curve.midpoint, curve.methods[0].points
+def curve_table(curve: CurveSummary) -> PageTable:
+    """Metrics of every method at the midpoint, best first, then of the models and the ensemble."""
+    best = curve.best
     rows: list[list[CellValue]] = [
-        [m.label, m.barrier_mean, m.barrier_linear, *_metrics(curve, m.points[midpoint])]
-        for m in curve.methods
+        [m.label, *_metrics(curve, m.points[curve.midpoint]), m.barrier_mean] for m in curve.ranked
     ]
-    rows.append(["model A alone", None, None, *_metrics(curve, ends[0])])
-    rows.append(["model B alone", None, None, *_metrics(curve, ends[-1])])
+    roles = ["best" if m is best else "plain" if m.name == PLAIN else "rest" for m in curve.ranked]
+    for letter, name, values in zip("AB", curve.names, curve.parents, strict=True):
+        rows.append([f"{letter}: {name}", *_metrics(curve, values), None])
     if curve.ensemble:
-        rows.append(["ensemble of both", None, None, *_metrics(curve, curve.ensemble)])
-    t = position_text(curve.t[midpoint])
-    caption = f"Barriers, and every metric of the model merged at t = {t}"
-    return PageTable.of(caption, ["method", OVER_MEAN, OVER_LINE, *curve.metrics], rows)
+        rows.append(["ensemble of both", *_metrics(curve, curve.ensemble), None])
+    caption = "Every method and both models"
+    table = PageTable.of(caption, ["method", *map(metric_text, curve.metrics), "barrier"], rows)
+    return replace(table, roles=(*roles, *["parent"] * 2, "ensemble")[: len(rows)], mark="best")
+
+
+def both_barriers(curve: CurveSummary) -> PageTable:
+    """The barriers of every method by both definitions."""
+    rows = [[m.label, m.barrier_mean, m.barrier_linear] for m in curve.ranked]
+    return PageTable.of("Barriers, by both definitions", ["method", OVER_MEAN, OVER_LINE], rows)
+
+
+def verdict_table(verdict: StoredVerdict) -> PageTable:
+    """Parents, average, merge and ensemble, by every metric."""
+    metrics = verdict.task.metrics
+    rows = [[row.name, *(row.metrics.get(metric) for metric in metrics)] for row in verdict.rows]
+    roles = tuple(ROLES[row.kind] for row in verdict.rows)
+    columns = ["model", *map(metric_text, metrics)]
+    return replace(PageTable.of(f"Measured on {verdict.task.data}", columns, rows), roles=roles)
 
 
 def curve_points(curve: CurveSummary) -> PageTable:
@@ -96,7 +113,9 @@ def curve_points(curve: CurveSummary) -> PageTable:
         for method in curve.methods
         for t, point in zip(curve.t, method.points, strict=True)
     ]
-    return PageTable.of("Every point of every method", ["t", "method", *curve.metrics], rows)
+    return PageTable.of(
+        "Every point of every method", ["t", "method", *map(metric_text, curve.metrics)], rows
+    )
 
 
 def overview(sections: Mapping[str, Sequence[BarrierRow]]) -> PageTable:
