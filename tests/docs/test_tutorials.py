@@ -3,8 +3,11 @@
 import pytest
 from documents import DOCS, PAGES, Block, blocks
 
-RUN = {page.relative_to(DOCS): blocks(page.read_text("utf-8")) for page in PAGES if DOCS in
-       page.parents}
+RUN = {
+    page.relative_to(DOCS): blocks(page.read_text("utf-8"))
+    for page in PAGES
+    if DOCS in page.parents
+}
 RUN = {str(name): found for name, found in RUN.items() if found}
 
 
