@@ -48,7 +48,7 @@ sbom: $(READY)
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[docs]'
 	$(BIN)/python tools/architectures.py
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "wrote build/site: open build/site/index.html"
 
 # wheel and sdist; both are checked, and the wheel merges two models in a clean environment

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ SMALL = {
     "barrier": ("--points", "3", "--samples", "8"),
     "evaluate": ("--samples", "8"),
 }
+TRAINED = {}  # options -> folder
 SMALL_STEPS = (re.compile(r"^STEPS = \d+$", re.M), "STEPS = 20")
 
 
@@ -54,7 +56,22 @@ def execute_command(line):
         return
     assert words[0] == "symmerge", f"only symmerge is run here: {line}"
     expect = int(comment.split()[-1]) if "exit code" in comment else 0
-    run(*words[1:], *SMALL.get(words[1], ()), expect=expect)
+    verb, *arguments = words[1:]
+    if verb == "train":
+        train(arguments)
+    else:
+        run(verb, *arguments, *SMALL.get(verb, ()), expect=expect)
+
+
+def train(arguments):
+    """Train, or copy what an earlier page trained in the same way."""
+    *how, option, out = arguments
+    assert option == "--out", f"--out comes last: {arguments}"
+    if tuple(how) in TRAINED:
+        shutil.copytree(TRAINED[tuple(how)], out)
+        return
+    run("train", *how, "--out", out, *SMALL["train"])
+    TRAINED[tuple(how)] = Path(out).absolute()
 
 
 def blocks(text):
