@@ -44,11 +44,11 @@ audit: $(READY)
 sbom: $(READY)
 	$(BIN)/python tools/sbom.py dist/symmerge.cdx.json
 
-# the site, in build/site: open build/site/index.html; no network is needed to read it
+# the site, in build/site; no network is needed to read it. Not --quiet: warnings would not count
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[docs]'
 	$(BIN)/python tools/architectures.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "wrote build/site: open build/site/index.html"
 
 # wheel and sdist; both are checked, and the wheel merges two models in a clean environment
