@@ -20,7 +20,7 @@ log = logging.getLogger("mkdocs.hooks.site")
 ROOT = Path(__file__).parents[1]
 PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 LINK = re.compile(r"(\]\()([^()\s#:]+)((?:#[^()\s]*)?\))")
-COMMANDS = "<!-- commands -->"
+COMMANDS, OTHERS = "<!-- commands -->", "<!-- others -->"
 # What the theme would fetch for search from the disk -> ours: reading needs no network.
 FETCHED, OWN = "https://unpkg.com/iframe-worker/shim", "assets/search-worker.js"
 ELSEWHERE = re.compile(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=.?https?://[^>]*>")
@@ -41,10 +41,12 @@ def generated(config: Any, uri: str, source: Path) -> File:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
-    """Rewrite links that leave docs/; list the options of all commands."""
+    """Rewrite links that leave docs/; list what the code knows: options, public names."""
     uri = page.file.src_uri
     text = LINK.sub(lambda link: f"{link[1]}{site_link(uri, link[2])}{link[3]}", markdown)
-    return text.replace(COMMANDS, "\n".join(all_options())) if COMMANDS in text else text
+    if COMMANDS in text:
+        return text.replace(COMMANDS, "\n".join(all_options()))
+    return text.replace(OTHERS, "\n".join(other_names(text))) if OTHERS in text else text
 
 
 def on_post_page(output: str, page: Any, **_: object) -> str:
@@ -92,6 +94,16 @@ def linked_files(files: Files) -> Iterator[str]:
         found |= {target(file.src_uri, link) for _, link, _ in links}
     outside = (place for place in found if not place.startswith(("docs/", "..")))
     yield from (one for one in outside if one not in PROJECT and (ROOT / one).is_file())
+
+
+def other_names(page: str) -> Iterator[str]:
+    """Public names that the reference has no place for yet."""
+    import symmerge
+
+    listed = {*re.findall(r"^::: symmerge\.(\w+)", page, re.M)}
+    if others := [name for name in symmerge.__all__ if name not in listed]:
+        yield "## Further"
+        yield from (f"::: symmerge.{name}" for name in others)
 
 
 def all_options() -> Iterator[str]:
