@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo check quick test fuzz kills audit sbom lint benchmark clean
+.PHONY: demo check quick test fuzz kills audit sbom lint benchmark docs dist clean
 
 demo: $(READY)
 	$(BIN)/symmerge demo
@@ -43,6 +43,17 @@ audit: $(READY)
 # the bill of materials of a release
 sbom: $(READY)
 	$(BIN)/python tools/sbom.py dist/symmerge.cdx.json
+
+# the site, in build/site; no network is needed to read it. Not --quiet: warnings would not count
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[docs]'
+	$(BIN)/python tools/architectures.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "wrote build/site: open build/site/index.html"
+
+# wheel and sdist; both are checked, and the wheel merges two models in a clean environment
+dist:
+	$(PYTHON) tools/dist.py dist
 
 benchmark: $(READY)
 	set -e; for file in benchmarks/*.py; do echo $$file; $(BIN)/python $$file; done

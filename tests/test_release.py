@@ -1,13 +1,18 @@
-"""What goes with a release: the bill of materials, and the check for known vulnerabilities."""
+"""What goes with a release: bill of materials, vulnerabilities, packages, images, workflows."""
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+import yaml
+
+import symmerge
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
@@ -76,3 +81,59 @@ def test_the_audit_tells_skipped_from_safe(packages, code, said):
 def test_no_answer_is_no_verdict(said):
     assert tool("audit").parse(said) is None
     assert tool("audit").parse('{"dependencies": []}') == {"dependencies": []}
+
+
+ROOT = TOOLS.parent
+
+
+def test_one_version_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert project["version"] == symmerge.__version__ == str(citation["version"])
+    assert project["license"] == citation["license"]
+    assert project["name"] in project["scripts"]  # `pipx run symmerge`
+
+
+def test_the_citation_has_the_fields_that_its_format_requires():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert citation["cff-version"] == "1.2.0" and citation["message"] and citation["title"]
+    assert all("name" in author or "family-names" in author for author in citation["authors"])
+    for paper in citation["references"]:
+        assert {"type", "title", "authors"} <= paper.keys()
+        assert all(
+            re.fullmatch(r"arXiv:\d{4}\.\d{5}", one["value"]) for one in paper["identifiers"]
+        )
+
+
+@pytest.mark.parametrize("name", ["test", "release"])
+def test_workflows_use_targets_that_exist(name):
+    text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text("utf-8")
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.M)
+    jobs = yaml.safe_load(text)["jobs"].values()
+    asked = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    made = [line.split()[1] for line in asked if line.startswith("make ")]
+    assert made and {*made} <= {*targets}
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.gpu"])
+def test_images_copy_what_exists_and_is_sent(name):
+    text, sent = (ROOT / name).read_text("utf-8"), (ROOT / ".dockerignore").read_text("utf-8")
+    lines = re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M)
+    copied = [file for line in lines for file in line.split()]
+    assert "src" in copied and all((ROOT / file).exists() for file in copied)
+    assert {f"!{file}" for file in copied} <= {*sent.splitlines()}
+
+
+def test_every_extra_of_the_documents_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").open()}
+    for need in (*extras["docs"], *extras["dist"], *extras["dev"]):
+        assert re.match(r"[\w-]+", need)[0].lower() in pinned, need
+
+
+def test_a_wheel_without_its_data_is_noticed():
+    tool_names = [*tool("dist").NEEDED, "symmerge/__init__.py"]
+    assert tool("dist").complaints(tool_names) == []
+    assert tool("dist").complaints(tool_names[1:]) == [f"{tool_names[0]} is missing"]
+    assert tool("dist").complaints([*tool_names, "tests/x.py"]) == ["tests/x.py is in it"]

@@ -313,7 +313,7 @@ def experiment(**changes):
         "schema": "symmerge.experiment/1",
         "name": "t-methods",
         "about": "every method",
-        "paper": "T, Table 1",
+        "paper": "arXiv 2506.22712, Table 1",
         "size": size,
     }
     return {**named, "tables": [table], "failed": failed, **changes}

@@ -9,6 +9,7 @@ UNCHECKED = (
     *(
         "aligning/",
         "cli/",
+        "docs/",
         "fuzz/",
         "lab/",
         "report/",

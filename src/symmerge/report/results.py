@@ -155,7 +155,7 @@ def read_results(folder: Path) -> list[Results]:
     if not folders:
         raise SymmergeError(
             f"{folder} holds no results (no {', no '.join(MAIN_FILES)}): give the folder that"
-            " symmerge barrier, align or experiment wrote"
+            " symmerge barrier, merge, align or experiment wrote"
         )
     return [_read_folder(subfolder) for subfolder in folders]
 

@@ -161,7 +161,7 @@ def test_sizes_are_other_cells_and_data_is_no_part_of_them(tmp_path):
 
 def test_an_unknown_experiment_lists_those_there_are():
     said = run_verb("experiment", "t-nothing", expect=2)
-    assert re.search(r"t-methods.*T, Table 1", said.stdout) and all(
+    assert re.search(r"t-methods.*arXiv 2506.22712, Table 1", said.stdout) and all(
         name in said.stdout for name in EXPERIMENTS
     )
 

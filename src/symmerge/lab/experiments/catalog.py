@@ -1,4 +1,4 @@
-"""Every experiment by name; T, V and F are the three papers this library follows."""
+"""Every experiment by name; t-, v- and f- stand for the three papers in docs/papers.md."""
 
 from __future__ import annotations
 

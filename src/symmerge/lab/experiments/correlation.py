@@ -1,4 +1,4 @@
-"""V: merging text Transformers by the correlation of activations.
+"""Merging text Transformers by the correlation of activations.
 
 Heads, the residual stream, components, amount of data, features, fine-tuned classifiers.
 """
@@ -142,23 +142,33 @@ def tasks(size: Size) -> tuple[ResultTable, ...]:
     return (ResultTable("Fine-tuned classifiers (Table 3)", tuple(entries), about, notes),)
 
 
+PAPER = "Merging Text Transformer Models from Different Initializations, arXiv 2403.00986"
 ANY = Accepts()
 EXPERIMENTS: Mapping[str, Experiment] = {
     "v-heads": Experiment(
-        "what heads may do when features are matched by correlation", "V, Table 1", heads, ANY
+        "what heads may do when features are matched by correlation",
+        f"{PAPER}, Table 1",
+        heads,
+        ANY,
     ),
     "v-stream": Experiment(
-        "the residual stream alone, matched at one place or at all", "V, Table 2", stream, ANY
+        "the residual stream alone, matched at one place or at all",
+        f"{PAPER}, Table 2",
+        stream,
+        ANY,
     ),
     "v-tasks": Experiment(
         "classifiers fine-tuned from models of different seeds",
-        "V, Table 3",
+        f"{PAPER}, Table 3",
         tasks,
         Accepts(further=True),
     ),
-    "v-components": Experiment("loss curves by component", "V, figures", components, ANY),
-    "v-amount": Experiment("barrier against amount of data", "V, figure", amount, ANY),
+    "v-components": Experiment("loss curves by component", f"{PAPER}, figures", components, ANY),
+    "v-amount": Experiment("barrier against amount of data", f"{PAPER}, figure", amount, ANY),
     "v-features": Experiment(
-        "how alike features are, layer by layer, before and after", "V, figure", features, ANY
+        "how alike features are, layer by layer, before and after",
+        f"{PAPER}, figure",
+        features,
+        ANY,
     ),
 }

@@ -1,4 +1,4 @@
-"""F: functional equivalence of attention under position encodings.
+"""Functional equivalence of attention under position encodings.
 
 Components initialised afresh and retrained, orders of heads, metrics, symmetry groups.
 """
@@ -176,25 +176,28 @@ def groups(size: Size) -> tuple[ResultTable, ...]:
     return (ResultTable("Symmetry groups", tuple(entries), about, ""),)
 
 
+PAPER = "Functional Equivalence in Attention, arXiv 2606.17830"
 EXPERIMENTS: Mapping[str, Experiment] = {
     "f-retrain": Experiment(
         "components re-initialised and retrained, absolute against rotary positions",
-        "F, protocol",
+        f"{PAPER}, protocol",
         retrain,
     ),
     "f-retrain-masked": Experiment(
         "components re-initialised and retrained: models of masked text",
-        "F, protocol",
+        f"{PAPER}, protocol",
         retrain_masked,
     ),
     "f-retrain-images": Experiment(
         "components re-initialised and retrained: classifiers of images",
-        "F, protocol",
+        f"{PAPER}, protocol",
         retrain_images,
     ),
-    "f-orders": Experiment("every order of the heads, ours marked", "F, ablation", head_orders),
-    "f-metrics": Experiment("metrics by which heads are matched", "F, ablation", metrics),
+    "f-orders": Experiment(
+        "every order of the heads, ours marked", f"{PAPER}, ablation", head_orders
+    ),
+    "f-metrics": Experiment("metrics by which heads are matched", f"{PAPER}, ablation", metrics),
     "f-groups": Experiment(
-        "degrees of freedom per family and position encoding", "F, theory", groups
+        "degrees of freedom per family and position encoding", f"{PAPER}, theory", groups
     ),
 }

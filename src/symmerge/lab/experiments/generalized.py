@@ -1,4 +1,4 @@
-"""T: generalized linear mode connectivity for Transformers.
+"""Generalized linear mode connectivity for Transformers.
 
 Methods, samplers, iterations, soft permutations, widths, many models.
 """
@@ -277,19 +277,23 @@ def many(size: Size) -> tuple[ResultTable, ...]:
     return (ResultTable(title, tuple(entries), about, differs(size)),)
 
 
+PAPER = "Generalized Linear Mode Connectivity for Transformers, arXiv 2506.22712"
 ANY = Accepts()
 EXPERIMENTS: Mapping[str, Experiment] = {
     "t-methods": Experiment(
-        "every method on every data set, with standard errors", "T, Table 1", methods, ANY
+        "every method on every data set, with standard errors", f"{PAPER}, Table 1", methods, ANY
     ),
     "t-samplers": Experiment(
-        "which points of the line are learned from", "T, ablation", samplers, ANY
+        "which points of the line are learned from", f"{PAPER}, ablation", samplers, ANY
     ),
     "t-iterations": Experiment(
-        "sweeps of weight matching, permutations against rotations", "T, ablation", iterations, ANY
+        "sweeps of weight matching, permutations against rotations",
+        f"{PAPER}, ablation",
+        iterations,
+        ANY,
     ),
     "t-soft": Experiment(
-        "soft permutations, and what remains of them when hardened", "T", soft, ANY
+        "soft permutations, and what remains of them when hardened", PAPER, soft, ANY
     ),
     "t-spaces": Experiment("what each symmetry buys when it is learned", "ours", spaces, ANY),
     "t-learning": Experiment(
@@ -299,7 +303,9 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         ANY,
     ),
     "t-widths": Experiment(
-        "a narrow model merged into a wide one", "T, widths", widths, Accepts(widths=True)
+        "a narrow model merged into a wide one", f"{PAPER}, widths", widths, Accepts(widths=True)
     ),
-    "t-many": Experiment("three models merged into one", "T, many models", many, Accepts(least=3)),
+    "t-many": Experiment(
+        "three models merged into one", f"{PAPER}, many models", many, Accepts(least=3)
+    ),
 }

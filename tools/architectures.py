@@ -1,0 +1,123 @@
+"""Write docs/architectures.md: what moves in every supported architecture, read off the code.
+
+    python tools/architectures.py
+
+The prose stays; the tables stand between `<!-- NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from symmerge.families import FAMILIES
+from symmerge.lab.small_models import SMALL, small_model
+from symmerge.models.model import load
+from symmerge.symmetry.groups import Group, RotaryPairs, ScaledPermutation
+from symmerge.symmetry.spec import Spec
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "architectures.md"
+MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+WORDS: Mapping[str, str] = {
+    "Trivial": "nothing",
+    "Permutation": "permutations",
+    "SignedPermutation": "permutations, signs",
+    "Orthogonal": "rotations",
+    "OrthogonalFixingOnes": "rotations that fix the ones vector",
+    "GeneralLinear": "any change of basis",
+}
+PLACES: Mapping[str, str] = {
+    "stream": "residual",
+    "queries and keys": "qk.0",
+    "values": "vo.0",
+    "feed-forward": "ff.0",
+}
+
+
+def with_tables(document: str) -> str:
+    """The document with its tables as the code is now."""
+    tables = {"families": families_table, "variants": variants_table}
+    return MARKED.sub(lambda match: f"{match[1]}{tables[match[2]]()}\n{match[3]}", document)
+
+
+def families_table() -> str:
+    """One row per family: model types, stock classes and their tasks."""
+    rows = [
+        (
+            family.name,
+            ", ".join(f"`{kind}`" for kind in family.model_types),
+            ", ".join(f"`{name}`" for name in family.architectures),
+            ", ".join(sorted({head.task for head in family.architectures.values()})),
+        )
+        for family in FAMILIES
+    ]
+    return table(("family", "model_type", "class", "task"), rows)
+
+
+def variants_table() -> str:
+    """One row per small model of the tests: what each of its spaces may do."""
+    rows = [row(name) for name in SMALL]
+    header = ("model_type", "class", "settings", "task", *PLACES, "elsewhere")
+    return table(header, list(dict.fromkeys(rows)))
+
+
+def row(name: str) -> tuple[str, ...]:
+    """The row of one small model."""
+    architecture, config = SMALL[name]
+    model = small_model(name)
+    spec = load(model).spec
+    places = [words(spec.spaces[name].group) for name in PLACES.values()]
+    return (
+        f"`{model.config.model_type}`",
+        f"`{architecture}`",
+        settings(config),
+        spec.task,
+        *places,
+        elsewhere(spec),
+    )
+
+
+def words(group: Group) -> str:
+    """A group in words: its class where it has none yet."""
+    if isinstance(group, RotaryPairs):
+        rest = ", any change of basis of the rest" if group.rotary < group.size else ""
+        return f"one complex number per rotary pair{rest}"
+    if isinstance(group, ScaledPermutation):
+        return "permutations, " + ("positive scales" if group.positive else "scales")
+    return WORDS.get(type(group).__name__, type(group).__name__)
+
+
+def elsewhere(spec: Spec) -> str:
+    """Hidden spaces outside the layers' usual places: pooler, classifier, embeddings."""
+    others = [name for name in spec.hidden if "." not in name and name != "residual"]
+    return "; ".join(f"{name}: {words(spec.spaces[name].group)}" for name in others)
+
+
+def settings(config: Mapping[str, object]) -> str:
+    """Settings of a variant that are not sizes, and how many heads share a key."""
+    chosen = {
+        key: value
+        for key, value in config.items()
+        if isinstance(value, bool | str | Mapping) or key == "num_key_value_heads"
+    }
+    return ", ".join(f"`{key}={shown(value)}`" for key, value in chosen.items())
+
+
+def shown(value: object) -> str:
+    """A value; of a nested setting what matters for the groups."""
+    if isinstance(value, Mapping):
+        return f"{value['partial_rotary_factor']:g} rotary"
+    return str(value)
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines: Iterator[str] = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
+    first, *rest = lines
+    return "\n".join((first, "|" + "---|" * len(header), *rest))
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(with_tables(DOCUMENT.read_text("utf-8")), "utf-8")
+    print(f"wrote {DOCUMENT.name}: {len(FAMILIES)} families, {len(SMALL)} variants")
