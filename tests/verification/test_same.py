@@ -38,6 +38,27 @@ def test_one_percent_in_one_tensor_is_found(name, tensor, dtype, tmp_path):
     assert not certificate.same and certificate.units > 1
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("llama", "model.layers.1.mlp.up_proj.weight"),
+        ("bert", "cls.predictions.bias"),
+        ("vit", "vit.layers.1.mlp.fc1.bias"),
+        ("vit", "vit.embeddings.position_embeddings"),
+    ],
+)
+def test_one_row_is_found_in_coarse_weights(name, tensor, tmp_path):
+    """It is lost in the norm of a tensor: rows, columns and numbers are compared as well."""
+    source = sm.load(small_model(name, seed=2, dtype=torch.bfloat16))
+    moved = random_member(source, seed=1)[1]
+    assert sm.same(source, written(moved, tmp_path / "right")).same  # the control
+    wrong = moved.weights[tensor].clone()
+    rows = wrong.squeeze()
+    rows[rows.reshape(len(rows), -1).norm(dim=1).argmax()] *= 1.05
+    certificate = sm.same(source, written(moved, tmp_path / "wrong", **{tensor: wrong}))
+    assert not certificate.same and certificate.units > 1 and certificate.verdict.units < 1
+
+
 @pytest.mark.parametrize("name", ["bert", "bert-untied", "roformer"])
 def test_a_constant_that_a_layernorm_ignores_is_a_symmetry(name, tmp_path):
     source = sm.load(small_model(name, seed=2))
