@@ -49,7 +49,7 @@ class Harnessed:
 @verb(
     examples=(
         "merged seed-0 seed-1 --data books.txt",
-        "vit --data digits",
+        "classifier --data digits",
         "merged seed-0 --lm-eval lambada_openai,piqa",
     )
 )

@@ -9,7 +9,7 @@ from typing import Annotated
 from symmerge.checkpoints.json_results import OMIT, Record, ResultFile
 from symmerge.evaluation.results import LinePoint, Metrics, TaskRecord
 
-PARENT, AVERAGE, MERGE, ENSEMBLE = "parent", "average", "merge", "ensemble"
+PARENT, AVERAGE, MERGE, ENSEMBLE = KINDS = "parent", "average", "merge", "ensemble"
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,12 @@ class VerdictRow(Record):
     name: Annotated[str, "For people: `A: seed-0`, `plain average`, `merge`, `ensemble`."]
     kind: Annotated[str, "`parent`, `average`, `merge` or `ensemble`."]
     metrics: Annotated[Metrics, "Value of each metric; `loss` is one of them."]
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"a row of kind {self.kind[:40]!r}")
+        if "loss" not in self.metrics:
+            raise ValueError("a row without a loss")
 
     @property
     def loss(self) -> float:
@@ -50,8 +56,6 @@ class MergeVerdict(ResultFile):
     def __post_init__(self) -> None:
         if {PARENT, MERGE} - {row.kind for row in self.rows}:
             raise ValueError("it has no parents, or no merge")
-        if any("loss" not in row.metrics for row in self.rows):
-            raise ValueError("a row has no loss")
 
     def __repr__(self) -> str:
         losses = ", ".join(f"{row.name} {row.loss:.3f}" for row in self.rows)

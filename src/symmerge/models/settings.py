@@ -50,7 +50,7 @@ def _turns_alike_at_any_length(typed: Any) -> bool:
     rope = getattr(typed, "rope_parameters", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     named = [kind["rope_type"] for kind in kinds if "rope_type" in kind]
-    return bool(named) and {*named} <= {"default", "linear", "llama3"}
+    return bool(named) and {*named} <= {"default", "linear"}
 
 
 def _problem_type(model: Model, typed: Any) -> str | None:

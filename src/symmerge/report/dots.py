@@ -6,11 +6,11 @@ from math import isfinite
 
 from matplotlib.figure import Figure
 
+from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.report.chart import LOOKS, POINT, WIDE, Frame, Look, scale_values
 from symmerge.report.drawing import INK, draw
 from symmerge.report.names import shortened
 from symmerge.report.phrases import short_number
-from symmerge.report.results import StoredVerdict
 
 ROW, AROUND = 2.1, 4.5  # heights in font sizes: of a row, and of what is around all
 ROLE_LOOKS = {
@@ -21,7 +21,7 @@ ROLE_LOOKS = {
 }
 
 
-def verdict_dots(verdict: StoredVerdict, name: str = "verdict", frame: Frame = WIDE) -> str:
+def verdict_dots(verdict: MergeVerdict, name: str = "verdict", frame: Frame = WIDE) -> str:
     """The loss of the merge beside its parents, their average and their ensemble."""
     rows = [(row.name, row.metrics["loss"], ROLE_LOOKS[row.kind]) for row in verdict.rows]
     places, letters = range(len(rows), 0, -1), 18 if frame.narrow else 40

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
-from typing import Annotated
 
-from symmerge.checkpoints.json_results import AnyFile, Record, ResultFile, read_result
+from symmerge.checkpoints.json_results import AnyFile, read_result
 from symmerge.checkpoints.provenance import Provenance
 from symmerge.errors import SymmergeError
 from symmerge.evaluation.estimates import Estimate
@@ -18,11 +17,11 @@ from symmerge.evaluation.results import (
     CurveFile,
     CurvesFile,
     MethodLine,
-    Metrics,
     PairRecord,
     SimplexFile,
     TaskRecord,
 )
+from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.models.alignment_results import SolutionFile, UniverseFile
 from symmerge.models.structure import StructureFile
 from symmerge.observation.correlations import Correlations
@@ -34,35 +33,6 @@ MAIN_FILES += ("verdict.json",)
 PLAIN = "none"  # the method name of the plain average
 # Kind of a row of verdict.json -> how the page shows it.
 ROLES = {"parent": "parent", "average": "plain", "merge": "best", "ensemble": "ensemble"}
-
-
-@dataclass(frozen=True)
-class StoredRow(Record):
-    """A model beside the merge."""
-
-    name: Annotated[str, "Its name."]
-    kind: Annotated[str, "`parent`, `average`, `merge` or `ensemble`."]
-    metrics: Annotated[Metrics, "Value of each metric."]
-
-    def __post_init__(self) -> None:
-        if self.kind not in ROLES:
-            raise ValueError(f"a row of kind {self.kind[:40]!r}")
-        if "loss" not in self.metrics:
-            raise ValueError("a row without a loss")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredVerdict(ResultFile):
-    """verdict.json: how good a merge is, in numbers and sentences."""
-
-    SCHEMA, WRITER = "symmerge.verdict/1", "symmerge merge"
-
-    task: Annotated[TaskRecord, "What was measured."]
-    rows: Annotated[tuple[StoredRow, ...], "Parents, plain average, merge, ensemble."]
-    repaired: Annotated[float | None, "Share of the damage of averaging that is repaired."]
-    verdict: Annotated[str, "`good`, `usable` or `poor`."]
-    sentences: Annotated[tuple[str, ...], "The verdict in plain words."]
-    next: Annotated[tuple[str, ...], "Commands to go on with."]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +109,7 @@ class Results:
     correlations: Correlations | None
     amount: AmountFile | None
     experiment: ExperimentFile | None
-    verdict: StoredVerdict | None
+    verdict: MergeVerdict | None
     names: tuple[str, str]
 
 
@@ -172,7 +142,7 @@ def _read_folder(folder: Path) -> Results:
         correlations=_read(folder / "correlations.json", Correlations),
         amount=_read(folder / "amount.json", AmountFile),
         experiment=_read(folder / "results.json", ExperimentFile),
-        verdict=_read(folder / "verdict.json", StoredVerdict),
+        verdict=_read(folder / "verdict.json", MergeVerdict),
         names=_names(folder, curves),
     )
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from symmerge.errors import SymmergeError
+from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.report import dots, experiment, figures, phrases, simplex_tables, tables
 from symmerge.report.blocks import Block, Figure
 from symmerge.report.evidence import evidence_blocks
 from symmerge.report.names import joined
-from symmerge.report.results import CurveSummary, Results, StoredVerdict
+from symmerge.report.results import CurveSummary, Results
 from symmerge.report.simplices import barrier_block, pair_matrices, simplex_blocks
 from symmerge.report.verdict import Headline, headline
 
@@ -155,7 +156,7 @@ def _blocks(key: str, results: Results) -> Iterator[Block]:
         yield _method_block(results.curve)
 
 
-def _verdict_block(key: str, verdict: StoredVerdict) -> Block:
+def _verdict_block(key: str, verdict: MergeVerdict) -> Block:
     caption = f"Loss on {verdict.task.data}, lower is better."
     drawing = Figure.of_chart(
         f"{key}-verdict", lambda name, frame: dots.verdict_dots(verdict, name, frame), caption

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from symmerge.evaluation.estimates import Estimate
 from symmerge.evaluation.experiment_results import AmountFile
 from symmerge.evaluation.results import ModelRecord, TaskRecord
+from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.models.alignment_results import SolutionFile
 from symmerge.models.structure import StructureFile
 from symmerge.observation.correlations import Correlations
 from symmerge.report.phrases import estimate_text, metric_text, number_text, position_text
-from symmerge.report.results import PLAIN, ROLES, CurveSummary, StoredVerdict
+from symmerge.report.results import PLAIN, ROLES, CurveSummary
 
 CellValue = Estimate | float | int | str | None
 OVER_MEAN, OVER_LINE = "barrier over the mean", "barrier over the line"
@@ -97,7 +98,7 @@ def both_barriers(curve: CurveSummary) -> PageTable:
     return PageTable.of("Barriers, by both definitions", ["method", OVER_MEAN, OVER_LINE], rows)
 
 
-def verdict_table(verdict: StoredVerdict) -> PageTable:
+def verdict_table(verdict: MergeVerdict) -> PageTable:
     """Parents, average, merge and ensemble, by every metric."""
     metrics = verdict.task.metrics
     rows = [[row.name, *(row.metrics.get(metric) for metric in metrics)] for row in verdict.rows]

@@ -9,16 +9,16 @@ from statistics import fmean
 
 from symmerge.evaluation.estimates import Estimate
 from symmerge.evaluation.results import SimplexFile
+from symmerge.merging.verdict_results import MergeVerdict
+from symmerge.merging.verdict_words import AS_GOOD, STILL_USABLE
 from symmerge.models.alignment_results import SolutionFile
 from symmerge.report import experiment, phrases
 from symmerge.report.names import joined, model_names
 from symmerge.report.phrases import NO_BARRIER, short_number
-from symmerge.report.results import PLAIN, ROLES, CurveSummary, Results, StoredVerdict
+from symmerge.report.results import PLAIN, ROLES, CurveSummary, Results
 
-# Loss over the mean of the parents, up to which a merge is good, and usable: a perplexity that is
-# 5 % or 65 % higher.
-GOOD, USABLE = 0.05, 0.5
 TITLES = {
+    "better": "The merge is better than its parents.",
     "good": "The merge is about as good as its parents.",
     "usable": "The merge works, but is worse than its parents.",
     "poor": "The merge is much worse than its parents.",
@@ -109,7 +109,7 @@ def headline(results: Results) -> Headline:
     )
 
 
-def _stored(verdict: StoredVerdict) -> Headline:
+def _stored(verdict: MergeVerdict) -> Headline:
     metrics = verdict.task.metrics
     rows = (_key_figure(row.name, row.metrics, metrics, ROLES[row.kind]) for row in verdict.rows)
     figures = (*_repaired_figure(verdict.repaired), *rows)
@@ -154,7 +154,7 @@ def _many(simplex: SimplexFile) -> MergeComparison:
 def compare(merges: MergeComparison) -> Headline:
     """How good the best merge is: beside its parents, plain averaging and the ensemble."""
     excess = merges.merges[merges.best][1]["loss"] - merges.parents_mean["loss"]
-    level = "good" if excess <= GOOD else "usable" if excess <= USABLE else "poor"
+    level = "good" if excess <= AS_GOOD else "usable" if excess <= STILL_USABLE else "poor"
     title = _title(merges, excess, level)
     sentences = (*_damage(merges), *_repair(merges), *_ensemble(merges))
     return Headline(title, sentences, tuple(_figures(merges)), level)
