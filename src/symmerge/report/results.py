@@ -8,7 +8,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Annotated
 
-from symmerge.checkpoints.json_results import AnyFile, Record, ResultFile, read_result
+from symmerge.checkpoints.json_results import OMIT, AnyFile, Record, ResultFile, read_result
 from symmerge.checkpoints.provenance import Provenance
 from symmerge.errors import SymmergeError
 from symmerge.evaluation.estimates import Estimate
@@ -17,6 +17,7 @@ from symmerge.evaluation.lines import mean_metrics
 from symmerge.evaluation.results import (
     CurveFile,
     CurvesFile,
+    LinePoint,
     MethodLine,
     Metrics,
     PairRecord,
@@ -60,9 +61,22 @@ class StoredVerdict(ResultFile):
     task: Annotated[TaskRecord, "What was measured."]
     rows: Annotated[tuple[StoredRow, ...], "Parents, plain average, merge, ensemble."]
     repaired: Annotated[float | None, "Share of the damage of averaging that is repaired."]
-    verdict: Annotated[str, "`good`, `usable` or `poor`."]
+    verdict: Annotated[str, "`better`, `good`, `usable`, `poor` or `unknown`."]
     sentences: Annotated[tuple[str, ...], "The verdict in plain words."]
-    next: Annotated[tuple[str, ...], "Commands to go on with."]
+    next: Annotated[tuple[str, ...], "Commands worth running next."] = ()
+    aligned_line: Annotated[
+        tuple[LinePoint, ...] | None, OMIT, "Of two models: the line between them, aligned."
+    ] = None
+    plain_line: Annotated[
+        tuple[LinePoint, ...] | None, OMIT, "The line between them as they were."
+    ] = None
+
+    def __post_init__(self) -> None:
+        if not any(row.kind == "parent" for row in self.rows):
+            raise ValueError("it has no parents")
+        points = (*(self.aligned_line or ()), *(self.plain_line or ()))
+        if any("loss" not in point.metrics for point in points):
+            raise ValueError("a point without a loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +169,7 @@ def read_results(folder: Path) -> list[Results]:
     if not folders:
         raise SymmergeError(
             f"{folder} and its subfolders have no {', no '.join(MAIN_FILES)}:"
-            f" run symmerge barrier A B --out {folder} first"
+            " run symmerge barrier A B --out DIR first, with a new DIR, and report that"
         )
     return [_read_folder(subfolder) for subfolder in folders]
 
