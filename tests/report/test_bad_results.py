@@ -133,6 +133,14 @@ def test_bad_places_are_one_line_with_a_remedy(tmp_path):
     assert json.loads((results / "curve.json").read_text()) == curve()
 
 
+def test_nobody_is_told_to_write_into_a_model(tmp_path):
+    """The folder without results may be a checkpoint."""
+    model = write(tmp_path / "model", config={})
+    with pytest.raises(SymmergeError, match="give the folder that symmerge barrier") as caught:
+        report(model, tmp_path / "page.html")
+    assert f"--out {model}" not in str(caught.value)
+
+
 def point_without_loss():
     line = method("none", "x", 1)
     return {**line, "points": [{"t": point["t"], "perplexity": 1.0} for point in line["points"]]}

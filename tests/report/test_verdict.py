@@ -88,13 +88,27 @@ def test_one_method_and_overflows(tmp_path):
 
 def test_a_stored_verdict_comes_first(tmp_path, page):
     verdict = verdict_of(tmp_path, verdict=stored_verdict(), solution=SOLUTION)
-    assert verdict.level == "poor" and verdict.sentences == ("The merge has a loss of 2.1.",)
+    assert verdict.level == "poor" and verdict.title == "The merge has a loss of 2.1."
     assert [figure.value for figure in verdict.figures] == ["79 %", "1.50", "1.60", "4.22", "2.10"]
     text = page(verdict=stored_verdict())
     for shown in ("symmerge merge a b --effort best", "A: seed-0", "The merge has a loss of 2.1."):
         assert shown in said(text), shown
     tags = Outline(text).tags
     assert tags.index("svg") < tags.index("table")
+    better = stored_verdict(verdict="better"), stored_verdict(verdict="unknown", sentences=[])
+    levels = [verdict_of(tmp_path, verdict=one).level for one in better]
+    assert levels == ["better", ""]
+
+
+def test_a_stored_line_is_drawn(page):
+    """Both lines, with the names of the parents; dots where there is no line, or one point."""
+    line = [{"t": t, "loss": 1.5 + t * (1 - t)} for t in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    drawn = page(verdict=stored_verdict(aligned_line=line, plain_line=line))
+    assert "verdict-line-best" in drawn and "verdict-line-plain" in drawn
+    assert "1.75 at the midpoint" in drawn and ">A: seed-0</text>" in drawn
+    for one in (stored_verdict(), stored_verdict(aligned_line=line[:1])):
+        dots = page(verdict=one)
+        assert "verdict-line-best" not in dots and "<svg" in dots
 
 
 @pytest.mark.parametrize(
@@ -104,6 +118,8 @@ def test_a_stored_verdict_comes_first(tmp_path, page):
         ({"rows": [{"name": "x", "kind": "merge", "metrics": {}}]}, "without a loss"),
         ({"schema": "symmerge.verdict/9"}, "symmerge.verdict/1"),
         ({"next": None}, "next"),
+        ({"rows": []}, "no parents"),
+        ({"aligned_line": [{"t": 0.5}]}, "without a loss"),
     ],
 )
 def test_a_bad_verdict_is_one_line(tmp_path, change, remedy):

@@ -56,6 +56,9 @@ class MergeVerdict(ResultFile):
     def __post_init__(self) -> None:
         if {PARENT, MERGE} - {row.kind for row in self.rows}:
             raise ValueError("it has no parents, or no merge")
+        points = (*(self.aligned_line or ()), *(self.plain_line or ()))
+        if any("loss" not in point.metrics for point in points):
+            raise ValueError("a point without a loss")
 
     def __repr__(self) -> str:
         losses = ", ".join(f"{row.name} {row.loss:.3f}" for row in self.rows)

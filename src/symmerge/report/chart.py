@@ -240,6 +240,13 @@ def _wrapped(label: str, frame: Frame) -> list[str]:
     return [*lines[: MAX_LINES - 1], lines[MAX_LINES - 1][: frame.letters - 1] + "…"]
 
 
+def set_ticks(axes: Axes, places: Sequence[float], texts: Sequence[str]) -> None:
+    """Both ends and the midpoint, with texts that stay within the axes."""
+    axes.set_xticks(places, texts)
+    for label, side in zip(axes.get_xticklabels(), ("left", "center", "right"), strict=True):
+        label.set(ha=side, linespacing=1.4)
+
+
 def marked(lines: Iterable[ChartLine]) -> list[ChartLine]:
     """The lines with their roles: the lowest is the best, unless it is the plain average."""
     known = list(lines)

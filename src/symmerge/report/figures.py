@@ -26,6 +26,7 @@ from symmerge.report.chart import (
     frame_for,
     labelled_chart,
     marked,
+    set_ticks,
 )
 from symmerge.report.drawing import INK, MUTED, SERIES, draw, name_point
 from symmerge.report.phrases import estimate_text, metric_text, number_text, position_text
@@ -102,19 +103,12 @@ def _paint_curve(
     axes.set_xlim(first - pad, last + pad)
     _paint_parents(axes, curve, metric)
     chart.paint(chart_lines(curve, metric))
-    axes.set_xticks([first, curve.t[curve.midpoint], last])
     # A phone has room for the letters; the caption has the names.
     names = ["", ""] if frame.narrow else [f": {name}" for name in curve.names]
     middle = "midpoint" if not frame.narrow and curve.t[curve.midpoint] == 0.5 else ""
-    axes.set_xticklabels(
-        [
-            f"t = {first:g}\nA{names[0]}",
-            f"{curve.t[curve.midpoint]:g}\n{middle}",
-            f"{last:g}\nB{names[1]}",
-        ]
-    )
-    for label, side in zip(axes.get_xticklabels(), ("left", "center", "right"), strict=True):
-        label.set(ha=side, linespacing=1.4)
+    place = curve.t[curve.midpoint]
+    texts = f"t = {first:g}\nA{names[0]}", f"{place:g}\n{middle}", f"{last:g}\nB{names[1]}"
+    set_ticks(axes, (first, place, last), texts)
     axes.axvline(first, color=MUTED, linewidth=0.9, zorder=1.5).set_gid("cursor")
     (left, _), (right, _) = (axes.transData.transform((t, axes.get_ylim()[0])) for t in (0.0, 1.0))
     return {"start": float(left), "length": float(right - left)}

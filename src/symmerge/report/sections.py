@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from symmerge.errors import SymmergeError
 from symmerge.merging.verdict_results import MergeVerdict
-from symmerge.report import dots, experiment, figures, phrases, simplex_tables, tables
+from symmerge.report import experiment, figures, phrases, simplex_tables, tables, verdict_figures
 from symmerge.report.blocks import Block, Figure
 from symmerge.report.evidence import evidence_blocks
 from symmerge.report.names import joined
@@ -158,12 +158,14 @@ def _blocks(key: str, results: Results) -> Iterator[Block]:
 
 def _verdict_block(key: str, verdict: MergeVerdict) -> Block:
     caption = f"Loss on {verdict.task.data}, lower is better."
+    has_line = max(len(verdict.aligned_line or ()), len(verdict.plain_line or ())) > 1
+    draw = verdict_figures.verdict_lines if has_line else verdict_figures.verdict_dots
     drawing = Figure.of_chart(
-        f"{key}-verdict", lambda name, frame: dots.verdict_dots(verdict, name, frame), caption
+        f"{key}-verdict", lambda name, frame: draw(verdict, name, frame), caption
     )
     return Block(
         "The merge beside its parents",
-        figures=(drawing,) if len(verdict.rows) > 1 else (),
+        figures=(drawing,) if has_line or len(verdict.rows) > 1 else (),
         tables=(tables.verdict_table(verdict),),
         shown=True,
     )

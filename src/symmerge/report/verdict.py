@@ -23,6 +23,7 @@ TITLES = {
     "usable": "The merge works, but is worse than its parents.",
     "poor": "The merge is much worse than its parents.",
 }
+LEVELS = ("better", *TITLES)
 REPAIRED = "of the damage of averaging repaired"
 Values = Mapping[str, float]
 """Metric -> value."""
@@ -40,7 +41,7 @@ class KeyFigure:
 
 @dataclass(frozen=True)
 class Headline:
-    """The verdict of one folder; `level` is good, usable or poor where a merge was measured."""
+    """The verdict of one folder; `level` is one of LEVELS where a merge was measured."""
 
     title: str
     sentences: tuple[str, ...] = ()
@@ -113,9 +114,9 @@ def _stored(verdict: MergeVerdict) -> Headline:
     metrics = verdict.task.metrics
     rows = (_key_figure(row.name, row.metrics, metrics, ROLES[row.kind]) for row in verdict.rows)
     figures = (*_repaired_figure(verdict.repaired), *rows)
-    level = verdict.verdict if verdict.verdict in TITLES else ""
-    title, sentences = TITLES.get(level, ""), verdict.sentences
-    return Headline(title, sentences, figures, level, verdict.next)
+    title, *sentences = verdict.sentences or (TITLES.get(verdict.verdict, "A merge"),)
+    level = verdict.verdict if verdict.verdict in LEVELS else ""
+    return Headline(title, tuple(sentences), figures, level, verdict.next)
 
 
 def _curve(curve: CurveSummary) -> Headline:

@@ -1,13 +1,28 @@
-"""Dot plots: one number per row, on a shared axis."""
+"""Pictures of verdict.json: the line between two parents, or a dot for every model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from symmerge.evaluation.estimates import Estimate
+from symmerge.evaluation.results import LinePoint
 from symmerge.merging.verdict_results import MergeVerdict
-from symmerge.report.chart import LOOKS, POINT, WIDE, Frame, Look, scale_values
+from symmerge.report.chart import (
+    LOOKS,
+    POINT,
+    WIDE,
+    ChartLine,
+    Frame,
+    Look,
+    Role,
+    labelled_chart,
+    scale_values,
+    set_ticks,
+)
 from symmerge.report.drawing import INK, draw
 from symmerge.report.names import shortened
 from symmerge.report.phrases import short_number
@@ -19,6 +34,9 @@ ROLE_LOOKS = {
     "merge": LOOKS["best"],
     "ensemble": LOOKS["rest"],
 }
+
+
+LINE_LABELS = {"plain": "plain average", "best": "merge"}
 
 
 def verdict_dots(verdict: MergeVerdict, name: str = "verdict", frame: Frame = WIDE) -> str:
@@ -45,3 +63,33 @@ def verdict_dots(verdict: MergeVerdict, name: str = "verdict", frame: Frame = WI
     size = frame.width, (AROUND + ROW * len(rows)) * frame.font * POINT
     title = "Loss of the merge and its parents"
     return draw(name, title, description, size, paint, font=frame.font)
+
+
+def verdict_lines(verdict: MergeVerdict, name: str = "verdict", frame: Frame = WIDE) -> str:
+    """The loss between two parents: averaged as they are, and aligned first."""
+    known: dict[Role, tuple[LinePoint, ...] | None] = {
+        "plain": verdict.plain_line,
+        "best": verdict.aligned_line,
+    }
+    lines = [_line(role, points) for role, points in known.items() if points]
+    parents = [row.name for row in verdict.rows if row.kind == "parent"]
+    ends = [shortened(parent, 10 if frame.narrow else 32) for parent in parents]
+    texts = [
+        f"{line.label}: {short_number(line.values[0].mean)} at {parents[0]},"
+        f" {short_number(line.labelled)} at the midpoint,"
+        f" {short_number(line.values[-1].mean)} at {parents[-1]}."
+        for line in lines
+    ]
+
+    def prepare(axes: Axes) -> None:
+        set_ticks(axes, (0.0, 0.5, 1.0), (ends[0], "midpoint", ends[-1]))
+
+    title = f"Loss between {parents[0]} and {parents[-1]}"
+    return labelled_chart(name, title, texts, frame, ("", "loss"), lines, prepare)
+
+
+def _line(role: Role, points: Sequence[LinePoint]) -> ChartLine:
+    midpoint = min(range(len(points)), key=lambda at: abs(points[at].t - 0.5))
+    values = [Estimate(point.metrics["loss"]) for point in points]
+    ts = [point.t for point in points]
+    return ChartLine(role, LINE_LABELS[role], ts, values, role, midpoint)
