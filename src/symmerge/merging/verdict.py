@@ -58,6 +58,14 @@ class Judged(NamedTuple):
     model: Model
 
 
+class Measured(NamedTuple):
+    """What was measured of it."""
+
+    name: str
+    kind: str
+    metrics: Metrics
+
+
 @torch.no_grad()  # products are cut into tiles only without gradients
 @same_bytes()
 def judge(
@@ -86,7 +94,7 @@ def judge(
     task = judging_task(sources, data, seed=seed, device=device, progress=tell)
     judged = [*_judged(result, sources, weights, plain), *_lines(sources, aligned, plain)]
     measured = _measure(judged, task, device_of(device), tell)
-    rows = [row for row in measured if row.kind not in LINES]
+    rows = [VerdictRow(*one) for one in measured if one.kind not in LINES]
     verdict = conclude(task.to_record(), rows)
     return replace(verdict, **{kind: _line(measured, kind) for kind in LINES})
 
@@ -180,7 +188,7 @@ def _lines(parents: Sequence[Model], aligned: Sequence[Model], plain: bool) -> l
     ]
 
 
-def _line(measured: Sequence[VerdictRow], kind: str) -> tuple[LinePoint, ...] | None:
+def _line(measured: Sequence[Measured], kind: str) -> tuple[LinePoint, ...] | None:
     """The line with its ends, which are the parents."""
     between = {float(row.name): row.metrics for row in measured if row.kind == kind}
     if not between:
@@ -196,7 +204,7 @@ def _letter(at: int) -> str:
 @torch.no_grad()
 def _measure(
     judged: Sequence[Judged], task: Task, device: torch.device, progress: Progress
-) -> list[VerdictRow]:
+) -> list[Measured]:
     batches = list(task.batches)
     answers = []
     for number, (name, _, model) in enumerate(judged):
@@ -206,11 +214,11 @@ def _measure(
         del module
     parents = [answer for answer, one in zip(answers, judged, strict=True) if one.kind == PARENT]
     joint = [task.readout.ensemble(each) for each in zip(*parents, strict=True)]
-    rows = [
-        VerdictRow(one.name, one.kind, _metrics(task, batches, answer, joint))
+    measured = [
+        Measured(one.name, one.kind, _metrics(task, batches, answer, joint))
         for one, answer in zip(judged, answers, strict=True)
     ]
-    return [*rows, VerdictRow("ensemble", ENSEMBLE, _metrics(task, batches, joint, joint))]
+    return [*measured, Measured("ensemble", ENSEMBLE, _metrics(task, batches, joint, joint))]
 
 
 def _predict(task: Task, module: torch.nn.Module, batch: Batch, device: torch.device) -> Tensor:

@@ -31,7 +31,7 @@ def conclude(task: TaskRecord, rows: Sequence[VerdictRow]) -> MergeVerdict:
     merge = next(row for row in rows if row.kind == MERGE)
     average = next((row for row in rows if row.kind == AVERAGE), None)
     repaired = _repaired(losses, merge.loss, average.loss if average else None)
-    grade = _grade(losses, merge.loss)
+    grade = _grade(losses, merge.loss, own_text=task.data == "self")
     sentences = [
         _about_merge(task, rows, grade),
         *_about_average(task, rows, repaired),
@@ -63,9 +63,14 @@ def _repaired(parents: Sequence[float], merge: float, average: float | None) -> 
     return 1 - (merge - mean) / (average - mean)
 
 
-def _grade(parents: Sequence[float], merge: float) -> str:
+def _grade(parents: Sequence[float], merge: float, *, own_text: bool) -> str:
+    """Text sampled from the parents cannot say that a merge is better.
+
+    Each parent is at home in its own half alone, the merge in both: one that looked better there
+    (perplexity 61.0 against 62.3 and 62.0) was worse on real text (59.6 against 57.7 and 56.9).
+    """
     excess = merge - fmean(parents)
-    if merge < min(parents):
+    if merge < min(parents) and not own_text:
         return "better"
     if excess <= AS_GOOD:
         return "good"
@@ -127,7 +132,10 @@ def _about_data(task: TaskRecord, parents: int) -> list[str]:
     if task.data != "self":
         return [f"Measured on {task.samples} samples of {task.data} that nothing was learned from."]
     which = "both models" if parents == 2 else "all models"
-    return [f"Measured on {task.samples} rows of text sampled from {which}."]
+    return [
+        f"Measured on {task.samples} rows of text sampled from {which}, which tells a broken merge"
+        " from a working one; small differences need real text: --data FILE."
+    ]
 
 
 def markdown(verdict: MergeVerdict, picture: str | None = None) -> str:

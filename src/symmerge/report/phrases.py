@@ -52,9 +52,14 @@ def position_text(t: float) -> str:
     return f"{t:.3f}".rstrip("0").ljust(4, "0")
 
 
+def data_name(data: str) -> str:
+    """Data for people: `self` is no name they know."""
+    return "self-generated inputs" if data == "self" else data
+
+
 def task_title(task: TaskRecord) -> str:
     """The task and its data."""
-    return f"{TASKS.get(task.name, task.name)} on {task.data}"
+    return f"{TASKS.get(task.name, task.name)} on {data_name(task.data)}"
 
 
 def explain_barriers(names: Sequence[str]) -> str:

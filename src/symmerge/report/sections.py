@@ -157,7 +157,7 @@ def _blocks(key: str, results: Results) -> Iterator[Block]:
 
 
 def _verdict_block(key: str, verdict: MergeVerdict) -> Block:
-    caption = f"Loss on {verdict.task.data}, lower is better."
+    caption = f"Loss on {phrases.data_name(verdict.task.data)}, lower is better."
     has_line = max(len(verdict.aligned_line or ()), len(verdict.plain_line or ())) > 1
     draw = verdict_figures.verdict_lines if has_line else verdict_figures.verdict_dots
     drawing = Figure.of_chart(

@@ -13,7 +13,13 @@ from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.models.alignment_results import SolutionFile
 from symmerge.models.structure import StructureFile
 from symmerge.observation.correlations import Correlations
-from symmerge.report.phrases import estimate_text, metric_text, number_text, position_text
+from symmerge.report.phrases import (
+    data_name,
+    estimate_text,
+    metric_text,
+    number_text,
+    position_text,
+)
 from symmerge.report.results import PLAIN, ROLES, CurveSummary
 
 CellValue = Estimate | float | int | str | None
@@ -104,7 +110,9 @@ def verdict_table(verdict: MergeVerdict) -> PageTable:
     rows = [[row.name, *(row.metrics.get(metric) for metric in metrics)] for row in verdict.rows]
     roles = tuple(ROLES[row.kind] for row in verdict.rows)
     columns = ["model", *map(metric_text, metrics)]
-    return replace(PageTable.of(f"Measured on {verdict.task.data}", columns, rows), roles=roles)
+    return replace(
+        PageTable.of(f"Measured on {data_name(verdict.task.data)}", columns, rows), roles=roles
+    )
 
 
 def curve_points(curve: CurveSummary) -> PageTable:

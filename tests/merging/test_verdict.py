@@ -1,0 +1,199 @@
+"""The verdict on a merge: true numbers, plain words, and what they are measured on."""
+
+import html
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from fixtures import checkpoint, run
+
+import symmerge as sm
+from symmerge.errors import MismatchError, SymmergeError
+from symmerge.evaluation.results import TaskRecord
+from symmerge.evaluation.tasks import make_task
+from symmerge.evaluation.tasks.sampling import Sampling
+from symmerge.lab.small_models import small_model
+from symmerge.merging.verdict_results import MergeVerdict, VerdictRow
+from symmerge.merging.verdict_words import advice, conclude, markdown
+from symmerge.verification.modules import full_module
+
+TASK = TaskRecord(
+    name="clm", data="self", samples=32, seed=1000, metrics=("loss", "perplexity"), settings={}
+)
+
+
+def row(kind, loss, name=""):
+    return VerdictRow(name or kind, kind, {"loss": loss, "perplexity": math.exp(loss)})
+
+
+def rows(merge, average=6.0, parents=(3.0, 3.2)):
+    ends = [row("parent", loss, f"{letter}: seed") for letter, loss in zip("AB", parents)]  # noqa: B905
+    return [*ends, row("average", average), row("merge", merge), row("ensemble", 2.9)]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return [sm.load(small_model("gpt2", seed=seed)) for seed in (0, 1)]
+
+
+# what the numbers mean
+
+
+@pytest.mark.parametrize(
+    ("merge", "grade"), [(2.9, "better"), (3.1, "good"), (3.4, "usable"), (4.5, "poor")]
+)
+def test_grades(merge, grade):
+    verdict = conclude(replace(TASK, data="books.txt"), rows(merge))
+    assert verdict.verdict == grade
+    assert ("worse" in verdict.sentences[0]) == (grade in ("usable", "poor"))
+
+
+def test_own_text_cannot_say_that_a_merge_is_better():
+    verdict = conclude(TASK, rows(2.9))
+    assert verdict.verdict == "good" and "better" not in verdict.sentences[0]
+
+
+def test_the_share_that_is_repaired():
+    assert conclude(TASK, rows(3.1)).repaired == pytest.approx(1.0)
+    assert conclude(TASK, rows(6.0)).repaired == pytest.approx(0.0)
+    assert conclude(TASK, rows(4.55)).repaired == pytest.approx(0.5)
+    assert "50 %" in " ".join(conclude(TASK, rows(4.55)).sentences)
+    assert "repairs nothing" in " ".join(conclude(TASK, rows(7.0)).sentences)
+
+
+def test_an_average_that_does_no_harm_leaves_nothing_to_repair():
+    verdict = conclude(TASK, rows(3.1, average=3.1))
+    assert verdict.repaired is None and "does no harm" in " ".join(verdict.sentences)
+
+
+def test_without_an_average_nothing_is_said_of_it():
+    kept = [one for one in rows(3.1) if one.kind != "average"]
+    verdict = conclude(TASK, kept)
+    assert verdict.repaired is None and "averaging" not in " ".join(verdict.sentences)
+
+
+def test_synthetic_images_give_no_grade():
+    unlabelled = replace(TASK, name="image", metrics=())
+    metrics = {"loss": 1.0, "agreement": 0.5}
+    measured = [VerdictRow(kind, kind, metrics) for kind in ("parent", "average", "merge")]
+    verdict = conclude(unlabelled, measured)
+    assert verdict.verdict == "unknown" and "--data" in verdict.sentences[0]
+
+
+def test_what_to_do_next():
+    verdict = conclude(TASK, rows(3.4))
+    further = advice(verdict, "symmerge merge a b", "out", best=False).next
+    assert further[0].endswith("--effort best") and "--data FILE" in further[1]
+    assert not any("best" in line for line in advice(verdict, "merge", "out", best=True).next)
+
+
+def test_a_verdict_can_be_written_and_read(tmp_path):
+    verdict = conclude(TASK, rows(3.4))
+    verdict.write(tmp_path / "verdict.json")
+    assert MergeVerdict.read(tmp_path / "verdict.json") == verdict
+    assert "| merge | 3.4 | 29.96 |" in markdown(verdict)
+    with pytest.raises(SymmergeError, match="no merge"):
+        MergeVerdict.from_json({**verdict.to_json(), "rows": []})
+
+
+# what is measured
+
+
+def test_the_rows_are_the_losses_of_the_models(pair):
+    merged = sm.average(*pair)
+    task = make_task("clm", "self", pair, samples=4, length=12, seed=5)
+    verdict = sm.judge(merged, pair, task)
+    for model, measured in zip(pair, verdict.of("parent"), strict=True):
+        alone = task.evaluate(full_module(model, torch.float32))
+        assert measured.loss == pytest.approx(alone["loss"], rel=1e-5)
+    # Without an alignment, the merge is the plain average.
+    assert verdict.of("merge")[0].loss == pytest.approx(verdict.of("average")[0].loss, rel=1e-5)
+    assert verdict.of("parent")[0].loss != pytest.approx(verdict.of("merge")[0].loss, rel=1e-4)
+
+
+def test_the_line_has_the_parents_at_its_ends(pair):
+    result = sm.align(*pair, "fast")
+    task = make_task("clm", "self", pair, samples=4, length=12, seed=5)
+    verdict = sm.judge(sm.average(*result.models), pair, task, aligned=result.models)
+    a, b = (one.loss for one in verdict.of("parent"))
+    for line in (verdict.aligned_line, verdict.plain_line):
+        assert [point.t for point in line] == [0, 0.25, 0.5, 0.75, 1]
+        assert (line[0].metrics["loss"], line[-1].metrics["loss"]) == (a, b)
+    assert verdict.aligned_line[2].metrics["loss"] == verdict.of("merge")[0].loss
+
+
+def test_an_ensemble_is_at_least_as_good_as_the_mean_of_its_parents(pair):
+    verdict = sm.judge(sm.average(*pair), pair)
+    parents = [one.loss for one in verdict.of("parent")]
+    assert verdict.of("ensemble")[0].loss <= sum(parents) / 2
+
+
+def test_the_same_seed_gives_the_same_verdict(pair):
+    merged = sm.average(*pair)
+    assert sm.judge(merged, pair, seed=3) == sm.judge(merged, pair, seed=3)
+    assert sm.judge(merged, pair, seed=3) != sm.judge(merged, pair, seed=4)
+
+
+def test_a_classifier_of_texts_needs_data(tmp_path):
+    names = [checkpoint(tmp_path / str(seed), "bert-classifier", seed=seed) for seed in (0, 1)]
+    models = [sm.load(name) for name in names]
+    with pytest.raises(MismatchError, match="needs data with labels"):
+        sm.judge(sm.average(*models), models)
+
+
+# what is set aside
+
+
+def test_nothing_is_learned_from_what_judges():
+    for available in (5, 40, 1000):
+        how = {"seed": 3, "max_samples": 10_000}
+        learned = Sampling(part="learn", **how).choose(available, 64, what="text")
+        judged = Sampling(part="judge", **how).choose(available, 64, what="text")
+        assert not {*learned} & {*judged} and learned and judged
+        assert len(judged) == max(1, min(64, available // 5))
+    everything = Sampling(part="all", seed=3, max_samples=10_000).choose(40, 64, what="text")
+    assert sorted(everything) == list(range(40))  # the control
+
+
+# on the command line
+
+
+def test_merge_ends_with_a_verdict(tmp_path):
+    a, b = (checkpoint(tmp_path / name, "gpt2", seed=seed) for seed, name in enumerate("ab"))
+    said = run("merge", a, b, "--effort", "fast", "--out", tmp_path / "out").stdout
+    verdict = MergeVerdict.read(tmp_path / "out" / "verdict.json")
+    assert verdict.sentences[0] in said and "plain average" in said
+    assert f"next: {verdict.next[-1]}" in said
+    assert (tmp_path / "out" / "verdict.png").read_bytes().startswith(b"\x89PNG")
+    page = tmp_path / "page.html"
+    run("report", tmp_path / "out", "--out", page)
+    assert verdict.sentences[0] in html.unescape(page.read_text())
+
+
+def test_no_verdict_if_not_asked_for(tmp_path):
+    a, b = (checkpoint(tmp_path / name, "gpt2", seed=seed) for seed, name in enumerate("ab"))
+    flags = ("--effort", "fast", "--no-verdict")
+    said = run("merge", a, b, *flags, "--out", tmp_path / "out").stdout
+    assert "plain average" not in said and not (tmp_path / "out" / "verdict.json").exists()
+
+
+def test_align_judges_the_midpoint(tmp_path):
+    a, b = (checkpoint(tmp_path / name, "gpt2", seed=seed) for seed, name in enumerate("ab"))
+    printed = run("align", a, b, "--effort", "fast", "--json", "--out", tmp_path / "out").stdout
+    stored = MergeVerdict.read(tmp_path / "out" / "verdict.json")
+    assert json.loads(printed)["verdict"] == stored.to_json()
+
+
+def test_models_of_one_origin_are_told_at_once(tmp_path):
+    a = checkpoint(tmp_path / "a", "gpt2")
+    model = small_model("gpt2")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.05 * weight.std() * torch.randn_like(weight)
+    model.save_pretrained(tmp_path / "b")
+    stranger = checkpoint(tmp_path / "c", "gpt2", seed=1)
+    flags = ("--effort", "fast", "--dry-run", "--out", tmp_path / "out")
+    assert "aligned already" in run("merge", a, tmp_path / "b", *flags).stdout
+    assert "aligned already" not in run("merge", a, stranger, *flags).stdout
