@@ -93,6 +93,8 @@ def test_mergekit_makes_what_we_make(folders, tmp_path, method, count, density, 
         models[:count], OURS[method], weights, base=models[base] if base else None, density=density
     )
     assert largest_difference(made, ours) <= 1e-6
+    read = sm.merge(sm.read_mergekit(tmp_path / "recipe.yaml"), method="none")
+    assert largest_difference(made, read) <= 1e-6
     assert largest_difference(made, combine(models[:count], "mean")) > 1e-2  # the control
     assert (tmp_path / "merged" / "tokenizer.json").read_bytes() == (
         folders[0] / "tokenizer.json"

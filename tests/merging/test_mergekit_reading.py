@@ -3,6 +3,8 @@
 The real mergekit is compared by experiments/mergekit_equality.py, and by test_mergekit.py.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,9 @@ import yaml
 from fixtures import checkpoint, run
 
 import symmerge as sm
+from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import MismatchError
+from symmerge.merging.mergekit import OURS, mergekit_config
 from symmerge.merging.mergekit_methods import tensor_depth
 
 WEIGHTS = [0.6, 0.3, 0.4]
@@ -152,6 +156,19 @@ def test_ties_rescaled_and_a_density_per_model(folders, config):
     check(merged(file), [sm.load(folder) for folder in folders], expected)
 
 
+def test_of_equal_differences_as_many_are_kept_as_the_density_says(folders, config):
+    """Half precision makes many of them; a threshold would keep all."""
+    a, b = (sm.load(folder) for folder in folders[:2])
+    weights = {name: a.weights[name] + 1 for name in a.weights}
+    other = replace(b, weights=MemoryWeights(weights))
+    file = config("ties", weighed(folders)[:2], {"density": 0.3}, base_model=str(folders[0]))
+    found = sm.read_mergekit(file).combined([a, other])
+    for name in a.weights:
+        moved = found.weights[name] - a.weights[name]
+        assert (moved.abs() > 0.5).sum() == max(1, int(0.3 * moved.numel()))
+        assert moved.abs().max() <= 1 + 1e-6
+
+
 def test_task_arithmetic_and_a_base_that_is_not_listed(folders, config):
     models = [sm.load(folder) for folder in folders]
     listed = weighed(folders)[1:]
@@ -179,6 +196,23 @@ def test_dare_draws_by_seed(folders, config):
 
 
 # from files to a merge
+
+
+@pytest.mark.parametrize("method", ["linear", "slerp", "ties", "dare_linear", "dare_ties"])
+def test_what_we_write_is_read_as_what_combine_does(folders, tmp_path, method):
+    given = folders[:2] if method == "slerp" else folders
+    weights = [0.7, 0.3] if method == "slerp" else [0.5, 0.3, 0.2]
+    density = 1.0 if "dare" in method else 0.4  # DARE draws differently, and scales by size
+    text = mergekit_config(given, weights, method, density=density)
+    (tmp_path / "written.yml").write_text(text)
+    models = [sm.load(folder) for folder in given]
+    expected = sm.combine(models, OURS[method], weights, density=density)
+    found, other = merged(tmp_path / "written.yml"), sm.combine(models, OURS[method])
+    largest = [
+        max((found.weights[n] - one.weights[n]).abs().max().item() for n in found.weights)
+        for one in (expected, other)
+    ]
+    assert largest[0] <= 1e-6 and largest[1] > 1e-3  # the control: other weights and density
 
 
 def test_the_command_aligns_to_the_base_and_converts(folders, config, tmp_path):

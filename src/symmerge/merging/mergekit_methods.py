@@ -16,7 +16,7 @@ from torch import Tensor
 
 from symmerge.checkpoints.weights import DerivedWeights, working
 from symmerge.errors import MismatchError
-from symmerge.merging.combining import agreeing_sums, generator_for, keep_largest, slerp
+from symmerge.merging.combining import agreeing_sums, generator_for, slerp
 from symmerge.merging.mergekit_settings import Setting
 from symmerge.models.interpolation import merge_step, weighted_sum
 from symmerge.models.model import Model
@@ -206,11 +206,23 @@ def _thinned(
     if merge.rules.random:
         kept = difference * (torch.rand(difference.shape, generator=generator) < density)
     else:
-        kept = keep_largest(difference, density, generator) if density else 0 * difference
+        kept = _largest(difference, density)
     before, after = difference.abs().sum(), kept.abs().sum()
     if not merge.flags["rescale"] or min(before, after) < SMALLEST_SIZE:
         return kept
     return kept * (before / after)
+
+
+def _largest(difference: Tensor, density: float) -> Tensor:
+    """The entries of largest size; at least one, unless the density is 0.
+
+    Weights from half precision often have dozens of equal entries at the cut. `combine` keeps the
+    first of them on any machine; here they are chosen as mergekit does, by an unstable sort.
+    """
+    count = max(1, int(density * difference.numel())) if density else 0
+    mask = torch.zeros(difference.numel(), dtype=difference.dtype)
+    mask[difference.abs().flatten().argsort(descending=True)[:count]] = 1
+    return difference * mask.view(difference.shape)
 
 
 def _mixed(merge: MergekitMerge, differences: object, weights: Sequence[float]) -> Tensor:

@@ -81,7 +81,7 @@ def _check_events(file: Path, text: str) -> None:
 
 def _merge(file: str, content: Object) -> MergekitMerge:
     method = content["merge_method"]
-    if method not in METHOD_RULES:
+    if not isinstance(method, str) or method not in METHOD_RULES:
         raise NotSupported(f"merge_method {method}", f"there are {', '.join(METHOD_RULES)}")
     for key in content:
         if key not in KNOWN:
@@ -200,7 +200,7 @@ def _model(reference: object, where: str) -> str:
         if inner is None or len({key for key, value in path.items() if value is not None}) > 1:
             raise NotSupported(where, "give a folder or a hub name alone; no revision, no adapter")
         path = inner
-    if not isinstance(path, str) or not path:
+    if not isinstance(path, str) or not path.isprintable() or not path:
         raise NotSupported(where, "write a folder or a hub name")
     if isinstance(reference, str) and (sign := next((s for s in "+@" if s in path), None)):
         what = "an adapter" if sign == "+" else "a revision"

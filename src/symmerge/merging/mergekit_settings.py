@@ -19,7 +19,7 @@ class NotSupported(Exception):
 
 @final
 @dataclass(frozen=True)
-class SettingRule:
+class ValueRule:
     """Values for tensors whose name contains `filter`, from the first layer to the last."""
 
     values: tuple[float, ...]
@@ -39,7 +39,7 @@ class SettingRule:
 class Setting:
     """A parameter: the first rule whose filter a tensor passes says its value."""
 
-    rules: tuple[SettingRule, ...]
+    rules: tuple[ValueRule, ...]
 
     def at(self, name: str, depth: float) -> float | None:
         """The value for a tensor; None if no rule is for it."""
@@ -66,10 +66,10 @@ def parse_setting(content: object, where: str) -> Setting:
         if all(isinstance(item, Mapping) for item in content):
             rules = (_rule(item, f"{where}[{number}]") for number, item in enumerate(content))
             return Setting(tuple(rules))
-    return Setting((SettingRule(_numbers(content, where)),))
+    return Setting((ValueRule(_numbers(content, where)),))
 
 
-def _rule(content: object, where: str) -> SettingRule:
+def _rule(content: object, where: str) -> ValueRule:
     assert isinstance(content, Mapping)
     if unknown := sorted(map(str, content.keys() - {"value", "filter"})):
         raise NotSupported(f"{where}.{unknown[0]}", "a rule has a value and a filter")
@@ -78,7 +78,7 @@ def _rule(content: object, where: str) -> SettingRule:
     chosen = content.get("filter")
     if chosen is not None and not isinstance(chosen, str):
         raise NotSupported(f"{where}.filter", "write a part of a tensor's name")
-    return SettingRule(_numbers(content["value"], f"{where}.value"), chosen)
+    return ValueRule(_numbers(content["value"], f"{where}.value"), chosen)
 
 
 def _numbers(content: object, where: str) -> tuple[float, ...]:
