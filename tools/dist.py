@@ -22,6 +22,7 @@ PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c")
 NEEDED = ("symmerge/report/page.html", "symmerge/py.typed", "symmerge/cli/merge.py")
 FORBIDDEN = ("tests/", "docs/", "experiments/", ".github/")
 COMMANDS = (
+    ("--version",),
     ("--help",),
     *(("train", "gpt2-docs", "--seed", n, "--steps", "20", "--out", f"s{n}") for n in "01"),
     ("merge", "s0", "s1", "--effort", "fast", "--out", "merged"),

@@ -96,7 +96,8 @@ class Sweeps:
         before = dict(self.elements)
         self._match_stream()
         for wave in self._waves:
-            for elements in side_by_side(self._match, wave, self._most):
+            # All before any is set: other threads still read the elements of this wave.
+            for elements in list(side_by_side(self._match, wave, self._most)):
                 self._set(elements)
         self._measure()
         self.objective.append(sum(self._errors.values()))
