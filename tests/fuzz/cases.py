@@ -91,9 +91,10 @@ def prepare(case: Case, samples: Path, folder: Path) -> Snapshot:
 
 
 def act(case: Case) -> None:
-    """The command, as a user gives it."""
-    from symmerge.cli import main
+    """The command, as a user gives it; without lines of progress, in which noise would hide."""
+    from symmerge.cli import console, main
 
+    console.phases.quiet = True
     sys.argv = ["symmerge", *case.command]
     main()
 

@@ -32,16 +32,18 @@ class Phases:
 
     On a terminal one phase at a time has a bar, and leaves a line with its seconds when it ends.
     Elsewhere every phase is a line when it begins, with how far it is every ten seconds.
-    Details appear beside the bar, and as lines if `verbose`.
+    Details appear beside the bar, and as lines if `verbose`; nothing appears if `quiet`.
     """
 
     def __init__(self, console: Callable[[], Console], tell: Callable[..., None]) -> None:
-        self.verbose = False
+        self.verbose = self.quiet = False
         self._console, self._tell = console, tell
         self._drawn: Progress | None = None
         self._name, self._began, self._last = "", 0.0, 0.0
 
     def __call__(self, line: str) -> None:
+        if self.quiet:
+            return
         if isinstance(line, Phase):
             self.begin(line)
         elif isinstance(line, Counted):
