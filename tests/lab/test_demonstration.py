@@ -13,9 +13,10 @@ from symmerge.cli import app
 from symmerge.cli import demo as verb
 from symmerge.errors import CheckpointError
 from symmerge.lab import demonstration as module
-from symmerge.lab.demonstration import demo
+from symmerge.lab.demonstration import RECOMMENDED, demo
 from symmerge.lab.training.recipes import DEMO
 from symmerge.matching.recipes import RECIPES, with_options
+from symmerge.merging.verdict_results import MergeVerdict
 
 SIZES = {
     "vit-digits": {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24},
@@ -86,7 +87,7 @@ def test_page_and_results_are_there(out):
 
 def test_merged_checkpoints_run_in_a_stock_pipeline(out):
     place, outcome = out
-    assert outcome.merged == tuple(place / name / "merged" for name in DEMO)
+    assert [*outcome.merged] == [place / name / "merged" for name in DEMO]
     text = pipeline("text-generation", model=str(place / "gpt2-docs/merged"))(
         "The for statement", max_new_tokens=4, do_sample=False
     )
@@ -110,13 +111,22 @@ def test_the_verb(out, tmp_path, monkeypatch):
     )
     monkeypatch.setattr(verb, "run_demo", lambda *_, **__: outcome)
     said = CliRunner().invoke(app, ["demo", "--out", str(place)]).stdout.splitlines()
-    assert said[1].split("\t") == list(outcome.rows[0]) and len(said) == 2 + len(
-        outcome.rows
-    ) + 1 + len(DEMO)
-    assert said[-3:] == [
-        f"the page: {place / 'page.html'}",
-        *(f"merged, a stock checkpoint: {folder}" for folder in outcome.merged),
-    ]
+    assert said[1].split("\t") == list(outcome.rows[0])
+    assert f"the page: {place / 'page.html'}" in said
+    for folder, verdict in outcome.merged.items():
+        assert f"merged, a stock checkpoint: {folder}" in said and verdict.sentences[0] in said
+
+
+def test_what_is_merged_is_what_learning_gave(out):
+    """Chosen before anything is measured; the verdict is that of the saved model."""
+    place, outcome = out
+    for name in DEMO:
+        verdict = MergeVerdict.read(place / name / "merged" / "verdict.json")
+        assert verdict == outcome.merged[place / name / "merged"]
+        rows = {row["method"].split()[0]: row for row in outcome.rows if row["models"] == name}
+        merged = next(method for method in RECOMMENDED if method in rows)
+        assert verdict.of("merge")[0].loss == rows[merged]["merged loss"]
+        assert verdict.of("average")[0].loss == rows["plain"]["merged loss"]
 
 
 def test_other_seeds_are_other_models(out, monkeypatch):

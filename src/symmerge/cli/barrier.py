@@ -45,6 +45,7 @@ from symmerge.evaluation.simplices import measure_methods, simplex_places, write
 from symmerge.evaluation.tasks import Task, make_task, task_of
 from symmerge.matching.efforts import EFFORTS
 from symmerge.models.model import Model, device_of, load
+from symmerge.models.progress import Phase
 from symmerge.models.tables import check_same_table
 
 POINTS, METHODS_USUAL = 21, "none,weights"
@@ -251,7 +252,7 @@ def _measure_pairs(
     pairs, records = list(combinations(models, 2)), []
     for number, (a, b) in enumerate(pairs, 1):
         which = f", pair {number} of {len(pairs)}" if len(pairs) > 1 else ""
-        console.note(f"{a.where} and {b.where}{which}")
+        console.note(Phase(f"{a.where} and {b.where}{which}"))
         alignments = {
             name: solve_pair(a, b, recipe, progress=console.note)
             for name, recipe in lines.recipes.items()
@@ -283,7 +284,7 @@ def _measure_together(
     """Measure the simplex of all models by every method; written to the folder, if there is one."""
     methods = [aligned_simplex(lines.folder)] if lines.folder else []
     for name, recipe in lines.recipes.items():
-        console.note(f"{len(models)} models, {name}")
+        console.note(Phase(f"{len(models)} models, {name}"))
         methods.append(simplex_method(name, models, recipe, console.note))
     ticks = len(task.batches) * len(simplex_places(len(models), points)) * len(methods)
     with console.progress("evaluating", ticks) as tick:

@@ -10,6 +10,7 @@ import typer
 from symmerge.cli import console
 from symmerge.cli.options.common import Json, Seed
 from symmerge.cli.options.groups import verb
+from symmerge.cli.verdicts import show_verdict
 from symmerge.lab.demonstration import demo as run_demo
 from symmerge.lab.demonstration import family_rows
 from symmerge.lab.small_models import SMALL
@@ -56,8 +57,9 @@ def demo(
     title = "Loss barriers on held-out data: averaging, and what alignment leaves of it"
     console.show_table(title, outcome.rows)
     console.say(f"the page: {outcome.page}")
-    for folder in outcome.merged:
+    for folder, verdict in outcome.merged.items():
         console.say(f"merged, a stock checkpoint: {folder}")
+        show_verdict(verdict)
 
 
 def _symmetries(seed: int, json: bool) -> None:

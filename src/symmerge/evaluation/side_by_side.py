@@ -25,7 +25,7 @@ from symmerge.evaluation.tasks.base import Batch
 from symmerge.evaluation.tasks.catalog import SELF_LABELLED
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers, max_length
 from symmerge.models.model import Model, Progress, device_of, load
-from symmerge.models.progress import Counted
+from symmerge.models.progress import Counted, Phase
 from symmerge.verification.inputs import image_shape
 from symmerge.verification.modules import full_module
 
@@ -171,6 +171,8 @@ class _Measured:
 def _measured(model: Model, task: Task | None, device: str, progress: Progress | None) -> _Measured:
     if task is None:
         return _Measured({})
+    if progress:
+        progress(Phase(f"measuring {model.where}"))
     module, readout = full_module(model, torch.float32).to(device), task.readout
     predictions, labels, columns = [], [], []
     for number, batch in enumerate(task.batches, 1):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from symmerge import report  # the package: imports matplotlib on first use
 from symmerge.aligning.aligned import Aligned, write_evidence
 from symmerge.aligning.pair import align
+from symmerge.checkpoints.card import public_name
 from symmerge.checkpoints.files import write_text
 from symmerge.checkpoints.folders import new_folder
 from symmerge.errors import CheckpointError
@@ -26,13 +27,24 @@ from symmerge.lab.training.recipes import DEMO, TrainingRecipe
 from symmerge.matching.recipes import DATA_FREE, RECIPES, Recipe, with_options
 from symmerge.matching.weights import WeightMatching
 from symmerge.merging.means import average
+from symmerge.merging.verdict_results import (
+    AVERAGE,
+    ENSEMBLE,
+    MERGE,
+    PARENT,
+    MergeVerdict,
+    VerdictRow,
+)
+from symmerge.merging.verdict_words import conclude
 from symmerge.models.inspection import spaces
 from symmerge.models.model import Model, Progress, load, save
 from symmerge.models.orbit import random_member
+from symmerge.report.published import publish
 from symmerge.symmetry.groups.linalg import one_thread
 from symmerge.verification.verdict import verify
 
-RECOMMENDED = "symmerge"
+# What is merged, if it was tried: chosen before anything is measured, as a user would.
+RECOMMENDED = ("learned", "symmerge")
 # Starts from weight matching: activation matching is a separate row here.
 LEARNED = with_options(RECIPES["learned"], steps=100, start=WeightMatching())
 METHODS = {
@@ -54,11 +66,11 @@ def _silent(what: str, steps: int) -> AbstractContextManager[Progress]:
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """The table of barriers, the page, and the merged models."""
+    """The table of barriers, the page, and the merged models with their verdicts."""
 
     rows: tuple[dict[str, object], ...]
     page: Path
-    merged: tuple[Path, ...]
+    merged: Mapping[Path, MergeVerdict]
 
 
 def demo(
@@ -84,9 +96,10 @@ def demo(
         ) from error
     with one_thread():
         demo_of = _Demo(out, seed, methods, points, bar)
-        rows = [row for name, recipe in recipes.items() for row in demo_of.pair(name, recipe)]
+        pairs = {name: demo_of.pair(name, recipe) for name, recipe in recipes.items()}
     page = report.report(out, out / "page.html")
-    return DemoOutcome(tuple(rows), page, tuple(out / name / "merged" for name in recipes))
+    merged = {out / name / "merged": verdict for name, (_, verdict) in pairs.items()}
+    return DemoOutcome(tuple(row for rows, _ in pairs.values() for row in rows), page, merged)
 
 
 @dataclass(frozen=True)
@@ -97,8 +110,10 @@ class _Demo:
     points: int
     bar: Bar
 
-    def pair(self, name: str, recipe: TrainingRecipe) -> list[dict[str, object]]:
-        """Measure two models of a recipe: write their folder, return rows of the table."""
+    def pair(
+        self, name: str, recipe: TrainingRecipe
+    ) -> tuple[list[dict[str, object]], MergeVerdict]:
+        """Measure two models of a recipe: write their folder, return rows and the verdict."""
         a, b = (load(self._parent(name, recipe, 2 * self.seed + which)) for which in (0, 1))
         task = make_task(recipe.task, recipe.data, [a, b])
         pairs = self._align(name, recipe, a, b)
@@ -112,8 +127,8 @@ class _Demo:
         folder = self.out / name
         # Replace only what an earlier demo wrote.
         with new_folder(folder, overwrite=(folder / "curve.json").exists()) as new:
-            best = _write(new, curves, a, b, pairs)
-        return _rows(name, task, curves, best)
+            verdict = _write(new, curves, a, b, pairs)
+        return _rows(name, task, curves, pairs), verdict
 
     def _parent(self, name: str, recipe: TrainingRecipe, seed: int) -> Path:
         """A trained model; an existing one with the same recipe and seed is reused."""
@@ -141,26 +156,44 @@ class _Demo:
 
 def _write(
     folder: Path, curves: CurveFile, a: Model, b: Model, pairs: Mapping[str, Aligned]
-) -> str:
-    """Write everything about a pair of models; returns the method with the lowest barrier."""
-    aligned = [method for method in curves.methods if method.name in pairs]
-    best = min(aligned, key=lambda method: method.barrier_mean).name
+) -> MergeVerdict:
+    """Write everything about a pair of models; returns the verdict on their merge."""
     write_curves(curves, folder)
     write_text(folder / "curve.svg", report.curve_svg(curves))
-    # Merge by the recommended method: picking the best one would need the held-out data.
-    chosen = pairs.get(RECOMMENDED, pairs[best])
+    name = next((name for name in RECOMMENDED if name in pairs), next(iter(pairs)))
+    chosen, verdict = pairs[name], _verdict(curves, name)
     write_evidence(chosen, folder)
     # Feature correlations exist if a method used data.
     known = (pair.solution.correlations for pair in pairs.values())
     if correlations := next(filter(None, known), None):
         correlations.write(folder / "correlations.json")
     save(average(a, b), folder / "averaged")
-    save(average(chosen.reference, chosen.aligned, evidence=chosen.evidence()), folder / "merged")
-    return best
+    merged = average(chosen.reference, chosen.aligned, evidence=chosen.evidence())
+    publish(merged, verdict, folder / "merged")
+    return verdict
 
 
-def _rows(name: str, task: Task, curves: CurveFile, best: str) -> list[dict[str, object]]:
+def _verdict(curves: CurveFile, merged: str) -> MergeVerdict:
+    """The verdict on the midpoint of a method, from what the curves measured."""
+    plain = curves.methods[0]
+    method = next(method for method in curves.methods if method.name == merged)
+    names = [public_name(model.where) for model in (curves.models.a, curves.models.b)]
+    ends = zip("AB", names, (plain.points[0], plain.points[-1]), strict=True)
+    rows = [VerdictRow(f"{letter}: {name}", PARENT, end.metrics) for letter, name, end in ends]
+    rows.append(VerdictRow("plain average", AVERAGE, _midpoint(plain)))
+    rows.append(VerdictRow("merge", MERGE, _midpoint(method)))
+    if curves.ensemble:
+        rows.append(VerdictRow("ensemble", ENSEMBLE, curves.ensemble))
+    lines = {"aligned_line": method.points, "plain_line": plain.points}
+    return replace(conclude(curves.task, rows), **lines)
+
+
+def _rows(
+    name: str, task: Task, curves: CurveFile, pairs: Mapping[str, Aligned]
+) -> list[dict[str, object]]:
     plain, metric = curves.methods[0], task.metrics[1]
+    aligned = [method for method in curves.methods if method.name in pairs]
+    best = min(aligned, key=lambda method: method.barrier_mean).name
     return [
         {
             "models": name,
