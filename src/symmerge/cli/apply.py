@@ -31,4 +31,4 @@ def apply(
     Example: [bold]symmerge apply elsewhere/alignment.safetensors ./gpt2 --out ./there[/]
     """
     source = load(model)
-    write_moved(source, follow(alignment, source), written)
+    write_moved(source, follow(alignment, source), written, inputs=(alignment,))

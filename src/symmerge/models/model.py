@@ -247,14 +247,16 @@ def save(
     progress: Progress | None = None,
     gate: Gate | None = None,
     beside: Callable[[Path], None] | None = None,
+    inputs: tuple[Path, ...] = (),
 ) -> Path:
     """Write a stock checkpoint: weights, config, tokenizer files, and a model card.
 
     The folder appears complete or not at all. `gate` sees the written checkpoint, and the model
     that was written, before it appears; its verdict goes into the record, and if it raises,
-    nothing appears. `beside` may write more files into the folder.
+    nothing appears. `beside` may write more files into the folder. `inputs` are files that were
+    read beside the model: `target` may not hold them.
     """
-    inputs = (model.path,) if model.path else ()
+    inputs = (*inputs, model.path) if model.path else inputs
     config = {**model.config, "architectures": [model.spec.architecture]}
     with new_folder(
         Path(target), overwrite=overwrite, needs_bytes=model.bytes, inputs=inputs
