@@ -52,7 +52,7 @@ def _turns_alike_at_any_length(typed: Any) -> bool:
         return False
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     named = [kind["rope_type"] for kind in kinds if "rope_type" in kind]
-    return bool(named) and all(kind in ("default", "linear", "llama3") for kind in named)
+    return bool(named) and all(kind in ("default", "linear") for kind in named)
 
 
 def _problem_type(model: Model, typed: Any) -> str | None:
