@@ -8,8 +8,9 @@ import pytest
 from fixtures import checkpoint, run
 
 import symmerge
-from symmerge.checkpoints.folders import CONTENTS, new_folder
-from symmerge.errors import CheckpointError
+from symmerge.checkpoints.files import refuse_foreign, set_aside, write_text
+from symmerge.checkpoints.folders import CONTENTS, add_to_contents, new_folder
+from symmerge.errors import CheckpointError, SymmergeWarning
 from symmerge.models.model import load, save
 
 SOURCES = sorted(Path(symmerge.__file__).parent.rglob("*.py"))
@@ -182,3 +183,70 @@ def test_a_tokenizer_of_gigabytes_is_refused_when_the_model_is_opened(model):
     os.truncate(model / "tokenizer.json", 8 << 30)
     with pytest.raises(CheckpointError, match="100,000,000 at most"):
         load(model)
+
+
+def test_what_was_written_again_is_not_replaced(model, tmp_path):
+    """A user trained what symmerge wrote, and saved it in the same place."""
+    out = tmp_path / "out"
+    save(load(model), out)
+    later = (out / CONTENTS).stat().st_mtime_ns + 10**9
+    weights = out / "model.safetensors"
+    os.utime(weights, ns=(later, later))
+    before = weights.read_bytes()
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+            save(load(model), out, overwrite=True)
+        assert weights.read_bytes() == before
+        add_to_contents(out, "page.html")  # a report does not make it ours again
+
+
+def test_an_alignment_in_the_output_is_not_replaced(model, tmp_path):
+    out = tmp_path / "out"
+    run("random", model, "--out", out)
+    before = (out / "alignment.safetensors").read_bytes()
+    run("apply", out / "alignment.safetensors", model, "--out", out, "--overwrite", expect=2)
+    assert (out / "alignment.safetensors").read_bytes() == before
+    run("apply", out / "alignment.safetensors", model, "--out", tmp_path / "other")  # the control
+
+
+def test_every_copy_of_an_interrupted_run_is_kept(tmp_path):
+    file = tmp_path / "out.partial.safetensors"
+    for content in ("first", "second", "third"):
+        file.write_text(content)
+        with pytest.warns(SymmergeWarning, match="is now"):
+            set_aside(file)
+    assert {copy.read_text() for copy in tmp_path.iterdir()} == {"first", "second", "third"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_linked_file_is_followed(tmp_path, there):
+    link, place = tmp_path / "link.html", tmp_path / "elsewhere" / "page.html"
+    place.parent.mkdir()
+    if there:
+        place.write_text("old")
+    link.symlink_to(place)
+    write_text(link, "new")
+    assert link.is_symlink() and place.read_text() == "new"
+    assert listing(tmp_path) == ["elsewhere", "elsewhere/page.html", "link.html"]
+
+
+def test_a_link_to_itself_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to("link")
+    with pytest.raises(OSError, match="symbolic links"):
+        write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_way_back_makes_no_folder(model, tmp_path):
+    save(load(model), tmp_path / "new" / ".." / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def test_a_mark_is_looked_for_at_the_start_of_a_file(tmp_path):
+    """A file of gigabytes is not read to refuse it."""
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    ours.write_text("a mark, and more")
+    other.write_text(f"{' ' * 100_000}a mark")
+    refuse_foreign(ours, "a mark")
+    with pytest.raises(CheckpointError, match="did not write it"):
+        refuse_foreign(other, "a mark")

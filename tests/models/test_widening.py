@@ -373,8 +373,8 @@ UNLIKE = {
     "rotary positions": (
         "llama",
         "llama",
-        {"max_position_embeddings": 32},
-        ["max_position_embeddings 64 / 32"],
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 9e3}},
+        ["rope_parameters", "9000.0"],
     ),
     "frequencies": (
         "llama",

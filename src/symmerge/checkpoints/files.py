@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from symmerge.checkpoints.limits import LARGEST_JSON, read_plain
 from symmerge.errors import CheckpointError, SymmergeWarning
 
 RESTORE = "restore it from where the model came"
+MARKED = 65_536  # bytes from the start of a file, in which its mark lies
 
 
 HOST = sha256(socket.gethostname().encode()).hexdigest()[:8]
@@ -33,7 +35,9 @@ def replacing(target: Path, *, in_folder: bool = False) -> Iterator[Path]:
 
     After an error, `target` is unchanged. What killed writers of it left here is removed. With
     `in_folder` the path is in a folder of its own, for writers that make temporary files, too.
+    A link is followed: what it leads to is replaced, not the link.
     """
+    target = follow_file_link(target)
     # Unique across machines that share a file system, too. The suffix is kept for NumPy.
     writer = f"{HOST}-{os.getpid()}-{uuid4().hex[:8]}"
     beside = target.with_name(f".{target.stem}.{writer}.partial{target.suffix}")
@@ -49,6 +53,16 @@ def replacing(target: Path, *, in_folder: bool = False) -> Iterator[Path]:
     finally:
         _remove(beside)
         _writing.discard(beside)
+
+
+def follow_file_link(file: Path) -> Path:
+    """Where a linked file lies, or will lie; OSError for links in a circle."""
+    if not file.is_symlink():
+        return file
+    place = Path(os.path.realpath(file))
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(file))
+    return place
 
 
 def discard(file: Path) -> None:
@@ -102,7 +116,7 @@ def set_aside(*files: Path) -> None:
     """Keep what an earlier run left to resume from, under another name, and say so."""
     for file in files:
         if file.exists():
-            copy = file.with_name(f"{file.name}.bak")
+            copy = _free_name(file)
             file.replace(copy)
             sweep_temporary(file)
             warnings.warn(
@@ -113,19 +127,32 @@ def set_aside(*files: Path) -> None:
             )
 
 
+def _free_name(file: Path) -> Path:
+    """A name for a copy that no file has: an earlier copy is kept as well."""
+    numbers = ("", *map(str, range(2, 10_000)))
+    names = (file.with_name(f"{file.name}.bak{number}") for number in numbers)
+    return next(name for name in names if not os.path.lexists(name))
+
+
 def write_own_text(file: Path, text: str, mark: str) -> None:
     """Write text that holds `mark`; a file without that mark is not ours and is not replaced."""
-    assert mark in text
+    assert mark in text[:MARKED]
     refuse_foreign(file, mark)
     write_text(file, text)
 
 
 def refuse_foreign(file: Path, mark: str) -> None:
     """Refuse a file that is there already and does not hold the mark of what we write."""
-    if file.exists() and not (file.is_file() and mark.encode() in file.read_bytes()):
+    if file.exists() and not (file.is_file() and mark.encode() in _beginning(file)):
         raise CheckpointError(
             f"{file} exists, and symmerge did not write it: choose another name, or move it away"
         )
+
+
+def _beginning(file: Path) -> bytes:
+    """Where our marks are: a file of the user may have gigabytes."""
+    with open(file, "rb") as content:
+        return content.read(MARKED)
 
 
 def write_json(file: Path, content: Mapping[str, object]) -> None:

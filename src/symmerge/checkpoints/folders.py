@@ -57,9 +57,9 @@ def new_folder(
 
 
 def follow_link(target: Path) -> Path:
-    """Where a linked target leads: the link itself is never replaced."""
+    """Where a linked target leads: the link itself is never replaced, and `x/..` makes no x."""
     try:
-        place = target.resolve() if target.is_symlink() else target
+        place = target.resolve() if target.is_symlink() or ".." in target.parts else target
         place.exists()
         return place
     except (OSError, RuntimeError) as error:  # a name that is too long, links in a circle
@@ -93,21 +93,34 @@ def refuse(target: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
 
 
 def foreign_files(folder: Path) -> list[str]:
-    """The files of a folder that its record does not name: all of them where there is no record."""
+    """The files of a folder that its record does not name: all of them where there is no record.
+
+    Also those that were written again: a user may have trained the model and saved it there.
+    """
     record = folder / CONTENTS
     known = read_json(record).get("files") if record.is_file() else []
     own = {CONTENTS, *map(str, known)} if isinstance(known, list) else {CONTENTS}
     strange = set(_files(folder)) - own
     # What a killed report left of its page is ours, too.
-    return sorted(name for name in strange if not TEMPORARY.fullmatch(Path(name).name))
+    left = [name for name in strange if not TEMPORARY.fullmatch(Path(name).name)]
+    return sorted([*left, *(f"{name}, changed since" for name in _changed(folder) if name in own)])
 
 
 def add_to_contents(folder: Path, *names: str) -> None:
     """Name more files of a folder as ours, where it has a record."""
     if (folder / CONTENTS).is_file():
         known = read_json(folder / CONTENTS).get("files")
-        files = {*map(str, known if isinstance(known, list) else ()), *names}
-        write_json(folder / CONTENTS, {"files": sorted(files)})
+        ours = {*map(str, known if isinstance(known, list) else ())} - {*_changed(folder)}
+        write_json(folder / CONTENTS, {"files": sorted(ours | {*names})})
+
+
+def _changed(folder: Path) -> list[str]:
+    """Files that were written after the record of the folder, which is written last."""
+    record = folder / CONTENTS
+    if not record.is_file():
+        return []
+    recorded = record.stat().st_mtime_ns
+    return [name for name in _files(folder) if (folder / name).lstat().st_mtime_ns > recorded]
 
 
 def _record_contents(folder: Path) -> None:

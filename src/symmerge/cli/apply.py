@@ -37,4 +37,4 @@ def apply(
     and writes tensor by tensor.
     """
     source = load(model)
-    write_moved(source, follow(alignment, source), written)
+    write_moved(source, follow(alignment, source), written, inputs=(alignment,))

@@ -13,7 +13,11 @@ from symmerge.verification.written import PASSES, gate
 
 
 def write_moved(
-    source: Model, moved: Model, options: Written, beside: Callable[[Path], None] | None = None
+    source: Model,
+    moved: Model,
+    options: Written,
+    beside: Callable[[Path], None] | None = None,
+    inputs: tuple[Path, ...] = (),
 ) -> None:
     """Write a model that must compute the same function as its source."""
     return_freed_memory()
@@ -28,6 +32,7 @@ def write_moved(
             progress=tick,
             gate=gate(source, progress=tick) if verified else None,
             beside=beside,
+            inputs=inputs,
         )
     console.say(f"wrote {out} ({'verified: the same function' if verified else 'not verified'})")
     steps = "; ".join(f"{step.step}: {step.what}" for step in moved.history)

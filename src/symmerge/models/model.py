@@ -254,15 +254,17 @@ def save(
     gate: Gate | None = None,
     beside: Callable[[Path], None] | None = None,
     quality: str = "",
+    inputs: tuple[Path, ...] = (),
 ) -> Path:
     """Write a stock checkpoint: weights, config, tokenizer files, and a model card.
 
     The folder appears complete or not at all. `gate` sees the written checkpoint, and the model
     that was written, before it appears; its verdict goes into the record, and if it raises,
     nothing appears. `beside` may write more files into the folder; `quality` is for the card, and
-    says how good the model is.
+    says how good the model is. `inputs` are files that were read beside the model: `target` may
+    not hold them.
     """
-    inputs = (model.path,) if model.path else ()
+    inputs = (*inputs, model.path) if model.path else inputs
     config = {**model.config, "architectures": [model.spec.architecture]}
     with new_folder(
         Path(target), overwrite=overwrite, needs_bytes=model.bytes, inputs=inputs

@@ -47,10 +47,12 @@ def behaviour(model: Model) -> Mapping[str, object]:
 
 def _turns_alike_at_any_length(typed: Any) -> bool:
     """Whether no rotary frequency depends on the longest input that the config names."""
-    rope = getattr(typed, "rope_parameters", None) or {}
+    rope = getattr(typed, "rope_parameters", None)
+    if not isinstance(rope, dict):
+        return False
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     named = [kind["rope_type"] for kind in kinds if "rope_type" in kind]
-    return bool(named) and {*named} <= {"default", "linear"}
+    return bool(named) and all(kind in ("default", "linear") for kind in named)
 
 
 def _problem_type(model: Model, typed: Any) -> str | None:

@@ -63,18 +63,20 @@ def compare(
     seed: int = 0,
     draws: Sequence[int] | None = None,
     ignored: Collection[str] = (),
+    all_rounded: bool = False,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> Verdict:
     """Compare two models on these samples.
 
     `draws` says how often the rounding of each is simulated (None: as many outputs demand),
-    `ignored` which settings may differ.
+    `ignored` which settings may differ. With `all_rounded`, weights that both have were rounded,
+    too: nobody looks which they are, which takes as long as reading one of the models.
     So many `workers` run one model each.
     """
     settings = tuple(differing_settings(a, b, ignored))
     draws = draws or [OF_FEW if has_few_outputs(a) else DRAWS] * 2
-    samples = [_Runs((a, b), pair, draws, dtype) for pair in pairs]
+    samples = [_Runs((a, b), pair, draws, dtype, all_rounded) for pair in pairs]
     results = iter(run_all([job for runs in samples for job in runs.jobs], workers, progress))
     judgements = [
         judgement
@@ -107,10 +109,11 @@ class _Runs:
         pair: tuple[Sample, Sample],
         draws: Sequence[int],
         dtype: torch.dtype,
+        all_rounded: bool,
     ) -> None:
         sides = list(zip(models, pair, draws, strict=True))
         noisy = [
-            (rounded_again(model, draw, dtype, other=other), sample)
+            (rounded_again(model, draw, dtype, other=None if all_rounded else other), sample)
             for (model, sample, count), other in zip(sides, reversed(models), strict=True)
             for draw in range(count)
         ]

@@ -41,6 +41,37 @@ def centre_sums(model: Model) -> Model:
     return derived(model, computed, "sums", what)
 
 
+def gather_rows(model: Model) -> Model:
+    """Move what all rows of an embedding have in common to one that is added to it (BERT).
+
+    Every token has one row of each, so that their sum stays.
+    """
+    shared = set(model.spec.ties.values())
+    tables = [
+        name for name in model.spec.summed if name not in shared and _rows_are_visible(model, name)
+    ]
+    if len(tables) < 2:
+        return model
+    first, *others = tables
+    computed: Computed = {name: partial(_without_common, model.weights, name) for name in others}
+    computed[first] = partial(_with_common, model.weights, first, others)
+    what = f"the mean row of {len(others)} embeddings added to another"
+    return derived(model, computed, "rows", what)
+
+
+def _rows_are_visible(model: Model, name: str) -> bool:
+    rows, *others = model.spec.tensors[name]
+    return len(others) == 1 and not any(atom.space in model.spec.hidden for atom in atoms((rows,)))
+
+
+def _without_common(weights: Weights, name: str) -> Tensor:
+    return weights[name] - weights[name].mean(0)
+
+
+def _with_common(weights: Weights, name: str, others: list[str]) -> Tensor:
+    return weights[name] + sum(weights[other].mean(0) for other in others)
+
+
 def _stream_axis(model: Model, name: str) -> int:
     writes = [atom.space for atom in atoms(model.spec.tensors[name]) if atom.role is Role.WRITES]
     space = next(space for space in writes if space in model.spec.hidden)
