@@ -29,6 +29,12 @@ def usual_effort(request, monkeypatch):
         monkeypatch.setattr("symmerge.matching.efforts.USUAL", "fast")
 
 
+@pytest.fixture(autouse=True)
+def no_lines_of_progress(monkeypatch):
+    """Whether a job took three seconds would decide what a busy machine prints."""
+    monkeypatch.setattr("symmerge.cli.phases.PATIENCE", 1e6)
+
+
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """A folder for training data, and nothing prepared from any before."""

@@ -19,15 +19,27 @@ def terminal(monkeypatch):
         console, "err", Console(file=screen, force_terminal=True, width=100, highlight=False)
     )
     yield screen
-    console.phases.end()
+    console.phases.close()
 
 
 @pytest.fixture
-def file(monkeypatch):
+def short(monkeypatch):
+    """A file, and a job that is over before its lines are worth reading."""
     screen = StringIO()
     monkeypatch.setattr(console, "err", Console(file=screen, width=100, highlight=False))
     yield screen
-    console.phases.end()
+    console.phases.close()
+
+
+@pytest.fixture
+def file(short):
+    """A file, and a job that takes long."""
+    console.note(Notice("a long job"))
+    console.phases._release()
+    assert short.getvalue() == "a long job\n"
+    short.truncate(0)
+    short.seek(0)
+    return short
 
 
 def test_a_phase_draws_a_bar_with_the_time_left(terminal, monkeypatch):
@@ -46,6 +58,22 @@ def test_short_phases_leave_no_line_on_a_terminal(terminal):
     console.note(Phase("opening models"))
     console.phases.end()
     assert "opening models (" not in terminal.getvalue()
+
+
+def test_elsewhere_a_short_job_prints_nothing(short):
+    for line in (Notice("a minute"), Phase("matching weights"), Counted("step 1 of 2", 1, 2)):
+        console.note(line)
+    console.phases.close()
+    assert short.getvalue() == ""
+
+
+def test_elsewhere_lines_appear_after_three_seconds(short, monkeypatch):
+    monkeypatch.setattr(phases, "PATIENCE", 0.05)
+    console.note(Phase("matching weights"))
+    assert short.getvalue() == ""
+    console.phases._timer.join()
+    console.note(Phase("writing"))
+    assert short.getvalue() == "matching weights\nwriting\n"
 
 
 def test_elsewhere_every_phase_is_a_plain_line(file):

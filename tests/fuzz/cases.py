@@ -92,9 +92,9 @@ def prepare(case: Case, samples: Path, folder: Path) -> Snapshot:
 
 def act(case: Case) -> None:
     """The command, as a user gives it; without lines of progress, in which noise would hide."""
-    from symmerge.cli import console, main
+    from symmerge.cli import main, phases
 
-    console.phases.quiet = True
+    phases.PATIENCE = 1e6
     sys.argv = ["symmerge", *case.command]
     main()
 

@@ -46,7 +46,6 @@ from symmerge.merging.verdict_words import advice
 from symmerge.models.interpolation import mean
 from symmerge.models.model import Model
 from symmerge.models.precision import check_dtype
-from symmerge.models.progress import Notice
 from symmerge.report.published import write_verdict
 from symmerge.verification.written import PASSES
 
@@ -108,7 +107,7 @@ def align(
         resume_file = unfinished.start(opened, recipe, rank)
         how = {**where, "progress": console.note, "resume_file": resume_file}
         for line in relations(opened) if not rank else ():
-            console.note(Notice(line))
+            console.warn(line)
         result = stored_in(align_models(opened, recipe, **how), output.dtype)
         if rank:
             return

@@ -171,7 +171,7 @@ def friendly(interrupted: str = "interrupted: nothing was written") -> Iterator[
             fail(f"{what} cannot be used ({error.strerror}): choose another path", error)
         fail(f"{_unexpected(error)}; please report it, with the details in {_details()}", error)
     finally:
-        phases.end()
+        phases.close()
 
 
 def _is_memory_full(error: Exception) -> bool:

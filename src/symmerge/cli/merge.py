@@ -39,7 +39,6 @@ from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.merging.verdict_words import advice
 from symmerge.models.model import Model, provenance_of
 from symmerge.models.precision import check_dtype, to_dtype
-from symmerge.models.progress import Notice
 from symmerge.report.published import publish
 
 REMEDY = "there is nothing to merge it with; give two models or more, symmerge merge A B --out DIR"
@@ -89,7 +88,7 @@ def merge(
         return
     resume_file = unfinished.start(job.models, job.recipe) if job.recipe else None
     for line in relations(job.models) if not job.folder else ():
-        console.note(Notice(line))
+        console.warn(line)
     result = job.align(console.note, resume_file)
     merged = to_dtype(job.combine(result, console.note), output.dtype or job.dtype)
     verdict = None if output.no_verdict else job.judge(result, merged, console.note)
