@@ -46,8 +46,7 @@ def test_a_folder_merges_as_its_alignment_does(kind, request, seeds, monkeypatch
     alignment, folder = request.getfixturevalue(kind)
     weights = [0.7, 0.3] if kind == "pair" else [0.5, 0.3, 0.2]
     expected = sm.merge(alignment, weights=weights)
-    for name in ("align", "align_many"):  # nothing is solved again
-        monkeypatch.setattr(f"symmerge.merging.pipeline.{name}", None)
+    monkeypatch.setattr("symmerge.merging.pipeline.align_models", None)  # nothing is solved again
     merged = sm.merge(folder, weights=weights)
     assert difference(merged, expected) <= 1e-6
     assert difference(merged, sm.merge(folder, weights=weights[::-1])) > 1e-3  # the control
@@ -90,7 +89,8 @@ def test_other_folders_are_refused_in_one_line(seeds, pair, tmp_path):
             sm.load_aligned(other)
     said = run("merge", seeds[0], "--out", tmp_path / "merged", expect=2).stderr
     assert "there is nothing to merge it with" in said and said.count("\n") == 1
-    said = run("merge", tmp_path, "--out", tmp_path / "merged", expect=2).stderr
+    (tmp_path / "empty").mkdir()
+    said = run("merge", tmp_path / "empty", "--out", tmp_path / "merged", expect=2).stderr
     assert "is no aligned folder" in said and said.count("\n") == 1
     damaged = shutil.copytree(folder, tmp_path / "damaged")
     shutil.rmtree(damaged / "aligned")

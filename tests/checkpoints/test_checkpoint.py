@@ -517,11 +517,11 @@ def test_files_beside_the_weights(saved, tmp_path):
     assert record["verified"]["same"] and 0 < record["verified"]["difference"] < 1e-4
     assert record["versions"]["torch"] == torch.__version__
     card = (written / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: transformers\n") and "the source's card" not in card
+    assert card.startswith("---\nbase_model:\n") and "the source's card" not in card
     assert all(
         words in card
         for words in (
-            str(folder),
+            folder.name,
             source.digest(),
             "**apply**",
             "Relative difference of the logits",

@@ -432,6 +432,8 @@ def test_align_merge_same(saved, tmp_path):
         "reference",
         "solution.json",
         "structure.json",
+        "verdict.json",
+        "verdict.png",
     ]
     run("verify", a, tmp_path / "pair/reference")
     run("verify", b, tmp_path / "pair/aligned")

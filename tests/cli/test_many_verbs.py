@@ -47,7 +47,7 @@ def test_align_writes_every_model_verified(three, aligned):
 def test_the_page_shows_the_rounds(aligned, tmp_path):
     run("report", aligned, "--out", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "Alignment of 3 models" in page and "Spread per round" in page and "cycle error" in page
+    assert "The rounds" in page and "cycle error" in page and "The merge beside its parents" in page
 
 
 def test_one_member_can_be_applied_again(three, aligned, tmp_path):

@@ -82,8 +82,10 @@ def test_the_rest_is_in_panels(verb):
     assert further and f"{len(further)} more options" in said
     for option in further:
         # The long name: a word of its own, since --lr is part of no other.
-        assert f"{option.opts[0]} " in everything and option.rich_help_panel in everything
-        assert f"│ {option.opts[0]} " not in said
+        name = option.opts[0]
+        assert f"{name} " in everything or f"{name}," in everything
+        assert option.rich_help_panel in everything
+        assert f"│ {name} " not in said and f"│ {name}," not in said
     assert MAIN in said
 
 
@@ -158,7 +160,9 @@ def test_a_file_of_mergekit_is_told_apart(pair, tmp_path):
     content = {"merge_method": "linear", "models": [{"model": "a", "parameters": {"weight": 1}}]}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(content))
     said = run("merge", *pair, "-o", tmp_path / "x", "--config", tmp_path / "c.yaml", expect=2)
-    assert "is a config of mergekit (it has a merge_method)" in said.stderr
+    assert "names the models to merge: leave out" in said.stderr
+    said = run("align", *pair, "-o", tmp_path / "x", "--config", tmp_path / "c.yaml", expect=2)
+    assert "is a config of mergekit: symmerge merge --config reads it" in said.stderr
 
 
 # --dtype
@@ -330,6 +334,8 @@ def test_an_interrupted_merge_goes_on(pair, tmp_path, monkeypatch):
 
 def test_merge_prints_json(pair, tmp_path):
     record = json.loads(run("merge", *pair, "-o", tmp_path / "out", *FAST, "--json").stdout)
+    verdict = record.pop("verdict")
+    assert verdict == json.loads((tmp_path / "out" / "verdict.json").read_text())
     assert record == json.loads((tmp_path / "out" / "symmerge.json").read_text())
     assert record["steps"][-1]["step"] == "merge"
 

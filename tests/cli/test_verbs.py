@@ -24,6 +24,7 @@ import symmerge as sm
 from symmerge.cli import barrier as verb
 from symmerge.evaluation.tasks import make_task
 from symmerge.lab.training import recipes
+from symmerge.models.progress import Phase
 from symmerge.verification.modules import full_module
 
 TEXT = "The loss on the line, and what alignment leaves of it. " * 60
@@ -173,10 +174,14 @@ def test_what_is_printed(place, model, three):
         and "pairs" not in one[0]
         and "3 pairs" in several[0]
     )
-    assert one[1].split("\t") == ["method", "barrier over the mean", "barrier over the line"]
-    assert several[1].split("\t")[1:3] == ["barrier over the mean", "standard error over the mean"]
+    barriers = ["barrier over the mean", "barrier over the line"]
+    assert one[1].startswith("# loss (perplexity): A ") and "their ensemble" in one[1]
+    midpoint = ["loss of the midpoint", "perplexity of the midpoint"]
+    assert one[2].split("\t") == ["method", *midpoint, *barriers]
+    assert several[-3] == "# Means over 3 pairs"
+    assert several[-2].split("\t")[1:3] == [barriers[0], "standard error over the mean"]
     found = three[0]["summary"]["none"]["barrier_mean"]
-    assert several[2].split("\t")[:3] == [
+    assert several[-1].split("\t")[:3] == [
         "plain average",
         f"{found['mean']:.3g}",
         f"{found['error']:.3g}",
@@ -188,7 +193,8 @@ def test_progress_is_told_for_each_pair(measure, model, monkeypatch):
     monkeypatch.setattr(verb.console, "note", told.append)
     for count in (3, 2):
         measure(f"told-{count}", *(model(seed=seed) for seed in range(count)), method="none")
-    assert [line.rpartition("gpt2-")[2] for line in told] == [
+    pairs = [line for line in told if isinstance(line, Phase) and "gpt2-" in line]
+    assert [line.rpartition("gpt2-")[2] for line in pairs] == [
         "1, pair 1 of 3",
         "2, pair 2 of 3",
         "2, pair 3 of 3",

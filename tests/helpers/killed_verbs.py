@@ -65,10 +65,11 @@ def verbs(place: Place) -> list[Verb]:
             again=resume,
             long=True,
         ),
-        Verb("merge", ("merge", a, b, *to, *QUICK)),
+        Verb("merge", ("merge", a, b, *to, *QUICK), again=resume),
         Verb(
             "merge three",
             ("merge", a, b, c, *to, *QUICK, "--combine", "ties", "--rounds", 1),
+            again=resume,
             long=True,
         ),
         Verb(
@@ -76,6 +77,11 @@ def verbs(place: Place) -> list[Verb]:
             ("statistics", a, b, *looked_at, "--out", f"{out}.safetensors"),
             whole=("out.safetensors",),
             again=resume,
+        ),
+        Verb(
+            "evaluate",
+            ("evaluate", a, b, *data, "--out", f"{out}.json"),
+            whole=("out.json",),
         ),
         Verb("barrier", ("barrier", a, b, *measured, *to)),
         Verb(

@@ -662,7 +662,7 @@ def test_parents_write_where_there_is_no_data(monkeypatch):
     said = []
     solution = learn(data=None, steps=3, progress=said.append)
     assert (
-        "no data to learn from: the models sample text" in said
+        "making inputs to learn from: the models sample text" in said
         and solution.settings["data"] == "self"
     )
     assert solution.objective == learn(steps=3).objective  # the same text as from the task
@@ -840,9 +840,8 @@ def test_resuming_gives_what_one_run_gives(tmp_path):
         assert learn(name, progress=stop_at(step), resume_file=resume_file, **settings).interrupted
     said = []
     resumed = learn(name, progress=said.append, resume_file=resume_file, **settings)
-    assert not resumed.interrupted and said[0].startswith(
-        "step 12 of"
-    )  # from the last look that was written
+    assert not resumed.interrupted and said[0] == "learning the symmetry"
+    assert said[1].startswith("step 12 of")  # from the last look that was written
     assert resumed.objective == pytest.approx(straight.objective, rel=1e-9)
     assert (
         resumed.settings["learned"] == straight.settings["learned"]

@@ -146,7 +146,7 @@ def test_merge_is_a_stock_checkpoint_between_its_parents(tmp_path):
         tmp_path / "merged", output_loading_info=True
     )
     assert not info["missing_keys"] and not info["unexpected_keys"]
-    assert "merged" in (tmp_path / "merged" / "README.md").read_text()
+    assert "# Merge of" in (tmp_path / "merged" / "README.md").read_text()
     with pytest.raises(MismatchError, match="one weight per model"):
         sm.mean([result.reference, result.aligned], [1.0])
 

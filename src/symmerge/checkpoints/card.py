@@ -142,7 +142,7 @@ def without_paths(text: str) -> str:
 
 
 def _is_path(word: str) -> bool:
-    return word.startswith(("/", "./", "../", "~/")) or word.count("/") > 1
+    return bool(re.match(r"(~|\.\.?)?/[^/]", word)) or word.count("/") > 1
 
 
 def _parents(merge: HistoryStep) -> str:

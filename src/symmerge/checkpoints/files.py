@@ -35,7 +35,7 @@ def replacing(target: Path, *, in_folder: bool = False) -> Iterator[Path]:
 
     After an error, `target` is unchanged. What killed writers of it left here is removed. With
     `in_folder` the path is in a folder of its own, for writers that make temporary files, too.
-    A link is followed: what it leads to is replaced, not the link.
+    A link to a file is followed: what it leads to is replaced, not the link.
     """
     target = follow_file_link(target)
     # Unique across machines that share a file system, too. The suffix is kept for NumPy.
@@ -56,8 +56,11 @@ def replacing(target: Path, *, in_folder: bool = False) -> Iterator[Path]:
 
 
 def follow_file_link(file: Path) -> Path:
-    """Where a linked file lies, or will lie; OSError for links in a circle."""
-    if not file.is_symlink():
+    """Where a linked file lies, or will lie; OSError for links in a circle.
+
+    A link to a folder is itself what is replaced: experiments link to models of the user.
+    """
+    if not file.is_symlink() or file.is_dir():
         return file
     place = Path(os.path.realpath(file))
     if place.is_symlink():

@@ -111,7 +111,7 @@ def align(
         result = stored_in(align_models(opened, recipe, **how), output.dtype)
         if rank:
             return
-        verdict = None if output.no_verdict else _judge(result, opened, options, folders)
+        verdict = None if output.no_verdict else _judge(result, opened, options, (*folders, out))
         _write(result, out, overwrite, verdict)
         if not was_interrupted(result):
             resume_file.remove()
@@ -132,11 +132,12 @@ def _judge(
     options: AlignOptions,
     folders: Sequence[Path],
 ) -> MergeVerdict | None:
-    """The verdict on the mean of what was aligned."""
+    """The verdict on the mean of what was aligned; the last of `folders` is the output."""
     how = {"seed": options.seed, "device": options.device, "progress": console.note}
     verdict = judge_alignment(result, mean(result.models), models, options.data, **how)
-    command = shlex.join(["symmerge", "merge", *map(str, folders), "--out", "MERGED"])
-    return verdict and advice(verdict, command, "DIR", best=options.effort == "best")
+    *sources, out = map(str, folders)
+    command = shlex.join(["symmerge", "align", *sources, "--out", f"{out}-2"])
+    return verdict and advice(verdict, command, out, best=options.effort == "best")
 
 
 def _show_preview(lines: Sequence[str], out: Path) -> None:

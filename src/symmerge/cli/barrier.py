@@ -128,7 +128,7 @@ class Further:
 @verb(
     examples=(
         "seed-0 seed-1 --data python-docs",
-        "seed-0 seed-1 --data text.txt --method none,fast --out curve",
+        "a b --data text.txt --method none,fast --out curve",
         "aligned --data text.txt --out curve",
     )
 )
@@ -185,8 +185,7 @@ def barrier(
         console.show_json(record.to_json())
         return
     about = describe_data(opened[0], measured.data)
-    wrote = f"; wrote {out}" if out else ""
-    show_barriers(f"{task.name} on {about}, {task.samples} samples, {points} points{wrote}", record)
+    show_barriers(f"{task.name} on {about}, {task.samples} samples, {points} points", record, out)
 
 
 @dataclass(frozen=True)

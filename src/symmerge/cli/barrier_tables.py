@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
+from pathlib import Path
 from statistics import fmean
 
 from symmerge.cli import console
 from symmerge.evaluation.results import CurveFile, CurvesFile, Metrics, SimplexFile
 
 
-def show_barriers(title: str, record: CurveFile | CurvesFile | SimplexFile) -> None:
+def show_barriers(
+    title: str, record: CurveFile | CurvesFile | SimplexFile, out: Path | None
+) -> None:
     """Print what was measured: a table per pair, means of several, or one of all together."""
+    wrote = f"; wrote {out}" if out else ""
     if isinstance(record, SimplexFile):
-        title = f"{title}, {len(record.models)} models together"
+        title = f"{title}, {len(record.models)} models together{wrote}"
         console.show_table(f"Barriers: {title}", _simplex_rows(record))
         return
-    _remark(f"Barriers: {title}")
+    pairs = f", {len(record.pairs)} pairs" if isinstance(record, CurvesFile) else ""
+    _remark(f"Barriers: {title}{pairs}{wrote}")
     if isinstance(record, CurveFile):
         _show_pair("", record)
         return

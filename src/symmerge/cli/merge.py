@@ -120,8 +120,8 @@ def _source(
             raise MismatchError(f"{config} names the models to merge: leave out {models[0]}")
         merge = read_mergekit(config)
         return merge, tuple(map(Path, merge.models))
-    if models and len(models) == 1:
-        return models[0], tuple(models)
+    if models and len(models) == 1 and not (models[0] / "config.json").exists():
+        return models[0], tuple(models)  # a folder that align wrote
     folders = check_models(models, REMEDY)
     return folders, folders
 

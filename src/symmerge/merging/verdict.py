@@ -58,7 +58,7 @@ class Judged(NamedTuple):
     model: Model
 
 
-class Measured(NamedTuple):
+class MeasuredModel(NamedTuple):
     """What was measured of it."""
 
     name: str
@@ -188,7 +188,7 @@ def _lines(parents: Sequence[Model], aligned: Sequence[Model], plain: bool) -> l
     ]
 
 
-def _line(measured: Sequence[Measured], kind: str) -> tuple[LinePoint, ...] | None:
+def _line(measured: Sequence[MeasuredModel], kind: str) -> tuple[LinePoint, ...] | None:
     """The line with its ends, which are the parents."""
     between = {float(row.name): row.metrics for row in measured if row.kind == kind}
     if not between:
@@ -204,7 +204,7 @@ def _letter(at: int) -> str:
 @torch.no_grad()
 def _measure(
     judged: Sequence[Judged], task: Task, device: torch.device, progress: Progress
-) -> list[Measured]:
+) -> list[MeasuredModel]:
     batches = list(task.batches)
     answers = []
     for number, (name, _, model) in enumerate(judged):
@@ -215,10 +215,10 @@ def _measure(
     parents = [answer for answer, one in zip(answers, judged, strict=True) if one.kind == PARENT]
     joint = [task.readout.ensemble(each) for each in zip(*parents, strict=True)]
     measured = [
-        Measured(one.name, one.kind, _metrics(task, batches, answer, joint))
+        MeasuredModel(one.name, one.kind, _metrics(task, batches, answer, joint))
         for one, answer in zip(judged, answers, strict=True)
     ]
-    return [*measured, Measured("ensemble", ENSEMBLE, _metrics(task, batches, joint, joint))]
+    return [*measured, MeasuredModel("ensemble", ENSEMBLE, _metrics(task, batches, joint, joint))]
 
 
 def _predict(task: Task, module: torch.nn.Module, batch: Batch, device: torch.device) -> Tensor:

@@ -119,7 +119,7 @@ def _about_average(
         return []
     value = f"{_metric(task)} {_value(task, average)}"
     if repaired is None:
-        return [f"Plain averaging does no harm here ({value}): the parents share a basin already."]
+        return [f"Plain averaging does no harm here ({value})."]
     if repaired <= 0:
         return [f"It repairs nothing of what plain averaging breaks ({value})."]
     return [
