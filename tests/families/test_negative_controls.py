@@ -27,6 +27,7 @@ from negative_controls import (
     scores_not_fixed,
     shown_permuted,
     wrong_group,
+    wrong_pairs,
 )
 
 import symmerge as sm
@@ -42,6 +43,7 @@ from symmerge.symmetry.groups import (
     RotaryPairs,
     ScaledPermutation,
     SignedPermutation,
+    Signs,
 )
 
 # Permutations only: a post-LayerNorm stream, a GELU.
@@ -72,7 +74,15 @@ HALVES, INTERLEAVED = (
     for layout in ("halves", "interleaved")
 )
 HEAD_LEFT = {"head left behind": left_behind("lm_head.weight")}
-LLAMA = {**RMS_NORM, **ROTARY, **HEADS, **HEAD_LEFT, "scaled gate": SCALED_GATE}
+GATED = {**RMS_NORM, **HEADS, **HEAD_LEFT, "scaled gate": SCALED_GATE}
+LLAMA = {**GATED, **ROTARY}
+# A norm and its gains leave one sign per rotary pair.
+NORMED = {
+    "turned pairs": wrong_pairs(lambda size: RotaryPairs(size, size)),
+    "signs inside rotary pairs": wrong_pairs(Signs),
+    "rotation of normed queries and keys": wrong_pairs(Orthogonal),
+    "permutation of pairs": wrong_group("qk", Permutation),
+}
 
 FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
     "bert": {**STREAM_SIGNS, **GELU, **HEADS, **TIED_DECODER},
@@ -160,6 +170,8 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
     "llama": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
     "mistral": LLAMA,
     "qwen2": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
+    "qwen3": {**GATED, **NORMED, "queries across groups": QUERIES_ACROSS_GROUPS},
+    "qwen3-tied": NORMED,
     "neox": {**LAYER_NORM, **GELU, **ROTARY, **HEADS, **HEAD_LEFT},
 }
 CASES = [(name, case) for name, controls in FORBIDDEN_ELEMENTS.items() for case in controls]
@@ -188,7 +200,7 @@ def test_every_family_has_three_controls():
 
 
 ROTATING = (
-    *("gpt2", "gpt2-untied", "vit", "neox", "llama", "mistral", "qwen2"),
+    *("gpt2", "gpt2-untied", "vit", "neox", "llama", "mistral", "qwen2", "qwen3"),
     *("modernbert-classifier", "dinov3-classifier"),
 )
 

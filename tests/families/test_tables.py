@@ -16,6 +16,7 @@ from symmerge.symmetry.groups import (
     RotaryPairs,
     ScaledPermutation,
     SignedPermutation,
+    Signs,
     Trivial,
 )
 from symmerge.symmetry.notation import Role, atoms, parse, unparse
@@ -93,6 +94,7 @@ RESIDUAL = {
     "vit": OrthogonalFixingOnes(48),
     "neox": OrthogonalFixingOnes(48),
     "llama": Orthogonal(48),
+    "qwen3": Orthogonal(48),
     "roformer": Permutation(48),
     "modernbert": OrthogonalFixingOnes(48),
 }
@@ -107,11 +109,18 @@ QUERY_KEY = {
     "modernbert-classifier": RotaryPairs(12, 12),
     "dinov3": RotaryPairs(12, 12),
     "dinov3-classifier": RotaryPairs(12, 12),
+    "qwen3": Signs(8),  # one per pair: a norm with gains comes before the positions
+    "qwen3-tied": Signs(6),
     "neox": RotaryPairs(12, 6),
     "neox-sequential": RotaryPairs(12, 3 + 1),  # a quarter of 12 by default, and pairs are whole
 }
 # roformer-classifier rotates its values, too
-VALUES = {"mistral": GeneralLinear(16), "roformer-classifier": RotaryPairs(12, 12, "interleaved")}
+VALUES = {
+    "mistral": GeneralLinear(16),
+    "qwen3": GeneralLinear(16),
+    "roformer-classifier": RotaryPairs(12, 12, "interleaved"),
+}
+GATED = ("llama", "qwen3", "modernbert")
 
 
 @every
@@ -122,16 +131,16 @@ def test_groups_follow_from_the_config(name):
     assert groups["qk.1"] == QUERY_KEY.get(name, GeneralLinear(12))
     assert groups["vo.1"] == VALUES.get(name, GeneralLinear(12))
     assert table.spaces["qk.1"].per == table.spaces["vo.1"].per == "head.1"
-    if table.family in ("llama", "modernbert") or name == "dinov3-classifier":
+    if table.family in GATED or name == "dinov3-classifier":
         assert groups["ff.1"] == ScaledPermutation(96, positive=False)  # gated
     assert {"vocabulary", "position", "label", "channel"} & groups.keys()
-    visible = {"vocabulary", "position", "angle", "type", "label", "channel", "one"}
+    visible = {"vocabulary", "position", "angle", "type", "label", "channel", "one", "half"}
     assert all(isinstance(groups[space], Trivial) for space in visible & groups.keys())
 
 
 @pytest.mark.parametrize(
     ("name", "heads", "queries"),
-    [("llama", 2, 2), ("llama-mqa", 1, 4), ("mistral", 4, 1), ("qwen2", 2, 2)],
+    [("llama", 2, 2), ("llama-mqa", 1, 4), ("mistral", 4, 1), ("qwen2", 2, 2), ("qwen3", 2, 2)],
 )
 def test_grouped_heads(name, heads, queries):
     table = spec(name)

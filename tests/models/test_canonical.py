@@ -170,6 +170,7 @@ def test_an_rms_norm_stream_keeps_its_mean(name):
 KEYS = {
     "llama-mqa": 12,
     "qwen2": 12,
+    "qwen3-tied": 6,  # of each half: all
     "neox": 6,
     "roformer": 12,
     "roformer-classifier": 12,
@@ -381,7 +382,7 @@ TIED = {
     "gpt2": ("transformer.ln_f", "transformer.wte.weight"),
     "llama-mqa": ("model.norm", "model.embed_tokens.weight"),
 }
-TIED["qwen2"] = TIED["llama-mqa"]
+TIED |= dict.fromkeys(("qwen2", "qwen3-tied"), TIED["llama-mqa"])
 
 
 def is_tied(model, tmp_path):
@@ -446,8 +447,8 @@ RECORDS = {
     **dict.fromkeys(("gpt2-untied", "vit", "neox"), ALL),
     "gpt2": ["untie", *ALL],
     **{name: ["fold", "centre", "balance"] for name in ("vit-tanh", "neox-sequential")},
-    **{name: ["fold", "balance"] for name in ("llama", "mistral")},
-    "llama-mqa": ["untie", "fold", "values", "balance"],
+    **{name: ["fold", "balance"] for name in ("llama", "mistral", "qwen3")},
+    **{name: ["untie", "fold", "values", "balance"] for name in ("llama-mqa", "qwen3-tied")},
     "qwen2": ["untie", "fold", "balance"],
 }
 

@@ -34,6 +34,7 @@ FAMILIES = (
     "dinov3",
     "llama",
     "neox",
+    "qwen3",
 )
 VARIANTS = ("modernbert-classifier", "dinov3-classifier")
 Damage = Callable[[Tensor, Tensor], None]

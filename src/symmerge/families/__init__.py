@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from symmerge.errors import UnsupportedModel, shown
-from symmerge.families import bert, dinov3, gpt2, llama, modernbert, neox, roformer, vit
+from symmerge.families import bert, dinov3, gpt2, llama, modernbert, neox, qwen3, roformer, vit
 from symmerge.families.base import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -15,6 +15,7 @@ FAMILIES: tuple[Family, ...] = (
     vit.FAMILY,
     dinov3.FAMILY,
     llama.FAMILY,
+    qwen3.FAMILY,
     neox.FAMILY,
 )
 BY_MODEL_TYPE: dict[str, Family] = {

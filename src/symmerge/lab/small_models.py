@@ -122,6 +122,17 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
         "GPTNeoXForCausalLM",
         {**_TEXT, "use_parallel_residual": False, "attention_bias": False},
     ),
+    "qwen3": ("Qwen3ForCausalLM", {**_TEXT, "num_key_value_heads": 2, "head_dim": 16}),
+    "qwen3-tied": (
+        "Qwen3ForCausalLM",
+        {
+            **_TEXT,
+            "num_key_value_heads": 1,
+            "head_dim": 12,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 
 

@@ -24,6 +24,7 @@ CLASSES = {
     "llama": ({"LlamaAttention"}, "LlamaDecoderLayer"),
     "mistral": ({"MistralAttention"}, "MistralDecoderLayer"),
     "qwen2": ({"Qwen2Attention"}, "Qwen2DecoderLayer"),
+    "qwen3": ({"Qwen3Attention"}, "Qwen3DecoderLayer"),
     "bert": ({"BertSelfAttention", "BertSelfOutput"}, "BertLayer"),
     "bert-classifier": ({"BertSelfAttention", "BertSelfOutput"}, "BertLayer"),
     "roberta": ({"RobertaSelfAttention", "RobertaSelfOutput"}, "RobertaLayer"),

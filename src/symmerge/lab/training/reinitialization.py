@@ -26,6 +26,7 @@ MODULES = {
     "llama": (_STACK, r"self_attn\."),
     "mistral": (_STACK, r"self_attn\."),
     "qwen2": (_STACK, r"self_attn\."),
+    "qwen3": (_STACK, r"self_attn\."),
     "bert": _ENCODER,
     "roberta": _ENCODER,
     "roformer": _ENCODER,

@@ -1,0 +1,38 @@
+"""Decoders: written in every precision, a member of the orbit is proved to be the same model."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import symmerge as sm
+from symmerge.lab.small_models import small_model
+from symmerge.models.orbit import random_member
+
+# a tensor whose damage must be found
+TENSORS = {
+    "qwen3": "model.layers.0.self_attn.k_norm.weight",
+    "qwen3-tied": "model.layers.1.self_attn.q_proj.weight",
+}
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def damaged(folder, tensor, into):
+    """The checkpoint with one tensor changed by two per cent at random."""
+    module = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    weight = module.state_dict()[tensor]
+    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    weight.copy_(weight.float() * (1 + 0.02 * noise))
+    module.save_pretrained(into)
+    return sm.load(into)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_written_member_is_the_same_and_a_damaged_one_is_not(name, dtype, tmp_path):
+    source = sm.load(small_model(name, seed=2, dtype=dtype))
+    folder = sm.save(random_member(source, 1)[1], tmp_path / "member")
+    member = sm.load(folder)
+    assert {member.weights.dtype(tensor) for tensor in member.spec.tensors} == {dtype}
+    assert sm.verify(source, member).same
+    assert sm.same(source, member).same
+    assert not sm.same(source, damaged(folder, TENSORS[name], tmp_path / "damaged")).same
