@@ -12,6 +12,8 @@ from symmerge.models.orbit import random_member
 TENSORS = {
     "qwen3": "model.layers.0.self_attn.k_norm.weight",
     "qwen3-tied": "model.layers.1.self_attn.q_proj.weight",
+    "phi3": "model.layers.1.self_attn.qkv_proj.weight",
+    "granite": "model.layers.0.mlp.up_proj.weight",
 }
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

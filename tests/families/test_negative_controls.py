@@ -172,6 +172,8 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
     "qwen2": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
     "qwen3": {**GATED, **NORMED, "queries across groups": QUERIES_ACROSS_GROUPS},
     "qwen3-tied": NORMED,
+    "phi3": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
+    "granite": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
     "neox": {**LAYER_NORM, **GELU, **ROTARY, **HEADS, **HEAD_LEFT},
 }
 CASES = [(name, case) for name, controls in FORBIDDEN_ELEMENTS.items() for case in controls]
@@ -194,13 +196,13 @@ def test_the_allowed_element_passes_and_the_forbidden_one_shows(name, case):
 
 
 def test_every_family_has_three_controls():
-    variants = {"bert-untied", "dinov3-classifier", "mistral", "qwen2"}
+    variants = {"bert-untied", "dinov3-classifier", "mistral", "qwen2", "granite"}
     names = {family.name for family in FAMILIES} | variants
     assert all(len(FORBIDDEN_ELEMENTS[name]) >= 3 for name in names)
 
 
 ROTATING = (
-    *("gpt2", "gpt2-untied", "vit", "neox", "llama", "mistral", "qwen2", "qwen3"),
+    *("gpt2", "gpt2-untied", "vit", "neox", "llama", "mistral", "qwen2", "qwen3", "phi3"),
     *("modernbert-classifier", "dinov3-classifier"),
 )
 

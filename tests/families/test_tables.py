@@ -95,6 +95,7 @@ RESIDUAL = {
     "neox": OrthogonalFixingOnes(48),
     "llama": Orthogonal(48),
     "qwen3": Orthogonal(48),
+    "phi3": Orthogonal(48),
     "roformer": Permutation(48),
     "modernbert": OrthogonalFixingOnes(48),
 }
@@ -111,6 +112,10 @@ QUERY_KEY = {
     "dinov3-classifier": RotaryPairs(12, 12),
     "qwen3": Signs(8),  # one per pair: a norm with gains comes before the positions
     "qwen3-tied": Signs(6),
+    "phi3": RotaryPairs(12, 6),
+    "phi3-tied": RotaryPairs(12, 12),
+    "granite": RotaryPairs(12, 12),
+    "granite-tied": RotaryPairs(12, 12),
     "neox": RotaryPairs(12, 6),
     "neox-sequential": RotaryPairs(12, 3 + 1),  # a quarter of 12 by default, and pairs are whole
 }
@@ -120,7 +125,7 @@ VALUES = {
     "qwen3": GeneralLinear(16),
     "roformer-classifier": RotaryPairs(12, 12, "interleaved"),
 }
-GATED = ("llama", "qwen3", "modernbert")
+GATED = ("llama", "qwen3", "phi3", "modernbert")
 
 
 @every
@@ -140,7 +145,15 @@ def test_groups_follow_from_the_config(name):
 
 @pytest.mark.parametrize(
     ("name", "heads", "queries"),
-    [("llama", 2, 2), ("llama-mqa", 1, 4), ("mistral", 4, 1), ("qwen2", 2, 2), ("qwen3", 2, 2)],
+    [
+        ("llama", 2, 2),
+        ("llama-mqa", 1, 4),
+        ("mistral", 4, 1),
+        ("qwen2", 2, 2),
+        ("qwen3", 2, 2),
+        ("phi3", 2, 2),
+        ("granite", 2, 2),
+    ],
 )
 def test_grouped_heads(name, heads, queries):
     table = spec(name)

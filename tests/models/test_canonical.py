@@ -170,6 +170,7 @@ def test_an_rms_norm_stream_keeps_its_mean(name):
 KEYS = {
     "llama-mqa": 12,
     "qwen2": 12,
+    "granite-tied": 12,
     "qwen3-tied": 6,  # of each half: all
     "neox": 6,
     "roformer": 12,
@@ -382,7 +383,7 @@ TIED = {
     "gpt2": ("transformer.ln_f", "transformer.wte.weight"),
     "llama-mqa": ("model.norm", "model.embed_tokens.weight"),
 }
-TIED |= dict.fromkeys(("qwen2", "qwen3-tied"), TIED["llama-mqa"])
+TIED |= dict.fromkeys(("qwen2", "qwen3-tied", "phi3-tied", "granite-tied"), TIED["llama-mqa"])
 
 
 def is_tied(model, tmp_path):
@@ -447,9 +448,12 @@ RECORDS = {
     **dict.fromkeys(("gpt2-untied", "vit", "neox"), ALL),
     "gpt2": ["untie", *ALL],
     **{name: ["fold", "centre", "balance"] for name in ("vit-tanh", "neox-sequential")},
-    **{name: ["fold", "balance"] for name in ("llama", "mistral", "qwen3")},
-    **{name: ["untie", "fold", "values", "balance"] for name in ("llama-mqa", "qwen3-tied")},
-    "qwen2": ["untie", "fold", "balance"],
+    **{name: ["fold", "balance"] for name in ("llama", "mistral", "qwen3", "phi3", "granite")},
+    **{
+        name: ["untie", "fold", "values", "balance"]
+        for name in ("llama-mqa", "qwen3-tied", "granite-tied")
+    },
+    **{name: ["untie", "fold", "balance"] for name in ("qwen2", "phi3-tied")},
 }
 
 

@@ -35,6 +35,7 @@ FAMILIES = (
     "llama",
     "neox",
     "qwen3",
+    "phi3",
 )
 VARIANTS = ("modernbert-classifier", "dinov3-classifier")
 Damage = Callable[[Tensor, Tensor], None]

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from symmerge.errors import UnsupportedModel, shown
-from symmerge.families import bert, dinov3, gpt2, llama, modernbert, neox, qwen3, roformer, vit
+from symmerge.families import (
+    bert,
+    dinov3,
+    gpt2,
+    llama,
+    modernbert,
+    neox,
+    phi3,
+    qwen3,
+    roformer,
+    vit,
+)
 from symmerge.families.base import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -16,6 +27,7 @@ FAMILIES: tuple[Family, ...] = (
     dinov3.FAMILY,
     llama.FAMILY,
     qwen3.FAMILY,
+    phi3.FAMILY,
     neox.FAMILY,
 )
 BY_MODEL_TYPE: dict[str, Family] = {

@@ -31,6 +31,18 @@ _GPT2: dict[str, object] = {
 }
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 _MODERN: dict[str, object] = {**_TEXT, "local_attention": 16, **dict.fromkeys(_TOKENS, 0)}
+_HALF_ROTARY: dict[str, object] = {
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "rope_type": "default",
+}
+_MULTIPLIERS: dict[str, object] = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.0,
+}
+_PHI: dict[str, object] = {**_TEXT, **dict.fromkeys(_TOKENS[:3], 0)}
 _ROTARY_VIT: dict[str, object] = {
     **_BODY,
     "image_size": 16,
@@ -111,11 +123,7 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
         "GPTNeoXForCausalLM",
         {
             **_TEXT,
-            "rope_parameters": {
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.5,
-                "rope_type": "default",
-            },
+            "rope_parameters": _HALF_ROTARY,
         },
     ),
     "neox-sequential": (
@@ -130,6 +138,25 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
             "num_key_value_heads": 1,
             "head_dim": 12,
             "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi3": (
+        "Phi3ForCausalLM",
+        {**_PHI, "num_key_value_heads": 2, "rope_parameters": _HALF_ROTARY},
+    ),
+    "phi3-tied": (
+        "Phi3ForCausalLM",
+        {**_PHI, "sliding_window": 8, "tie_word_embeddings": True},
+    ),
+    "granite": ("GraniteForCausalLM", {**_TEXT, **_MULTIPLIERS, "num_key_value_heads": 2}),
+    "granite-tied": (
+        "GraniteForCausalLM",
+        {
+            **_TEXT,
+            **_MULTIPLIERS,
+            "attention_bias": True,
+            "mlp_bias": True,
             "tie_word_embeddings": True,
         },
     ),

@@ -25,6 +25,8 @@ CLASSES = {
     "mistral": ({"MistralAttention"}, "MistralDecoderLayer"),
     "qwen2": ({"Qwen2Attention"}, "Qwen2DecoderLayer"),
     "qwen3": ({"Qwen3Attention"}, "Qwen3DecoderLayer"),
+    "phi3": ({"Phi3Attention"}, "Phi3DecoderLayer"),
+    "granite": ({"GraniteAttention"}, "GraniteDecoderLayer"),
     "bert": ({"BertSelfAttention", "BertSelfOutput"}, "BertLayer"),
     "bert-classifier": ({"BertSelfAttention", "BertSelfOutput"}, "BertLayer"),
     "roberta": ({"RobertaSelfAttention", "RobertaSelfOutput"}, "RobertaLayer"),

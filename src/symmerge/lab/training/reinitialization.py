@@ -23,10 +23,9 @@ _STACK = r"layers\.(\d+)\."
 MODULES = {
     "gpt2": (r"h\.(\d+)\.", r"attn\."),
     "gpt_neox": (_STACK, r"attention\."),
-    "llama": (_STACK, r"self_attn\."),
-    "mistral": (_STACK, r"self_attn\."),
-    "qwen2": (_STACK, r"self_attn\."),
-    "qwen3": (_STACK, r"self_attn\."),
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2", "granite", "qwen3", "phi3"), (_STACK, r"self_attn\.")
+    ),
     "bert": _ENCODER,
     "roberta": _ENCODER,
     "roformer": _ENCODER,
