@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import symmerge as sm
+from symmerge.errors import UnsupportedModel
 from symmerge.lab.small_models import small_model
 from symmerge.models.orbit import random_member
 
@@ -14,6 +15,9 @@ TENSORS = {
     "qwen3-tied": "model.layers.1.self_attn.q_proj.weight",
     "phi3": "model.layers.1.self_attn.qkv_proj.weight",
     "granite": "model.layers.0.mlp.up_proj.weight",
+    "starcoder2": "model.layers.1.mlp.c_fc.weight",
+    "stablelm": "model.layers.0.self_attn.q_proj.bias",
+    "stablelm-parallel": "model.layers.1.mlp.gate_proj.weight",
 }
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -22,6 +26,7 @@ def damaged(folder, tensor, into):
     """The checkpoint with one tensor changed by two per cent at random."""
     module = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     weight = module.state_dict()[tensor]
+    assert weight.any()  # else nothing would change
     noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
     weight.copy_(weight.float() * (1 + 0.02 * noise))
     module.save_pretrained(into)
@@ -38,3 +43,9 @@ def test_a_written_member_is_the_same_and_a_damaged_one_is_not(name, dtype, tmp_
     assert sm.verify(source, member).same
     assert sm.same(source, member).same
     assert not sm.same(source, damaged(folder, TENSORS[name], tmp_path / "damaged")).same
+
+
+def test_norms_of_single_heads_are_refused():
+    with pytest.raises(UnsupportedModel, match="qk_layernorm"):
+        sm.load(small_model("stablelm", qk_layernorm=True))
+    assert sm.load(small_model("stablelm", qk_layernorm=False)).spec.family == "stablelm"

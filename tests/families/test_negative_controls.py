@@ -174,6 +174,21 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
     "qwen3-tied": NORMED,
     "phi3": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
     "granite": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
+    "starcoder2": {
+        **LAYER_NORM,
+        **GELU,
+        **ROTARY,
+        **HEADS,
+        **HEAD_LEFT,
+        "queries across groups": QUERIES_ACROSS_GROUPS,
+    },
+    "starcoder2-tied": {"negative scales on ReLU": wrong_group("ff", AnySign)},
+    "stablelm": {**LAYER_NORM, **ROTARY, **HEADS, **HEAD_LEFT, "scaled gate": SCALED_GATE},
+    "stablelm-parallel": {
+        "rotation that moves ones": wrong_group("residual", Orthogonal),
+        "gate left behind": left_behind("model.layers.0.mlp.gate_proj.weight"),
+        "scaled gate": SCALED_GATE,
+    },
     "neox": {**LAYER_NORM, **GELU, **ROTARY, **HEADS, **HEAD_LEFT},
 }
 CASES = [(name, case) for name, controls in FORBIDDEN_ELEMENTS.items() for case in controls]
@@ -203,7 +218,7 @@ def test_every_family_has_three_controls():
 
 ROTATING = (
     *("gpt2", "gpt2-untied", "vit", "neox", "llama", "mistral", "qwen2", "qwen3", "phi3"),
-    *("modernbert-classifier", "dinov3-classifier"),
+    *("modernbert-classifier", "dinov3-classifier", "starcoder2", "stablelm-parallel"),
 )
 
 

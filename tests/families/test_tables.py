@@ -79,7 +79,8 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(
     ("name", "setting"),
-    [(name, "hidden_act") for name in ("bert", "vit", "neox")] + [("gpt2", "activation_function")],
+    [(name, "hidden_act") for name in ("bert", "vit", "neox", "starcoder2")]
+    + [("gpt2", "activation_function")],
 )
 def test_the_activation_decides_the_hidden_group(name, setting, activation):
     assert spec(name, **{setting: activation}).spaces["ff.1"].group == ACTIVATIONS[activation]
@@ -96,6 +97,8 @@ RESIDUAL = {
     "llama": Orthogonal(48),
     "qwen3": Orthogonal(48),
     "phi3": Orthogonal(48),
+    "starcoder2": OrthogonalFixingOnes(48),
+    "stablelm": OrthogonalFixingOnes(48),
     "roformer": Permutation(48),
     "modernbert": OrthogonalFixingOnes(48),
 }
@@ -115,6 +118,10 @@ QUERY_KEY = {
     "phi3": RotaryPairs(12, 6),
     "phi3-tied": RotaryPairs(12, 12),
     "granite": RotaryPairs(12, 12),
+    "starcoder2": RotaryPairs(12, 12),
+    "starcoder2-tied": RotaryPairs(12, 12),
+    "stablelm": RotaryPairs(12, 6),
+    "stablelm-parallel": RotaryPairs(12, 6),
     "granite-tied": RotaryPairs(12, 12),
     "neox": RotaryPairs(12, 6),
     "neox-sequential": RotaryPairs(12, 3 + 1),  # a quarter of 12 by default, and pairs are whole
@@ -125,7 +132,7 @@ VALUES = {
     "qwen3": GeneralLinear(16),
     "roformer-classifier": RotaryPairs(12, 12, "interleaved"),
 }
-GATED = ("llama", "qwen3", "phi3", "modernbert")
+GATED = ("llama", "qwen3", "phi3", "stablelm", "modernbert")
 
 
 @every
@@ -153,6 +160,8 @@ def test_groups_follow_from_the_config(name):
         ("qwen3", 2, 2),
         ("phi3", 2, 2),
         ("granite", 2, 2),
+        ("starcoder2", 2, 2),
+        ("stablelm", 2, 2),
     ],
 )
 def test_grouped_heads(name, heads, queries):

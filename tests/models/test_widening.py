@@ -85,6 +85,8 @@ WIDER = {
     },
     "phi3": {"all": {"hidden_size": 72, "num_attention_heads": 6, "num_key_value_heads": 3}},
     "granite": {"all": {"hidden_size": 72, "num_attention_heads": 6, "num_key_value_heads": 3}},
+    "starcoder2": {"all": {"hidden_size": 72, "num_attention_heads": 6, "num_key_value_heads": 3}},
+    "stablelm": {"all": {"hidden_size": 72, "num_attention_heads": 6, "num_key_value_heads": 3}},
     "neox": {"all": {"hidden_size": 72, "num_attention_heads": 6, "intermediate_size": 130}},
     "modernbert": {"units": {"intermediate_size": 300}},
     "modernbert-classifier": {"units": {"intermediate_size": 130}},

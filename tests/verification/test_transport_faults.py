@@ -36,6 +36,8 @@ FAMILIES = (
     "neox",
     "qwen3",
     "phi3",
+    "starcoder2",
+    "stablelm",
 )
 VARIANTS = ("modernbert-classifier", "dinov3-classifier")
 Damage = Callable[[Tensor, Tensor], None]

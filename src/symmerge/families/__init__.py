@@ -13,6 +13,8 @@ from symmerge.families import (
     phi3,
     qwen3,
     roformer,
+    stablelm,
+    starcoder2,
     vit,
 )
 from symmerge.families.base import Family
@@ -28,6 +30,8 @@ FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
     qwen3.FAMILY,
     phi3.FAMILY,
+    starcoder2.FAMILY,
+    stablelm.FAMILY,
     neox.FAMILY,
 )
 BY_MODEL_TYPE: dict[str, Family] = {

@@ -42,7 +42,7 @@ _MULTIPLIERS: dict[str, object] = {
     "residual_multiplier": 0.7,
     "logits_scaling": 2.0,
 }
-_PHI: dict[str, object] = {**_TEXT, **dict.fromkeys(_TOKENS[:3], 0)}
+_DECODER: dict[str, object] = {**_TEXT, **dict.fromkeys(_TOKENS[:3], 0)}
 _ROTARY_VIT: dict[str, object] = {
     **_BODY,
     "image_size": 16,
@@ -143,11 +143,11 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "phi3": (
         "Phi3ForCausalLM",
-        {**_PHI, "num_key_value_heads": 2, "rope_parameters": _HALF_ROTARY},
+        {**_DECODER, "num_key_value_heads": 2, "rope_parameters": _HALF_ROTARY},
     ),
     "phi3-tied": (
         "Phi3ForCausalLM",
-        {**_PHI, "sliding_window": 8, "tie_word_embeddings": True},
+        {**_DECODER, "sliding_window": 8, "tie_word_embeddings": True},
     ),
     "granite": ("GraniteForCausalLM", {**_TEXT, **_MULTIPLIERS, "num_key_value_heads": 2}),
     "granite-tied": (
@@ -157,6 +157,28 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
             **_MULTIPLIERS,
             "attention_bias": True,
             "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "starcoder2": (
+        "Starcoder2ForCausalLM",
+        {**_DECODER, "num_key_value_heads": 2, "sliding_window": 8, "tie_word_embeddings": False},
+    ),
+    "starcoder2-tied": (
+        "Starcoder2ForCausalLM",
+        {**_DECODER, "num_key_value_heads": 1, "use_bias": False, "hidden_act": "relu"},
+    ),
+    "stablelm": (
+        "StableLmForCausalLM",
+        {**_TEXT, "num_key_value_heads": 2, "rope_parameters": _HALF_ROTARY, "use_qkv_bias": True},
+    ),
+    "stablelm-parallel": (
+        "StableLmForCausalLM",
+        {
+            **_TEXT,
+            "num_key_value_heads": 4,
+            "rope_parameters": _HALF_ROTARY,
+            "use_parallel_residual": True,
             "tie_word_embeddings": True,
         },
     ),

@@ -27,6 +27,8 @@ CLASSES = {
     "qwen3": ({"Qwen3Attention"}, "Qwen3DecoderLayer"),
     "phi3": ({"Phi3Attention"}, "Phi3DecoderLayer"),
     "granite": ({"GraniteAttention"}, "GraniteDecoderLayer"),
+    "starcoder2": ({"Starcoder2Attention"}, "Starcoder2DecoderLayer"),
+    "stablelm": ({"StableLmAttention"}, "StableLmDecoderLayer"),
     "bert": ({"BertSelfAttention", "BertSelfOutput"}, "BertLayer"),
     "bert-classifier": ({"BertSelfAttention", "BertSelfOutput"}, "BertLayer"),
     "roberta": ({"RobertaSelfAttention", "RobertaSelfOutput"}, "RobertaLayer"),
