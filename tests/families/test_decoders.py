@@ -18,6 +18,8 @@ TENSORS = {
     "starcoder2": "model.layers.1.mlp.c_fc.weight",
     "stablelm": "model.layers.0.self_attn.q_proj.bias",
     "stablelm-parallel": "model.layers.1.mlp.gate_proj.weight",
+    "olmo2": "model.layers.0.self_attn.q_norm.weight",
+    "olmo3": "model.layers.1.self_attn.o_proj.bias",
 }
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -189,6 +189,20 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
         "gate left behind": left_behind("model.layers.0.mlp.gate_proj.weight"),
         "scaled gate": SCALED_GATE,
     },
+    "olmo2": {
+        "scales on the stream": wrong_group("residual", ScaledPermutation),
+        "signs inside rotary pairs": wrong_pairs(Signs),
+        "permutation of pairs": wrong_group("qk", Permutation),
+        **HEADS,
+        **HEAD_LEFT,
+        "scaled gate": SCALED_GATE,
+        "queries across groups": QUERIES_ACROSS_GROUPS,
+    },
+    "olmo3": {
+        "scales on the stream": wrong_group("residual", ScaledPermutation),
+        "signs inside rotary pairs": wrong_pairs(Signs),
+        "output bias left behind": left_behind("model.layers.0.self_attn.o_proj.bias"),
+    },
     "neox": {**LAYER_NORM, **GELU, **ROTARY, **HEADS, **HEAD_LEFT},
 }
 CASES = [(name, case) for name, controls in FORBIDDEN_ELEMENTS.items() for case in controls]
@@ -211,7 +225,7 @@ def test_the_allowed_element_passes_and_the_forbidden_one_shows(name, case):
 
 
 def test_every_family_has_three_controls():
-    variants = {"bert-untied", "dinov3-classifier", "mistral", "qwen2", "granite"}
+    variants = {"bert-untied", "dinov3-classifier", "mistral", "qwen2", "granite", "olmo3"}
     names = {family.name for family in FAMILIES} | variants
     assert all(len(FORBIDDEN_ELEMENTS[name]) >= 3 for name in names)
 
@@ -238,10 +252,10 @@ def test_a_gain_of_scores_refuses_to_rotate():
 
 
 @pytest.mark.parametrize("group", [Orthogonal, GeneralLinear])
-@pytest.mark.parametrize("name", ["bert", "roberta", "roformer"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "roformer", "olmo2"])
 def test_a_post_norm_stream_refuses_to_rotate(name, group):
     # Its gains sit on the stream: they cannot be folded.
-    with pytest.raises(SymmetryError, match=r"LayerNorm\.weight.*pointwise"):
+    with pytest.raises(SymmetryError, match=r"(?i)LayerNorm\.weight.*pointwise"):
         difference(folded(name), move(regroup(folded(name), "residual", group), "residual"))
 
 

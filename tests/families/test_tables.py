@@ -97,6 +97,7 @@ RESIDUAL = {
     "llama": Orthogonal(48),
     "qwen3": Orthogonal(48),
     "phi3": Orthogonal(48),
+    "olmo2": SignedPermutation(48),
     "starcoder2": OrthogonalFixingOnes(48),
     "stablelm": OrthogonalFixingOnes(48),
     "roformer": Permutation(48),
@@ -118,6 +119,8 @@ QUERY_KEY = {
     "phi3": RotaryPairs(12, 6),
     "phi3-tied": RotaryPairs(12, 12),
     "granite": RotaryPairs(12, 12),
+    "olmo2": Signs(6),
+    "olmo3": Signs(6),
     "starcoder2": RotaryPairs(12, 12),
     "starcoder2-tied": RotaryPairs(12, 12),
     "stablelm": RotaryPairs(12, 6),
@@ -132,7 +135,7 @@ VALUES = {
     "qwen3": GeneralLinear(16),
     "roformer-classifier": RotaryPairs(12, 12, "interleaved"),
 }
-GATED = ("llama", "qwen3", "phi3", "stablelm", "modernbert")
+GATED = ("llama", "qwen3", "olmo2", "phi3", "stablelm", "modernbert")
 
 
 @every
@@ -162,6 +165,7 @@ def test_groups_follow_from_the_config(name):
         ("granite", 2, 2),
         ("starcoder2", 2, 2),
         ("stablelm", 2, 2),
+        ("olmo2", 2, 2),
     ],
 )
 def test_grouped_heads(name, heads, queries):

@@ -25,7 +25,7 @@ EXACT = 1e-10
 ROTATING = [
     name
     for name in SMALL
-    if not name.startswith(("bert", "roberta", "roformer")) and name != "dinov3"
+    if not name.startswith(("bert", "roberta", "roformer", "olmo")) and name != "dinov3"
 ]
 LAYER_NORM = [
     name
@@ -175,6 +175,7 @@ KEYS = {
     "granite-tied": 12,
     "starcoder2": 12,
     "stablelm": 6,
+    "olmo3": 6,
     "qwen3-tied": 6,  # of each half: all
     "neox": 6,
     "roformer": 12,
@@ -456,6 +457,8 @@ RECORDS = {
     "dinov3-classifier": ["fold", "centre", "values", "balance"],
     **dict.fromkeys(("gpt2-untied", "vit", "neox"), ALL),
     "gpt2": ["untie", *ALL],
+    "olmo2": ["balance"],
+    "olmo3": ["values", "balance"],
     "starcoder2": ["fold", "centre", "values", "balance"],
     "starcoder2-tied": ["untie", "fold", "centre", "balance"],
     "stablelm": ["fold", "centre", "keys", "balance"],

@@ -38,6 +38,7 @@ FAMILIES = (
     "phi3",
     "starcoder2",
     "stablelm",
+    "olmo2",
 )
 VARIANTS = ("modernbert-classifier", "dinov3-classifier")
 Damage = Callable[[Tensor, Tensor], None]

@@ -14,8 +14,9 @@ from symmerge.symmetry.spec import Space
 # A head is two halves that hold a coordinate of each rotary pair. Its norm has a gain per
 # coordinate, the same for all heads, so that inside one head a pair can change its sign at most:
 # a scale would change the norm, a turn would need the two gains of the pair to be equal.
+ATTENTION = llama.ATTENTION.replace("qk.{i}", "half qk.{i}")
 TABLE = (
-    llama.TABLE.replace("qk.{i}", "half qk.{i}")
+    llama.TABLE.replace(llama.ATTENTION, ATTENTION)
     + """
 model.layers.{i}.self_attn.q_norm.weight          (half angle)
 model.layers.{i}.self_attn.k_norm.weight          (half angle)

@@ -182,6 +182,16 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "olmo2": ("Olmo2ForCausalLM", {**_DECODER, "num_key_value_heads": 2}),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        {
+            **_DECODER,
+            "sliding_window": 8,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 
 

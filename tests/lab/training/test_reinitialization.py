@@ -29,6 +29,7 @@ CLASSES = {
     "granite": ({"GraniteAttention"}, "GraniteDecoderLayer"),
     "starcoder2": ({"Starcoder2Attention"}, "Starcoder2DecoderLayer"),
     "stablelm": ({"StableLmAttention"}, "StableLmDecoderLayer"),
+    "olmo2": ({"Olmo2Attention"}, "Olmo2DecoderLayer"),
     "bert": ({"BertSelfAttention", "BertSelfOutput"}, "BertLayer"),
     "bert-classifier": ({"BertSelfAttention", "BertSelfOutput"}, "BertLayer"),
     "roberta": ({"RobertaSelfAttention", "RobertaSelfOutput"}, "RobertaLayer"),

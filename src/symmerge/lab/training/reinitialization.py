@@ -21,7 +21,7 @@ _ENCODER = (r"encoder\.layer\.(\d+)\.", r"attention\.(self|output\.dense)\.")
 _STACK = r"layers\.(\d+)\."
 _DECODERS = (
     *("llama", "mistral", "qwen2", "granite", "qwen3", "phi3"),
-    *("starcoder2", "stablelm"),
+    *("starcoder2", "stablelm", "olmo2", "olmo3"),
 )
 # model type -> patterns of a layer's name, and of attention within it
 MODULES = {
