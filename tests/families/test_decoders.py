@@ -5,8 +5,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import symmerge as sm
-from symmerge.errors import UnsupportedModel
+from symmerge.errors import MismatchError, UnsupportedModel
 from symmerge.lab.small_models import small_model
+from symmerge.matching.non_symmetric import ignore_heads
 from symmerge.models.orbit import random_member
 
 # a tensor whose damage must be found
@@ -51,3 +52,16 @@ def test_norms_of_single_heads_are_refused():
     with pytest.raises(UnsupportedModel, match="qk_layernorm"):
         sm.load(small_model("stablelm", qk_layernorm=True))
     assert sm.load(small_model("stablelm", qk_layernorm=False)).spec.family == "stablelm"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "olmo2"])
+def test_normed_pairs_keep_their_places_in_every_method(name):
+    # Four heads of their own keys: only the rotary positions are in the way.
+    model = sm.load(small_model(name, num_key_value_heads=4))
+    with pytest.raises(MismatchError, match="permutations are not a symmetry of a Signs space"):
+        model.restrict(qk="permutation")
+    with pytest.raises(MismatchError, match="no rotary positions"):
+        ignore_heads(model)
+    with pytest.raises(MismatchError, match="turn with their positions"):
+        sm.average(model, model, attention="circuits")
+    assert ignore_heads(sm.load(small_model("gpt2")))  # the control
