@@ -38,6 +38,14 @@ from symmerge.matching.recipes import get_recipe
 a, b = (sm.load(path) for path in sys.argv[1:3])
 timed(sm.align, a, b, get_recipe(sys.argv[3]))
 """
+LEARN = """
+os.environ.setdefault("GOMP_SPINCOUNT", "0")  # as the command line does
+import symmerge as sm
+from symmerge.matching.efforts import effort_recipe
+from symmerge.matching.recipes import with_options
+a, b = (sm.load(path) for path in sys.argv[1:3])
+timed(sm.align, a, b, with_options(effort_recipe(sys.argv[3], a), steps=10, generated=32))
+"""
 CONTROL = """
 import torch
 def decompose():
@@ -49,6 +57,7 @@ JOBS = {
     "control: torch with all threads": (CONTROL, ""),
     "weights-only": (SOLVE, "weights-only"),
     "orthogonal, 15 sweeps": (SOLVE, "orthogonal"),
+    "standard effort, 10 steps": (LEARN, "standard"),
 }
 
 

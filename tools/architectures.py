@@ -23,6 +23,7 @@ WORDS: Mapping[str, str] = {
     "Trivial": "nothing",
     "Permutation": "permutations",
     "SignedPermutation": "permutations, signs",
+    "Signs": "one sign per rotary pair",
     "Orthogonal": "rotations",
     "OrthogonalFixingOnes": "rotations that fix the ones vector",
     "GeneralLinear": "any change of basis",

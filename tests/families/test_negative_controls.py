@@ -27,6 +27,7 @@ from negative_controls import (
     scores_not_fixed,
     shown_permuted,
     wrong_group,
+    wrong_pairs,
 )
 
 import symmerge as sm
@@ -42,6 +43,7 @@ from symmerge.symmetry.groups import (
     RotaryPairs,
     ScaledPermutation,
     SignedPermutation,
+    Signs,
 )
 
 # Permutations only: a post-LayerNorm stream, a GELU.
@@ -72,7 +74,15 @@ HALVES, INTERLEAVED = (
     for layout in ("halves", "interleaved")
 )
 HEAD_LEFT = {"head left behind": left_behind("lm_head.weight")}
-LLAMA = {**RMS_NORM, **ROTARY, **HEADS, **HEAD_LEFT, "scaled gate": SCALED_GATE}
+GATED = {**RMS_NORM, **HEADS, **HEAD_LEFT, "scaled gate": SCALED_GATE}
+LLAMA = {**GATED, **ROTARY}
+# A norm and its gains leave one sign per rotary pair.
+NORMED = {
+    "turned pairs": wrong_pairs(lambda size: RotaryPairs(size, size)),
+    "signs inside rotary pairs": wrong_pairs(Signs),
+    "rotation of normed queries and keys": wrong_pairs(Orthogonal),
+    "permutation of pairs": wrong_group("qk", Permutation),
+}
 
 FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
     "bert": {**STREAM_SIGNS, **GELU, **HEADS, **TIED_DECODER},
@@ -160,6 +170,39 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
     "llama": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
     "mistral": LLAMA,
     "qwen2": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
+    "qwen3": {**GATED, **NORMED, "queries across groups": QUERIES_ACROSS_GROUPS},
+    "qwen3-tied": NORMED,
+    "phi3": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
+    "granite": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
+    "starcoder2": {
+        **LAYER_NORM,
+        **GELU,
+        **ROTARY,
+        **HEADS,
+        **HEAD_LEFT,
+        "queries across groups": QUERIES_ACROSS_GROUPS,
+    },
+    "starcoder2-tied": {"negative scales on ReLU": wrong_group("ff", AnySign)},
+    "stablelm": {**LAYER_NORM, **ROTARY, **HEADS, **HEAD_LEFT, "scaled gate": SCALED_GATE},
+    "stablelm-parallel": {
+        "rotation that moves ones": wrong_group("residual", Orthogonal),
+        "gate left behind": left_behind("model.layers.0.mlp.gate_proj.weight"),
+        "scaled gate": SCALED_GATE,
+    },
+    "olmo2": {
+        "scales on the stream": wrong_group("residual", ScaledPermutation),
+        "signs inside rotary pairs": wrong_pairs(Signs),
+        "permutation of pairs": wrong_group("qk", Permutation),
+        **HEADS,
+        **HEAD_LEFT,
+        "scaled gate": SCALED_GATE,
+        "queries across groups": QUERIES_ACROSS_GROUPS,
+    },
+    "olmo3": {
+        "scales on the stream": wrong_group("residual", ScaledPermutation),
+        "signs inside rotary pairs": wrong_pairs(Signs),
+        "output bias left behind": left_behind("model.layers.0.self_attn.o_proj.bias"),
+    },
     "neox": {**LAYER_NORM, **GELU, **ROTARY, **HEADS, **HEAD_LEFT},
 }
 CASES = [(name, case) for name, controls in FORBIDDEN_ELEMENTS.items() for case in controls]
@@ -182,14 +225,14 @@ def test_the_allowed_element_passes_and_the_forbidden_one_shows(name, case):
 
 
 def test_every_family_has_three_controls():
-    variants = {"bert-untied", "dinov3-classifier", "mistral", "qwen2"}
+    variants = {"bert-untied", "dinov3-classifier", "mistral", "qwen2", "granite", "olmo3"}
     names = {family.name for family in FAMILIES} | variants
     assert all(len(FORBIDDEN_ELEMENTS[name]) >= 3 for name in names)
 
 
 ROTATING = (
-    *("gpt2", "gpt2-untied", "vit", "neox", "llama", "mistral", "qwen2"),
-    *("modernbert-classifier", "dinov3-classifier"),
+    *("gpt2", "gpt2-untied", "vit", "neox", "llama", "mistral", "qwen2", "qwen3", "phi3"),
+    *("modernbert-classifier", "dinov3-classifier", "starcoder2", "stablelm-parallel"),
 )
 
 
@@ -209,10 +252,10 @@ def test_a_gain_of_scores_refuses_to_rotate():
 
 
 @pytest.mark.parametrize("group", [Orthogonal, GeneralLinear])
-@pytest.mark.parametrize("name", ["bert", "roberta", "roformer"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "roformer", "olmo2"])
 def test_a_post_norm_stream_refuses_to_rotate(name, group):
     # Its gains sit on the stream: they cannot be folded.
-    with pytest.raises(SymmetryError, match=r"LayerNorm\.weight.*pointwise"):
+    with pytest.raises(SymmetryError, match=r"(?i)LayerNorm\.weight.*pointwise"):
         difference(folded(name), move(regroup(folded(name), "residual", group), "residual"))
 
 

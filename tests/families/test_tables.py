@@ -16,6 +16,7 @@ from symmerge.symmetry.groups import (
     RotaryPairs,
     ScaledPermutation,
     SignedPermutation,
+    Signs,
     Trivial,
 )
 from symmerge.symmetry.notation import Role, atoms, parse, unparse
@@ -78,7 +79,8 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(
     ("name", "setting"),
-    [(name, "hidden_act") for name in ("bert", "vit", "neox")] + [("gpt2", "activation_function")],
+    [(name, "hidden_act") for name in ("bert", "vit", "neox", "starcoder2")]
+    + [("gpt2", "activation_function")],
 )
 def test_the_activation_decides_the_hidden_group(name, setting, activation):
     assert spec(name, **{setting: activation}).spaces["ff.1"].group == ACTIVATIONS[activation]
@@ -93,6 +95,11 @@ RESIDUAL = {
     "vit": OrthogonalFixingOnes(48),
     "neox": OrthogonalFixingOnes(48),
     "llama": Orthogonal(48),
+    "qwen3": Orthogonal(48),
+    "phi3": Orthogonal(48),
+    "olmo2": SignedPermutation(48),
+    "starcoder2": OrthogonalFixingOnes(48),
+    "stablelm": OrthogonalFixingOnes(48),
     "roformer": Permutation(48),
     "modernbert": OrthogonalFixingOnes(48),
 }
@@ -107,11 +114,28 @@ QUERY_KEY = {
     "modernbert-classifier": RotaryPairs(12, 12),
     "dinov3": RotaryPairs(12, 12),
     "dinov3-classifier": RotaryPairs(12, 12),
+    "qwen3": Signs(8),  # one per pair: a norm with gains comes before the positions
+    "qwen3-tied": Signs(6),
+    "phi3": RotaryPairs(12, 6),
+    "phi3-tied": RotaryPairs(12, 12),
+    "granite": RotaryPairs(12, 12),
+    "olmo2": Signs(6),
+    "olmo3": Signs(6),
+    "starcoder2": RotaryPairs(12, 12),
+    "starcoder2-tied": RotaryPairs(12, 12),
+    "stablelm": RotaryPairs(12, 6),
+    "stablelm-parallel": RotaryPairs(12, 6),
+    "granite-tied": RotaryPairs(12, 12),
     "neox": RotaryPairs(12, 6),
     "neox-sequential": RotaryPairs(12, 3 + 1),  # a quarter of 12 by default, and pairs are whole
 }
 # roformer-classifier rotates its values, too
-VALUES = {"mistral": GeneralLinear(16), "roformer-classifier": RotaryPairs(12, 12, "interleaved")}
+VALUES = {
+    "mistral": GeneralLinear(16),
+    "qwen3": GeneralLinear(16),
+    "roformer-classifier": RotaryPairs(12, 12, "interleaved"),
+}
+GATED = ("llama", "qwen3", "olmo2", "phi3", "stablelm", "modernbert")
 
 
 @every
@@ -122,16 +146,27 @@ def test_groups_follow_from_the_config(name):
     assert groups["qk.1"] == QUERY_KEY.get(name, GeneralLinear(12))
     assert groups["vo.1"] == VALUES.get(name, GeneralLinear(12))
     assert table.spaces["qk.1"].per == table.spaces["vo.1"].per == "head.1"
-    if table.family in ("llama", "modernbert") or name == "dinov3-classifier":
+    if table.family in GATED or name == "dinov3-classifier":
         assert groups["ff.1"] == ScaledPermutation(96, positive=False)  # gated
     assert {"vocabulary", "position", "label", "channel"} & groups.keys()
-    visible = {"vocabulary", "position", "angle", "type", "label", "channel", "one"}
+    visible = {"vocabulary", "position", "angle", "type", "label", "channel", "one", "half"}
     assert all(isinstance(groups[space], Trivial) for space in visible & groups.keys())
 
 
 @pytest.mark.parametrize(
     ("name", "heads", "queries"),
-    [("llama", 2, 2), ("llama-mqa", 1, 4), ("mistral", 4, 1), ("qwen2", 2, 2)],
+    [
+        ("llama", 2, 2),
+        ("llama-mqa", 1, 4),
+        ("mistral", 4, 1),
+        ("qwen2", 2, 2),
+        ("qwen3", 2, 2),
+        ("phi3", 2, 2),
+        ("granite", 2, 2),
+        ("starcoder2", 2, 2),
+        ("stablelm", 2, 2),
+        ("olmo2", 2, 2),
+    ],
 )
 def test_grouped_heads(name, heads, queries):
     table = spec(name)

@@ -78,6 +78,24 @@ def wrong_group(space, group):
     return Control(moving(space), lambda model: move(regroup(model, space, group), space))
 
 
+def whole_heads(model, group):
+    """The table of a head that is not cut into the halves of its rotary pairs."""
+    tensors = {
+        name: parse(re.sub(r"half (?=qk)", "", unparse(axes)))
+        for name, axes in model.spec.tensors.items()
+    }
+    spaces = {
+        name: replace(old, group=group(2 * old.group.size)) if kind_of(name) == "qk" else old
+        for name, old in model.spec.spaces.items()
+    }
+    return replace(model, spec=replace(model.spec, spaces=spaces, tensors=tensors))
+
+
+def wrong_pairs(group):
+    """Another group for the coordinates of queries and keys that are normed."""
+    return Control(moving("qk"), lambda model: move(whole_heads(model, group), "qk"))
+
+
 def left_behind(*names):
     """The stream moves, but these tensors do not: a forgotten head or tied decoder."""
 

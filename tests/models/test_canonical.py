@@ -25,10 +25,12 @@ EXACT = 1e-10
 ROTATING = [
     name
     for name in SMALL
-    if not name.startswith(("bert", "roberta", "roformer")) and name != "dinov3"
+    if not name.startswith(("bert", "roberta", "roformer", "olmo")) and name != "dinov3"
 ]
 LAYER_NORM = [
-    name for name in ROTATING if name.startswith(("gpt2", "vit", "neox", "modernbert", "dinov3"))
+    name
+    for name in ROTATING
+    if name.startswith(("gpt2", "vit", "neox", "modernbert", "dinov3", "starcoder2", "stablelm"))
 ]
 RMS_NORM = [name for name in ROTATING if name not in LAYER_NORM]
 
@@ -170,6 +172,11 @@ def test_an_rms_norm_stream_keeps_its_mean(name):
 KEYS = {
     "llama-mqa": 12,
     "qwen2": 12,
+    "granite-tied": 12,
+    "starcoder2": 12,
+    "stablelm": 6,
+    "olmo3": 6,
+    "qwen3-tied": 6,  # of each half: all
     "neox": 6,
     "roformer": 12,
     "roformer-classifier": 12,
@@ -178,6 +185,7 @@ KEYS = {
 }  # how many coordinates of a key rotate, and keep their bias; elsewhere none
 VALUES_STAY = (
     "qwen2",
+    "stablelm",
     "roformer-classifier",
 )  # no output bias to move them into; values that turn with the position
 
@@ -351,6 +359,7 @@ LOST = {
     "gpt2": "transformer.ln_f",
     "gpt2-untied": "transformer.ln_f",
     "neox": "gpt_neox.final_layer_norm",
+    "stablelm": "model.norm",
 }
 
 
@@ -381,7 +390,10 @@ TIED = {
     "gpt2": ("transformer.ln_f", "transformer.wte.weight"),
     "llama-mqa": ("model.norm", "model.embed_tokens.weight"),
 }
-TIED["qwen2"] = TIED["llama-mqa"]
+TIED |= dict.fromkeys(
+    ("qwen2", "qwen3-tied", "phi3-tied", "granite-tied", "starcoder2-tied", "stablelm-parallel"),
+    TIED["llama-mqa"],
+)
 
 
 def is_tied(model, tmp_path):
@@ -445,10 +457,19 @@ RECORDS = {
     "dinov3-classifier": ["fold", "centre", "values", "balance"],
     **dict.fromkeys(("gpt2-untied", "vit", "neox"), ALL),
     "gpt2": ["untie", *ALL],
+    "olmo2": ["balance"],
+    "olmo3": ["values", "balance"],
+    "starcoder2": ["fold", "centre", "values", "balance"],
+    "starcoder2-tied": ["untie", "fold", "centre", "balance"],
+    "stablelm": ["fold", "centre", "keys", "balance"],
+    "stablelm-parallel": ["untie", "fold", "centre", "balance"],
     **{name: ["fold", "centre", "balance"] for name in ("vit-tanh", "neox-sequential")},
-    **{name: ["fold", "balance"] for name in ("llama", "mistral")},
-    "llama-mqa": ["untie", "fold", "values", "balance"],
-    "qwen2": ["untie", "fold", "balance"],
+    **{name: ["fold", "balance"] for name in ("llama", "mistral", "qwen3", "phi3", "granite")},
+    **{
+        name: ["untie", "fold", "values", "balance"]
+        for name in ("llama-mqa", "qwen3-tied", "granite-tied")
+    },
+    **{name: ["untie", "fold", "balance"] for name in ("qwen2", "phi3-tied")},
 }
 
 

@@ -80,6 +80,13 @@ WIDER = {
             "intermediate_size": 130,
         }
     },
+    "qwen3": {
+        "all": {"hidden_size": 80, "num_attention_heads": 6, "num_key_value_heads": 3},
+    },
+    "phi3": {"all": {"hidden_size": 72, "num_attention_heads": 6, "num_key_value_heads": 3}},
+    "granite": {"all": {"hidden_size": 72, "num_attention_heads": 6, "num_key_value_heads": 3}},
+    "starcoder2": {"all": {"hidden_size": 72, "num_attention_heads": 6, "num_key_value_heads": 3}},
+    "stablelm": {"all": {"hidden_size": 72, "num_attention_heads": 6, "num_key_value_heads": 3}},
     "neox": {"all": {"hidden_size": 72, "num_attention_heads": 6, "intermediate_size": 130}},
     "modernbert": {"units": {"intermediate_size": 300}},
     "modernbert-classifier": {"units": {"intermediate_size": 130}},
@@ -401,6 +408,12 @@ UNLIKE = {
         "llama",
         {"head_dim": 16},
         ["heads of 12 / 16 coordinates", "rotary frequencies", "heads of the same size"],
+    ),
+    "normed head size": (
+        "qwen3",
+        "qwen3",
+        {"head_dim": 20},
+        ["heads of 8 / 10 rotary pairs", "heads of the same size"],
     ),
     "partial rotary head size": (
         "neox",

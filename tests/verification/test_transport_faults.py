@@ -34,6 +34,11 @@ FAMILIES = (
     "dinov3",
     "llama",
     "neox",
+    "qwen3",
+    "phi3",
+    "starcoder2",
+    "stablelm",
+    "olmo2",
 )
 VARIANTS = ("modernbert-classifier", "dinov3-classifier")
 Damage = Callable[[Tensor, Tensor], None]

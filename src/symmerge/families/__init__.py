@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from symmerge.errors import UnsupportedModel, shown
-from symmerge.families import bert, dinov3, gpt2, llama, modernbert, neox, roformer, vit
+from symmerge.families import (
+    bert,
+    dinov3,
+    gpt2,
+    llama,
+    modernbert,
+    neox,
+    olmo2,
+    phi3,
+    qwen3,
+    roformer,
+    stablelm,
+    starcoder2,
+    vit,
+)
 from symmerge.families.base import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -15,6 +29,11 @@ FAMILIES: tuple[Family, ...] = (
     vit.FAMILY,
     dinov3.FAMILY,
     llama.FAMILY,
+    qwen3.FAMILY,
+    olmo2.FAMILY,
+    phi3.FAMILY,
+    starcoder2.FAMILY,
+    stablelm.FAMILY,
     neox.FAMILY,
 )
 BY_MODEL_TYPE: dict[str, Family] = {

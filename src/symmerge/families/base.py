@@ -227,6 +227,12 @@ def visible(**sizes: int) -> tuple[Space, ...]:
     return tuple(Space(name, Trivial(size)) for name, size in sizes.items())
 
 
+def rotary_size(config: Any, head_size: int) -> int:
+    """How many coordinates of a head rotate with the position: whole pairs, rounded up."""
+    rotary = int(head_size * config.rope_parameters.get("partial_rotary_factor", 1.0))
+    return rotary + rotary % 2
+
+
 def attention(*, heads: int, queries: int = 1, qk: Group, vo: Group) -> tuple[Space, ...]:
     """The spaces of an attention layer: `heads` key-value heads with `queries` query heads each."""
     # Rotary positions rotate a bias with the position: only unrotated coordinates can translate.

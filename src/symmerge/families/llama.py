@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen2: pre-RMSNorm, rotary positions, grouped heads, gated units."""
+"""Llama, Mistral, Qwen2 and Granite: pre-RMSNorm, rotary positions, grouped heads, gated units."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families.base import Family, Head, Reading, attention, gated, visible
-from symmerge.symmetry.groups import GeneralLinear, Orthogonal, RotaryPairs
+from symmerge.symmetry.groups import GeneralLinear, Group, Orthogonal, RotaryPairs
 from symmerge.symmetry.spec import Space
 
-TABLE = """
-model.embed_tokens.weight                         vocabulary   residual
-model.layers.{i}.input_layernorm.weight           residual~
+# Parts that other decoders share.
+ATTENTION = """
 model.layers.{i}.self_attn.q_proj.weight          (head.{i} query.{i} qk.{i})  residual*
 model.layers.{i}.self_attn.q_proj.bias            (head.{i} query.{i} qk.{i})  if qkv_bias
 model.layers.{i}.self_attn.k_proj.weight          (head.{i} qk.{i}*)  residual*
@@ -20,16 +19,30 @@ model.layers.{i}.self_attn.v_proj.weight          (head.{i} vo.{i})   residual*
 model.layers.{i}.self_attn.v_proj.bias            (head.{i} vo.{i})            if qkv_bias
 model.layers.{i}.self_attn.o_proj.weight          residual     (head.{i} query.{i} vo.{i}*)
 model.layers.{i}.self_attn.o_proj.bias            residual                     if o_bias
-model.layers.{i}.post_attention_layernorm.weight  residual~
+"""
+GATED = """
 model.layers.{i}.mlp.gate_proj.weight             ff.{i}~      residual*
 model.layers.{i}.mlp.gate_proj.bias               ff.{i}~                      if mlp_bias
 model.layers.{i}.mlp.up_proj.weight               ff.{i}       residual*
 model.layers.{i}.mlp.up_proj.bias                 ff.{i}                       if mlp_bias
 model.layers.{i}.mlp.down_proj.weight             residual     ff.{i}*
 model.layers.{i}.mlp.down_proj.bias               residual                     if mlp_bias
+"""
+TABLE = (
+    """
+model.embed_tokens.weight                         vocabulary   residual
+model.layers.{i}.input_layernorm.weight           residual~
+"""
+    + ATTENTION
+    + """
+model.layers.{i}.post_attention_layernorm.weight  residual~
+"""
+    + GATED
+    + """
 model.norm.weight                                 residual~
 lm_head.weight                                    vocabulary   residual*       if untied
 """
+)
 
 NORMS = """
 model.layers.{i}.input_layernorm           -> model.layers.{i}.self_attn.q_proj
@@ -40,18 +53,33 @@ model.norm                                 -> lm_head
 """
 
 
-def read(config: Any, names: Collection[str]) -> Reading:
+def head_size(config: Any) -> int:
+    """Coordinates of a head: a setting of its own, or a share of the stream."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def decoder_spaces(config: Any, *, stream: Group, qk: Group, ff: Group) -> tuple[Space, ...]:
+    """The spaces of a decoder with grouped heads."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    qk, vo = RotaryPairs(head_size, rotary=head_size), GeneralLinear(head_size)
+    vo = GeneralLinear(head_size(config))
+    return (
+        *visible(vocabulary=config.vocab_size),
+        Space("residual", stream),
+        *attention(heads=kv_heads, queries=heads // kv_heads, qk=qk, vo=vo),
+        Space("ff.{i}", ff),
+    )
+
+
+def read(config: Any, names: Collection[str]) -> Reading:
     attention_bias = getattr(config, "attention_bias", False)
+    size = head_size(config)
     return Reading(
         layers=config.num_hidden_layers,
-        spaces=(
-            *visible(vocabulary=config.vocab_size),
-            Space("residual", Orthogonal(config.hidden_size)),
-            *attention(heads=kv_heads, queries=heads // kv_heads, qk=qk, vo=vo),
-            Space("ff.{i}", gated(config.intermediate_size)),
+        spaces=decoder_spaces(
+            config,
+            stream=Orthogonal(config.hidden_size),
+            qk=RotaryPairs(size, rotary=size),
+            ff=gated(config.intermediate_size),
         ),
         flags={
             "untied": not config.tie_word_embeddings,
@@ -64,9 +92,10 @@ def read(config: Any, names: Collection[str]) -> Reading:
 
 FAMILY = Family(
     name="llama",
-    model_types=("llama", "mistral", "qwen2"),
+    # Granite multiplies embeddings, branches, scores and logits by numbers: no group changes.
+    model_types=("llama", "mistral", "qwen2", "granite"),
     architectures=dict.fromkeys(
-        ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"),
+        ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "GraniteForCausalLM"),
         Head("causal-lm", "model.embed_tokens.weight"),
     ),
     table=TABLE,

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Family, Head, Reading, attention, feed_forward, visible
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+    attention,
+    feed_forward,
+    rotary_size,
+    visible,
+)
 from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes, RotaryPairs
 from symmerge.symmetry.spec import Space
 
@@ -41,9 +49,8 @@ gpt_neox.final_layer_norm                       -> lm_head
 def read(config: Any, names: Collection[str]) -> Reading:
     heads = config.num_attention_heads
     head_size = config.hidden_size // heads
-    rotary = int(head_size * config.rope_parameters.get("partial_rotary_factor", 1.0))
-    rotary += rotary % 2  # transformers rounds up to whole pairs
-    qk, vo = RotaryPairs(head_size, rotary=rotary), GeneralLinear(head_size)
+    qk = RotaryPairs(head_size, rotary=rotary_size(config, head_size))
+    vo = GeneralLinear(head_size)
     return Reading(
         layers=config.num_hidden_layers,
         spaces=(

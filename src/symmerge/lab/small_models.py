@@ -31,6 +31,18 @@ _GPT2: dict[str, object] = {
 }
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 _MODERN: dict[str, object] = {**_TEXT, "local_attention": 16, **dict.fromkeys(_TOKENS, 0)}
+_HALF_ROTARY: dict[str, object] = {
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "rope_type": "default",
+}
+_MULTIPLIERS: dict[str, object] = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.0,
+}
+_DECODER: dict[str, object] = {**_TEXT, **dict.fromkeys(_TOKENS[:3], 0)}
 _ROTARY_VIT: dict[str, object] = {
     **_BODY,
     "image_size": 16,
@@ -111,16 +123,74 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
         "GPTNeoXForCausalLM",
         {
             **_TEXT,
-            "rope_parameters": {
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.5,
-                "rope_type": "default",
-            },
+            "rope_parameters": _HALF_ROTARY,
         },
     ),
     "neox-sequential": (
         "GPTNeoXForCausalLM",
         {**_TEXT, "use_parallel_residual": False, "attention_bias": False},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {**_TEXT, "num_key_value_heads": 2, "head_dim": 16}),
+    "qwen3-tied": (
+        "Qwen3ForCausalLM",
+        {
+            **_TEXT,
+            "num_key_value_heads": 1,
+            "head_dim": 12,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi3": (
+        "Phi3ForCausalLM",
+        {**_DECODER, "num_key_value_heads": 2, "rope_parameters": _HALF_ROTARY},
+    ),
+    "phi3-tied": (
+        "Phi3ForCausalLM",
+        {**_DECODER, "sliding_window": 8, "tie_word_embeddings": True},
+    ),
+    "granite": ("GraniteForCausalLM", {**_TEXT, **_MULTIPLIERS, "num_key_value_heads": 2}),
+    "granite-tied": (
+        "GraniteForCausalLM",
+        {
+            **_TEXT,
+            **_MULTIPLIERS,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "starcoder2": (
+        "Starcoder2ForCausalLM",
+        {**_DECODER, "num_key_value_heads": 2, "sliding_window": 8, "tie_word_embeddings": False},
+    ),
+    "starcoder2-tied": (
+        "Starcoder2ForCausalLM",
+        {**_DECODER, "num_key_value_heads": 1, "use_bias": False, "hidden_act": "relu"},
+    ),
+    "stablelm": (
+        "StableLmForCausalLM",
+        {**_TEXT, "num_key_value_heads": 2, "rope_parameters": _HALF_ROTARY, "use_qkv_bias": True},
+    ),
+    "stablelm-parallel": (
+        "StableLmForCausalLM",
+        {
+            **_TEXT,
+            "num_key_value_heads": 4,
+            "rope_parameters": _HALF_ROTARY,
+            "use_parallel_residual": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo2": ("Olmo2ForCausalLM", {**_DECODER, "num_key_value_heads": 2}),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        {
+            **_DECODER,
+            "sliding_window": 8,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
     ),
 }
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from symmerge.errors import MismatchError
 from symmerge.models.model import Model
-from symmerge.symmetry.groups import Permutation, RotaryPairs
+from symmerge.symmetry.groups import Permutation, RotaryPairs, Signs
 from symmerge.symmetry.notation import Atom, Axes, Product, Sum, atoms
 from symmerge.symmetry.spec import Space, Spec, layer_of
 
@@ -41,7 +41,7 @@ def _flat_spaces(model: Model) -> dict[str, Space]:
         for space in spec.spaces.values()
         if space.per and space.translation == "passes"
     }
-    rotary = any(isinstance(space.group, RotaryPairs) for space in spec.spaces.values())
+    rotary = any(isinstance(space.group, RotaryPairs | Signs) for space in spec.spaces.values())
     grouped = any(spec.sizes.get(f"query{heads[4:]}", 1) > 1 for heads in values)
     if rotary or grouped:
         raise MismatchError(

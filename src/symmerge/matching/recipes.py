@@ -30,7 +30,7 @@ from symmerge.matching.soft import SoftMatching
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.canonical.form import STEPS, canonicalize
 from symmerge.models.model import Model
-from symmerge.symmetry.groups import RotaryPairs, Trivial
+from symmerge.symmetry.groups import RotaryPairs, Signs, Trivial
 
 Solver = Matching | LearnedMatching | SoftMatching
 
@@ -62,7 +62,8 @@ class Recipe:
     def restricted(self, model: Model) -> dict[str, str]:
         """Restrictions for this model: it may lack spaces; a permutation breaks rotary pairs."""
         groups = {name.partition(".")[0]: space.group for name, space in model.spec.spaces.items()}
-        still = {name for name, group in groups.items() if isinstance(group, RotaryPairs | Trivial)}
+        fixed = RotaryPairs | Signs | Trivial
+        still = {name for name, group in groups.items() if isinstance(group, fixed)}
         return {
             space: "identity" if space in still else to
             for space, to in self.restrict.items()

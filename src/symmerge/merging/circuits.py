@@ -21,7 +21,7 @@ from symmerge.models.canonical.balancing import balance_circuit
 from symmerge.models.circuits import circuit_of, computed_once, with_pieces
 from symmerge.models.interpolation import PieceTime
 from symmerge.models.model import INFLATED, Model, inflated
-from symmerge.symmetry.groups import GeneralLinear, RotaryPairs
+from symmerge.symmetry.groups import GeneralLinear, RotaryPairs, Signs
 from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import Spec
 
@@ -62,7 +62,7 @@ def _cut_pieces(a: Model, b: Model, time: PieceTime, space: str) -> dict[Piece, 
 
 def inflate(a: Model, b: Model, time: PieceTime, step: HistoryStep) -> Model:
     """Heads of twice the size that hold both parents' circuits: exact, but not stock."""
-    if any(isinstance(space.group, RotaryPairs) for space in a.spec.spaces.values()):
+    if any(isinstance(space.group, RotaryPairs | Signs) for space in a.spec.spaces.values()):
         raise MismatchError(
             f"--attention circuits: queries and keys of {a.spec.family} turn with their positions,"
             " so their circuit is not one matrix; use --attention factors or svd"

@@ -53,11 +53,9 @@ def bind(family: Family, config: Mapping[str, object], names: Collection[str], w
         }
         family = replace(family, architectures=known)
     try:
-        architecture = family.architecture(declared, names)
+        return family.bind(typed, names, family.architecture(declared, names))
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{where}: {error}") from error
-    try:
-        return family.bind(typed, names, architecture)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UnsupportedModel(
             f"{where}: config.json has impossible sizes ({error!r}): {RESTORE}"

@@ -35,7 +35,7 @@ from symmerge.models.binding import bind, current_names, untangle_ties
 from symmerge.models.config_rules import check_counts
 from symmerge.models.progress import Progress
 from symmerge.models.stock import check_stock
-from symmerge.symmetry.groups import GeneralLinear, Group, Permutation, RotaryPairs, Trivial
+from symmerge.symmetry.groups import GeneralLinear, Group, Permutation, RotaryPairs, Signs, Trivial
 from symmerge.symmetry.spec import Space, Spec, listing
 from symmerge.symmetry.threads import same_bytes
 
@@ -150,7 +150,7 @@ def _restricted(space: Space, to: str) -> Space:
     }
     if to not in choices:
         raise MismatchError(f"{space.name}: '{to}' is not one of {', '.join(choices)}")
-    if to == "permutation" and isinstance(space.group, Trivial | RotaryPairs):
+    if to == "permutation" and isinstance(space.group, Trivial | RotaryPairs | Signs):
         raise MismatchError(
             f"{space.name}: permutations are not a symmetry of a {space.group.name} space;"
             " use identity"

@@ -27,7 +27,7 @@ from symmerge.errors import MismatchError
 from symmerge.models.canonical.form import canonicalize
 from symmerge.models.model import Model
 from symmerge.models.settings import differing_settings
-from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
+from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs, Signs
 from symmerge.symmetry.groups.matrices import constant_gain
 from symmerge.symmetry.groups.orthogonal import ones_complement
 from symmerge.symmetry.notation import Piece, Role
@@ -35,6 +35,7 @@ from symmerge.symmetry.spec import Spec
 
 Units = Literal["zero", "split"]
 PRECISION = ("dtype", "torch_dtype")
+ROTARY = RotaryPairs, Signs  # groups of coordinates that positions rotate
 
 Include = Callable[[Tensor, int, Role], Tensor]
 """How a space embeds in a wider one: (piece, dimension, role) -> the widened piece."""
@@ -261,9 +262,10 @@ def _refuse_sizes(narrow: Model, wide: Model) -> None:
         )
     sizes = {name: (size, wide.spec.sizes[name]) for name, size in narrow.spec.sizes.items()}
     for name, space in narrow.spec.spaces.items():
-        if isinstance(space.group, RotaryPairs) and space.group != wide.spec.spaces[name].group:
+        if isinstance(space.group, ROTARY) and space.group != wide.spec.spaces[name].group:
+            what = "rotary pairs" if isinstance(space.group, Signs) else "coordinates"
             raise MismatchError(
-                f"{pair}: heads of {sizes[name][0]} / {sizes[name][1]} coordinates, whose rotary"
+                f"{pair}: heads of {sizes[name][0]} / {sizes[name][1]} {what}, whose rotary"
                 " frequencies differ;"
                 " give a wide model with heads of the same size, and more of them"
             )

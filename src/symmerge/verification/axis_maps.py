@@ -27,6 +27,7 @@ from symmerge.symmetry.groups import (
     RotaryPairs,
     ScaledPermutation,
     SignedPermutation,
+    Signs,
 )
 from symmerge.symmetry.notation import Atom, Product, Role, Sum
 
@@ -192,6 +193,11 @@ def _signed(group: Any, element: Element, role: Role) -> Terms:
     return torch.ones_like(sign) if role is Role.RIDES else sign, index
 
 
+def _signs(group: Any, element: Element, role: Role) -> Terms:
+    sign = element["sign"].double()[..., None]  # never of a riding axis: those stay
+    return sign, torch.arange(group.size)[:, None].expand_as(sign)
+
+
 def _scaled(group: Any, element: Element, role: Role) -> Terms:
     scale = element["scale"].double()[..., None]
     by_role = {Role.WRITES: scale, Role.READS: 1 / scale, Role.RIDES: torch.ones_like(scale)}
@@ -228,6 +234,7 @@ def _turned(group: RotaryPairs, element: Element, role: Role) -> Terms:
 TERMS: dict[type[Group], Callable[[Any, Element, Role], Terms]] = {
     Permutation: _permuted,
     SignedPermutation: _signed,
+    Signs: _signs,
     ScaledPermutation: _scaled,
     Orthogonal: _changed_basis,
     OrthogonalFixingOnes: _changed_basis,

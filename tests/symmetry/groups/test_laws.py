@@ -19,6 +19,7 @@ from symmerge.symmetry.groups import (
     RotaryPairs,
     ScaledPermutation,
     SignedPermutation,
+    Signs,
     Trivial,
 )
 from symmerge.symmetry.notation import Role
@@ -29,6 +30,7 @@ GROUPS = {
     "trivial": Trivial,
     "permutation": Permutation,
     "signed": SignedPermutation,
+    "signs": Signs,
     "scaled-positive": ScaledPermutation,
     "scaled": partial(ScaledPermutation, positive=False),
     "orthogonal": Orthogonal,
@@ -39,12 +41,12 @@ GROUPS = {
     "rotary-partial": lambda n: RotaryPairs(2 * n + 3, 2 * n),
     "rotary-partial-interleaved": lambda n: RotaryPairs(2 * n + 2, 2 * n, "interleaved"),
 }
-MONOMIAL = ["trivial", "permutation", "signed", "scaled-positive", "scaled"]
+MONOMIAL = ["trivial", "permutation", "signed", "signs", "scaled-positive", "scaled"]
 DENSE = [name for name in GROUPS if name not in MONOMIAL]
 MOVING = [name for name in GROUPS if name != "trivial"]
-COMMUTATIVE = ["trivial", "rotary-halves", "rotary-interleaved"]
+COMMUTATIVE = ["trivial", "signs", "rotary-halves", "rotary-interleaved"]
 # readers transform as writers do
-SELF_DUAL = ["trivial", "permutation", "signed", "orthogonal", "orthogonal-ones"]
+SELF_DUAL = ["trivial", "permutation", "signed", "signs", "orthogonal", "orthogonal-ones"]
 BOTH = (Role.WRITES, Role.READS)
 
 close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
@@ -206,7 +208,7 @@ def test_gains_follow_the_permutation_only(name, case):
     close(group.act(g, x, Role.RIDES), (matrix != 0).double() @ x)
 
 
-@pytest.mark.parametrize("name", ["signed", "scaled-positive", "scaled"])
+@pytest.mark.parametrize("name", ["signed", "signs", "scaled-positive", "scaled"])
 def test_gains_do_not_transform_as_writers_do(name):
     group, (g, *_), x, _ = Case().draw(name)
     assert differ(group.act(g, x, Role.RIDES), group.act(g, x, Role.WRITES))
@@ -246,6 +248,8 @@ BROKEN = [
     (GeneralLinear(2), {"matrix": t([[1.0, 2.0], [2.0, 4.0]]).double()}, "singular"),
     (GeneralLinear(2), {"matrix": torch.zeros(2, 2)}, "singular"),
     (GeneralLinear(2), {"matrix": t([[1.0, nan], [0.0, 1.0]])}, "not finite"),
+    (Signs(2), {"sign": t([1.0, 0.5])}, "neither 1 nor -1"),
+    (Signs(2), {"sign": t([0.0, nan])}, "neither 1 nor -1"),
     (RotaryPairs(2, 2), {"pair": t([[0.0, 0.0]]), "rest": torch.zeros(0, 0)}, "zero"),
     (RotaryPairs(2, 2), {"pair": t([[1.0, nan]]), "rest": torch.zeros(0, 0)}, "not finite"),
     (RotaryPairs(3, 2), {"pair": t([[1.0, 0.0]]), "rest": torch.zeros(1, 1)}, "singular"),

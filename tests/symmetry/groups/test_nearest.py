@@ -22,6 +22,7 @@ from symmerge.symmetry.groups import (
     RotaryPairs,
     ScaledPermutation,
     SignedPermutation,
+    Signs,
 )
 from symmerge.symmetry.notation import Role
 
@@ -104,6 +105,15 @@ def test_signed_permutation_brute_force(n, seed, rides):
     flips = (np.array(signs)[:, None] for signs in product([1, -1], repeat=n))
     oracle = min(cheapest(pair_costs(xa, sign * xb, ya, sign * yb, *rest)) for sign in flips)
     assert gap(SignedPermutation(n), data, oracle=oracle) < 1e-9
+
+
+@few
+@given(n=st.integers(1, 6), seed=seeds, rides=st.booleans())
+def test_signs_brute_force(n, seed, rides):
+    xa, xb, ya, yb, *rest = data = evidence(n, seed) + riders(n, seed, rides)
+    flips = (np.array(signs)[:, None] for signs in product([1, -1], repeat=n))
+    costs = (pair_costs(xa, sign * xb, ya, sign * yb, *rest) for sign in flips)
+    assert gap(Signs(n), data, oracle=min(np.trace(cost) for cost in costs)) < 1e-9
 
 
 def best_scale(xa, xb, ya, yb, signs) -> float:

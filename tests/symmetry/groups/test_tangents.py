@@ -27,7 +27,7 @@ def step(group, generator, batch=(), size=1.0):
 
 
 def test_which_groups_are_continuous():
-    assert set(GROUPS) - set(CONTINUOUS) == {"trivial", "permutation", "signed"}
+    assert set(GROUPS) - set(CONTINUOUS) == {"trivial", "permutation", "signed", "signs"}
 
 
 @every

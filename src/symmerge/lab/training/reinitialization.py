@@ -19,13 +19,15 @@ COMPONENTS = ("first-attention", "attention", "first-layer", "everything")
 # The norm after attention is excluded: it belongs to the residual stream.
 _ENCODER = (r"encoder\.layer\.(\d+)\.", r"attention\.(self|output\.dense)\.")
 _STACK = r"layers\.(\d+)\."
+_DECODERS = (
+    *("llama", "mistral", "qwen2", "granite", "qwen3", "phi3"),
+    *("starcoder2", "stablelm", "olmo2", "olmo3"),
+)
 # model type -> patterns of a layer's name, and of attention within it
 MODULES = {
     "gpt2": (r"h\.(\d+)\.", r"attn\."),
     "gpt_neox": (_STACK, r"attention\."),
-    "llama": (_STACK, r"self_attn\."),
-    "mistral": (_STACK, r"self_attn\."),
-    "qwen2": (_STACK, r"self_attn\."),
+    **dict.fromkeys(_DECODERS, (_STACK, r"self_attn\.")),
     "bert": _ENCODER,
     "roberta": _ENCODER,
     "roformer": _ENCODER,

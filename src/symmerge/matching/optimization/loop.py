@@ -16,6 +16,7 @@ from symmerge.errors import SymmergeError
 from symmerge.models.progress import Counted
 
 EVALUATIONS = 20  # per run of learned or soft matching
+SECONDS_BETWEEN_LINES = 1.0  # of progress
 CLIP_NORM = 1.0  # of the gradient, in learned and soft matching
 State = TypeVar("State")
 
@@ -165,14 +166,14 @@ class Loop(Generic[State]):
         self, subject: Optimizable[State], plan: LoopPlan, hooks: Hooks[State] | None = None
     ) -> None:
         self.subject, self.plan, self.hooks = subject, plan, hooks or Hooks()
-        self.history, self._saved = History(), 0.0
+        self.history, self._saved, self._told = History(), 0.0, 0.0
 
     def resume(self, state: State) -> None:
         self.history = self.subject.restore(state)
 
     def run(self) -> History:
         """Run to the end. Ctrl-C and `NotFinite` pass through."""
-        self._saved = time.perf_counter()
+        self._saved = self._told = time.perf_counter()
         if self.plan.evaluate_ends and not self.history.losses:
             self._evaluate()
             self._save(evaluated=True)
@@ -197,6 +198,8 @@ class Loop(Generic[State]):
         self.hooks.after_step(step)
         if evaluated := self.plan.evaluates(step):
             self._evaluate()
+        else:
+            self._tell_step(step)
         self._save(evaluated=evaluated)
         self.hooks.progress(before, step)
 
@@ -210,6 +213,12 @@ class Loop(Generic[State]):
         step, steps = history.step, self.plan.steps
         loss = f"held-out loss {evaluation.loss:.4f}{evaluation.note}{best}"
         self.hooks.report(Counted(f"step {step} of {steps}: {loss}", step, steps))
+
+    def _tell_step(self, step: int) -> None:
+        """Say how far it is, at most once a second."""
+        if time.perf_counter() - self._told >= SECONDS_BETWEEN_LINES:
+            self._told, steps = time.perf_counter(), self.plan.steps
+            self.hooks.report(Counted(f"step {step} of {steps}", step, steps))
 
     def _save(self, *, evaluated: bool) -> None:
         saver = self.hooks.saver

@@ -3,7 +3,7 @@
 from symmerge.symmetry.groups.base import Check, Element, Gram, Group, Trivial
 from symmerge.symmetry.groups.general_linear import GeneralLinear
 from symmerge.symmetry.groups.orthogonal import Orthogonal, OrthogonalFixingOnes
-from symmerge.symmetry.groups.permutations import Permutation, SignedPermutation
+from symmerge.symmetry.groups.permutations import Permutation, SignedPermutation, Signs
 from symmerge.symmetry.groups.rotary import RotaryPairs
 from symmerge.symmetry.groups.scaled_permutations import ScaledPermutation
 
@@ -19,5 +19,6 @@ __all__ = [
     "RotaryPairs",
     "ScaledPermutation",
     "SignedPermutation",
+    "Signs",
     "Trivial",
 ]
