@@ -11,7 +11,7 @@ from typing import Annotated, Any
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("SYMMERGE_OFFLINE", os.environ.get("HF_HUB_OFFLINE", ""))  # user's choice
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # only checkpoints/hub.py downloads
-# Threads that wait give their core away: with two busy cores ten steps of learning took 70 s, not 16.
+# Threads that wait give their core away: beside other work ten steps took 70 s of learning, not 16.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: far cheaper to allocate and free
 
