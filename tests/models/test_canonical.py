@@ -25,7 +25,9 @@ EXACT = 1e-10
 ROTATING = [
     name
     for name in SMALL
-    if not name.startswith(("bert", "roberta", "roformer")) and name != "dinov3"
+    if not name.startswith(("bert", "roberta", "roformer"))
+    and not name.endswith("-features")
+    and name != "dinov3"
 ]
 LAYER_NORM = [
     name for name in ROTATING if name.startswith(("gpt2", "vit", "neox", "modernbert", "dinov3"))
@@ -443,10 +445,12 @@ RECORDS = {
     "modernbert-classifier": ["fold", "centre", "values", "balance"],
     "dinov3": ["values", "balance"],
     "dinov3-classifier": ["fold", "centre", "values", "balance"],
-    **dict.fromkeys(("gpt2-untied", "vit", "neox"), ALL),
+    **dict.fromkeys(("gpt2-untied", "gpt2-classifier", "vit", "neox"), ALL),
+    **{name: ["values", "keys", "balance"] for name in ("gpt2-features", "vit-features")},
+    "llama-features": ["balance"],
     "gpt2": ["untie", *ALL],
     **{name: ["fold", "centre", "balance"] for name in ("vit-tanh", "neox-sequential")},
-    **{name: ["fold", "balance"] for name in ("llama", "mistral")},
+    **{name: ["fold", "balance"] for name in ("llama", "llama-classifier", "mistral")},
     "llama-mqa": ["untie", "fold", "values", "balance"],
     "qwen2": ["untie", "fold", "balance"],
 }

@@ -22,8 +22,8 @@ BY_MODEL_TYPE: dict[str, Family] = {
 }
 
 
-def family_of(model_type: object, where: object) -> Family:
-    """The family of a config's `model_type`, or an error that lists all."""
+def family_of(model_type: object, where: object, classes: object = None) -> Family:
+    """The family of a config's `model_type` and class, or an error that lists all."""
     supported = ", ".join(sorted(BY_MODEL_TYPE))
     if model_type is None:
         raise UnsupportedModel(
@@ -33,7 +33,7 @@ def family_of(model_type: object, where: object) -> Family:
         raise UnsupportedModel(
             f"{where}: no table for model_type {shown(model_type)}; supported: {supported}"
         )
-    return BY_MODEL_TYPE[model_type]
+    return BY_MODEL_TYPE[model_type].of(classes)
 
 
 __all__ = ["BY_MODEL_TYPE", "FAMILIES", "Family", "family_of"]

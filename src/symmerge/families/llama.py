@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Family, Head, Reading, attention, gated, visible
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+    attention,
+    check_last_token,
+    gated,
+    visible,
+    with_bare,
+)
 from symmerge.symmetry.groups import GeneralLinear, Orthogonal, RotaryPairs
 from symmerge.symmetry.spec import Space
 
@@ -29,14 +38,17 @@ model.layers.{i}.mlp.down_proj.weight             residual     ff.{i}*
 model.layers.{i}.mlp.down_proj.bias               residual                     if mlp_bias
 model.norm.weight                                 residual~
 lm_head.weight                                    vocabulary   residual*       if untied
+score.weight                                      label        residual*       if classifier
 """
 
+CLASSIFIER = "ForSequenceClassification"
 NORMS = """
 model.layers.{i}.input_layernorm           -> model.layers.{i}.self_attn.q_proj
     model.layers.{i}.self_attn.k_proj model.layers.{i}.self_attn.v_proj
 model.layers.{i}.post_attention_layernorm  -> model.layers.{i}.mlp.gate_proj
     model.layers.{i}.mlp.up_proj
-model.norm                                 -> lm_head
+model.norm                                 -> lm_head           if lm
+model.norm                                 -> score             if classifier
 """
 
 
@@ -45,16 +57,20 @@ def read(config: Any, names: Collection[str]) -> Reading:
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
     qk, vo = RotaryPairs(head_size, rotary=head_size), GeneralLinear(head_size)
     attention_bias = getattr(config, "attention_bias", False)
+    if classifier := config.architectures[0].endswith(CLASSIFIER):
+        check_last_token(config)
     return Reading(
         layers=config.num_hidden_layers,
         spaces=(
-            *visible(vocabulary=config.vocab_size),
+            *visible(vocabulary=config.vocab_size, label=config.num_labels),
             Space("residual", Orthogonal(config.hidden_size)),
             *attention(heads=kv_heads, queries=heads // kv_heads, qk=qk, vo=vo),
             Space("ff.{i}", gated(config.intermediate_size)),
         ),
         flags={
-            "untied": not config.tie_word_embeddings,
+            "lm": not classifier,
+            "classifier": classifier,
+            "untied": not classifier and not config.tie_word_embeddings,
             "qkv_bias": config.model_type == "qwen2" or attention_bias,
             "o_bias": attention_bias,
             "mlp_bias": getattr(config, "mlp_bias", False),
@@ -62,16 +78,23 @@ def read(config: Any, names: Collection[str]) -> Reading:
     )
 
 
-FAMILY = Family(
+HEADED = Family(
     name="llama",
     model_types=("llama", "mistral", "qwen2"),
-    architectures=dict.fromkeys(
-        ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"),
-        Head("causal-lm", "model.embed_tokens.weight"),
-    ),
+    architectures={
+        **{
+            name + CLASSIFIER: Head("text-classification", "score.weight")
+            for name in ("Llama", "Mistral", "Qwen2")
+        },
+        **{
+            f"{name}ForCausalLM": Head("causal-lm", "model.embed_tokens.weight")
+            for name in ("Llama", "Mistral", "Qwen2")
+        },
+    },
     table=TABLE,
     norms=NORMS,
     read=read,
     ties={"lm_head.weight": "model.embed_tokens.weight"},
     buffers=(r"rotary_emb\.inv_freq$",),
 )
+FAMILY = with_bare(HEADED, "model.", "text-features", ("LlamaModel", "MistralModel", "Qwen2Model"))

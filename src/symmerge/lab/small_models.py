@@ -48,6 +48,9 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
         "BertForSequenceClassification",
         {**_TEXT, "num_labels": 3, "hidden_act": "relu"},
     ),
+    "bert-tokens": ("BertForTokenClassification", {**_TEXT, "num_labels": 3}),
+    "bert-answers": ("BertForQuestionAnswering", _TEXT),
+    "bert-features": ("BertModel", _TEXT),
     "roberta": ("RobertaForMaskedLM", _TEXT),
     "roberta-classifier": ("RobertaForSequenceClassification", {**_TEXT, "num_labels": 3}),
     "roformer": ("RoFormerForMaskedLM", _TEXT),
@@ -65,10 +68,16 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
         "GPT2LMHeadModel",
         {**_GPT2, "tie_word_embeddings": False, "activation_function": "relu"},
     ),
+    "gpt2-classifier": (
+        "GPT2ForSequenceClassification",
+        {**_GPT2, "num_labels": 3, "pad_token_id": 0},
+    ),
+    "gpt2-features": ("GPT2Model", _GPT2),
     "vit": (
         "ViTForImageClassification",
         {**_BODY, "image_size": 16, "patch_size": 4, "num_labels": 5},
     ),
+    "vit-features": ("ViTModel", {**_BODY, "image_size": 16, "patch_size": 4}),
     "vit-tanh": (
         "ViTForImageClassification",
         {
@@ -102,6 +111,11 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "llama-classifier": (
+        "LlamaForSequenceClassification",
+        {**_TEXT, "num_key_value_heads": 2, "num_labels": 3, "pad_token_id": 0},
+    ),
+    "llama-features": ("LlamaModel", {**_TEXT, "num_key_value_heads": 2}),
     "mistral": (
         "MistralForCausalLM",
         {**_TEXT, "num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8},
@@ -126,16 +140,24 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
 
 
 def small_model(
-    name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: object
+    name: str,
+    *,
+    kind: str | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **changes: object,
 ) -> PreTrainedModel:
-    """A model of `SMALL`, determined by its seed; `changes` override its config."""
+    """A model of `SMALL`, determined by its seed; `changes` override its config.
+
+    `kind` is another class that takes this config.
+    """
     import transformers
 
     architecture, config = SMALL[name]
-    kind = getattr(transformers, architecture)
+    stock = getattr(transformers, kind or architecture)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = kind(kind.config_class(**{**config, **changes}))
+        model = stock(stock.config_class(**{**config, **changes}))
     perturb(model, seed)
     return model.to(dtype).eval()
 

@@ -54,10 +54,10 @@ def bind(family: Family, config: Mapping[str, object], names: Collection[str], w
         family = replace(family, architectures=known)
     try:
         architecture = family.architecture(declared, names)
+        typed.architectures = [architecture]  # readers may ask which head it is
+        return family.bind(typed, names, architecture)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{where}: {error}") from error
-    try:
-        return family.bind(typed, names, architecture)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UnsupportedModel(
             f"{where}: config.json has impossible sizes ({error!r}): {RESTORE}"
