@@ -30,9 +30,17 @@ OTHERS = {
     "RobertaForTokenClassification": ("roberta", {"num_labels": 3}, Permutation(48)),
     "RobertaForQuestionAnswering": ("roberta", {}, Permutation(48)),
     "RobertaModel": ("roberta", {}, Trivial(48)),
+    "DistilBertForTokenClassification": ("distilbert", {"num_labels": 3}, Permutation(48)),
+    "DistilBertForQuestionAnswering": ("distilbert", {}, Permutation(48)),
+    "DistilBertModel": ("distilbert", {}, Trivial(48)),
+    "XLMRobertaForSequenceClassification": ("xlm-roberta", {"num_labels": 3}, Permutation(48)),
+    "XLMRobertaForTokenClassification": ("xlm-roberta", {"num_labels": 3}, Permutation(48)),
+    "XLMRobertaForQuestionAnswering": ("xlm-roberta", {}, Permutation(48)),
+    "XLMRobertaModel": ("xlm-roberta", {}, Trivial(48)),
 }
 NEW = [name for name in SMALL if name.endswith(("-tokens", "-answers", "-features"))]
 NEW += ["gpt2-classifier", "llama-classifier"]
+NEW += ["distilbert", "distilbert-classifier", "xlm-roberta"]
 BARE = [name for name in SMALL if name.endswith("-features")]
 
 

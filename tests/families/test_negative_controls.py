@@ -109,6 +109,13 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
     "roberta-classifier": {
         "scales on the tanh classifier": wrong_group("classifier", ScaledPermutation)
     },
+    "xlm-roberta": {**STREAM_SIGNS, **GELU, **HEADS, **TIED_DECODER},
+    "distilbert": {**STREAM_SIGNS, **GELU, **HEADS, **TIED_DECODER},
+    "distilbert-classifier": {
+        "negative scales on ReLU": wrong_group("ff", AnySign),
+        "negative scales on the ReLU classifier": wrong_group("classifier", AnySign),
+        "head left behind": left_behind("pre_classifier.weight"),
+    },
     "roformer": {
         **STREAM_SIGNS,
         **GELU,
@@ -210,7 +217,7 @@ def test_the_allowed_element_passes_and_the_forbidden_one_shows(name, case):
 def test_every_family_has_three_controls():
     variants = {"bert-untied", "dinov3-classifier", "mistral", "qwen2"}
     variants |= {name for name in SMALL if name.endswith(("-features", "-tokens", "-answers"))}
-    variants |= {"gpt2-classifier", "llama-classifier"}
+    variants |= {"gpt2-classifier", "llama-classifier", "distilbert-classifier", "xlm-roberta"}
     names = {family.name for family in FAMILIES} | variants
     assert all(len(FORBIDDEN_ELEMENTS[name]) >= 3 for name in names)
 

@@ -25,7 +25,7 @@ EXACT = 1e-10
 ROTATING = [
     name
     for name in SMALL
-    if not name.startswith(("bert", "roberta", "roformer"))
+    if not name.startswith(("bert", "roberta", "xlm-roberta", "distilbert", "roformer"))
     and not name.endswith("-features")
     and name != "dinov3"
 ]
@@ -437,7 +437,7 @@ RECORDS = {
     **{
         name: ["values", "keys", "balance"]
         for name in SMALL
-        if name.startswith(("bert", "roberta"))
+        if name.startswith(("bert", "roberta", "xlm-roberta", "distilbert"))
     },
     "roformer": ["values", "balance"],
     "roformer-classifier": ["fold", "centre", "balance"],

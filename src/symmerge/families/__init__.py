@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from symmerge.errors import UnsupportedModel, shown
-from symmerge.families import bert, dinov3, gpt2, llama, modernbert, neox, roformer, vit
+from symmerge.families import (
+    bert,
+    dinov3,
+    distilbert,
+    gpt2,
+    llama,
+    modernbert,
+    neox,
+    roformer,
+    vit,
+)
 from symmerge.families.base import Family
 
 FAMILIES: tuple[Family, ...] = (
     bert.BERT,
     bert.ROBERTA,
+    distilbert.FAMILY,
     roformer.FAMILY,
     modernbert.FAMILY,
     gpt2.FAMILY,

@@ -1,4 +1,4 @@
-"""BERT and RoBERTa: post-LayerNorm encoders with learned positions."""
+"""BERT, RoBERTa and XLM-RoBERTa: post-LayerNorm encoders with learned positions."""
 
 from __future__ import annotations
 
@@ -148,13 +148,14 @@ def _family(
     name: str,
     heads: str,
     architectures: dict[str, Head],
-    bare: str,
+    bare: tuple[str, ...],
     decoder: str,
     read: Reader = read,
+    relatives: tuple[str, ...] = (),
 ) -> Family:
     family = Family(
         name=name,
-        model_types=(name,),
+        model_types=(name, *relatives),
         architectures=architectures,
         table=(ENCODER + heads).replace("{base}", name),
         norms="",
@@ -171,7 +172,7 @@ def _family(
         ),
         buffers=(r"\.position_ids$", r"\.token_type_ids$"),
     )
-    return with_bare(family, f"{name}.", "text-features", [bare])
+    return with_bare(family, f"{name}.", "text-features", bare)
 
 
 BERT = _family(
@@ -184,19 +185,24 @@ BERT = _family(
         "BertForTokenClassification": Head("token-classification", "classifier.weight"),
         "BertForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
     },
-    "BertModel",
+    ("BertModel",),
     "cls.predictions.decoder",
 )
 ROBERTA = _family(
     "roberta",
     ROBERTA_HEADS,
     {
-        "RobertaForMaskedLM": Head("masked-lm", "lm_head.dense.weight"),
-        "RobertaForSequenceClassification": Head("text-classification", "classifier.dense.weight"),
-        "RobertaForTokenClassification": Head("token-classification", "classifier.weight"),
-        "RobertaForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
+        f"{kind}{name}": head
+        for kind in ("Roberta", "XLMRoberta")
+        for name, head in {
+            "ForMaskedLM": Head("masked-lm", "lm_head.dense.weight"),
+            "ForSequenceClassification": Head("text-classification", "classifier.dense.weight"),
+            "ForTokenClassification": Head("token-classification", "classifier.weight"),
+            "ForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
+        }.items()
     },
-    "RobertaModel",
+    ("RobertaModel", "XLMRobertaModel"),
     "lm_head.decoder",
     read_roberta,
+    relatives=("xlm-roberta",),
 )

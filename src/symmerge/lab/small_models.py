@@ -29,6 +29,14 @@ _GPT2: dict[str, object] = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+_DISTILLED: dict[str, object] = {
+    "dim": 48,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 96,
+    "vocab_size": 101,
+    "max_position_embeddings": 64,
+}
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 _MODERN: dict[str, object] = {**_TEXT, "local_attention": 16, **dict.fromkeys(_TOKENS, 0)}
 _ROTARY_VIT: dict[str, object] = {
@@ -53,6 +61,12 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
     "bert-features": ("BertModel", _TEXT),
     "roberta": ("RobertaForMaskedLM", _TEXT),
     "roberta-classifier": ("RobertaForSequenceClassification", {**_TEXT, "num_labels": 3}),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", _TEXT),
+    "distilbert": ("DistilBertForMaskedLM", _DISTILLED),
+    "distilbert-classifier": (
+        "DistilBertForSequenceClassification",
+        {**_DISTILLED, "num_labels": 3, "activation": "relu", "sinusoidal_pos_embds": True},
+    ),
     "roformer": ("RoFormerForMaskedLM", _TEXT),
     "roformer-classifier": (
         "RoFormerForSequenceClassification",

@@ -14,6 +14,9 @@ WIDTHS = {
     "n_embd",
     "intermediate_size",
     "n_inner",
+    "dim",
+    "hidden_dim",
+    "n_heads",
     "num_attention_heads",
     "n_head",
     "num_key_value_heads",
@@ -42,7 +45,11 @@ def behaviour(model: Model) -> Mapping[str, object]:
         key: value
         for key, value in typed.to_dict().items()
         if key in known and (key in SHARED or not NO_MATTER.search(key))
-    } | {"labels": model.spec.sizes.get("label"), "problem_type": _problem_type(model, typed)}
+    } | {
+        "labels": model.spec.sizes.get("label"),
+        "problem_type": _problem_type(model, typed),
+        "pooler_act": getattr(typed, "pooler_act", None) if "pooled" in model.spec.sizes else None,
+    }
 
 
 def _turns_alike_at_any_length(typed: Any) -> bool:
