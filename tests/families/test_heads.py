@@ -13,7 +13,13 @@ from symmerge.families import FAMILIES
 from symmerge.lab.small_models import SMALL, small_model
 from symmerge.merging.verdict import cannot_judge
 from symmerge.models.orbit import random_member
-from symmerge.symmetry.groups import Orthogonal, Permutation, SignedPermutation, Trivial
+from symmerge.symmetry.groups import (
+    Orthogonal,
+    OrthogonalFixingOnes,
+    Permutation,
+    SignedPermutation,
+    Trivial,
+)
 from symmerge.symmetry.notation import Role, unparse
 from symmerge.verification.inputs import samples
 from symmerge.verification.modules import logits_of
@@ -30,6 +36,9 @@ OTHERS = {
     "RobertaForTokenClassification": ("roberta", {"num_labels": 3}, Permutation(48)),
     "RobertaForQuestionAnswering": ("roberta", {}, Permutation(48)),
     "RobertaModel": ("roberta", {}, Trivial(48)),
+    "OPTForSequenceClassification": ("opt", LABELS, OrthogonalFixingOnes(48)),
+    "OPTForQuestionAnswering": ("opt", {}, OrthogonalFixingOnes(48)),
+    "OPTModel": ("opt-post-norm", {}, Trivial(48)),
     "DistilBertForTokenClassification": ("distilbert", {"num_labels": 3}, Permutation(48)),
     "DistilBertForQuestionAnswering": ("distilbert", {}, Permutation(48)),
     "DistilBertModel": ("distilbert", {}, Trivial(48)),
@@ -40,7 +49,7 @@ OTHERS = {
 }
 NEW = [name for name in SMALL if name.endswith(("-tokens", "-answers", "-features"))]
 NEW += ["gpt2-classifier", "llama-classifier"]
-NEW += ["distilbert", "distilbert-classifier", "xlm-roberta"]
+NEW += ["distilbert", "distilbert-classifier", "xlm-roberta", "opt", "opt-post-norm"]
 BARE = [name for name in SMALL if name.endswith("-features")]
 
 

@@ -193,6 +193,19 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
     "llama-features": {**ROTARY, **HEADS, **SHOWN, "scaled gate": SCALED_GATE},
     "mistral": LLAMA,
     "qwen2": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
+    "opt": {
+        **LAYER_NORM,
+        **HEADS,
+        **HEAD_LEFT,
+        "negative scales on ReLU": wrong_group("ff", AnySign),
+        "positions left behind": left_behind("model.decoder.embed_positions.weight"),
+    },
+    "opt-untied": {**LAYER_NORM, **GELU, **HEADS, **HEAD_LEFT},
+    "opt-post-norm": {
+        **STREAM_SIGNS,
+        **HEADS,
+        "negative scales on ReLU": wrong_group("ff", AnySign),
+    },
     "neox": {**LAYER_NORM, **GELU, **ROTARY, **HEADS, **HEAD_LEFT},
 }
 CASES = [(name, case) for name, controls in FORBIDDEN_ELEMENTS.items() for case in controls]
@@ -218,12 +231,13 @@ def test_every_family_has_three_controls():
     variants = {"bert-untied", "dinov3-classifier", "mistral", "qwen2"}
     variants |= {name for name in SMALL if name.endswith(("-features", "-tokens", "-answers"))}
     variants |= {"gpt2-classifier", "llama-classifier", "distilbert-classifier", "xlm-roberta"}
+    variants |= {"opt-untied", "opt-post-norm"}
     names = {family.name for family in FAMILIES} | variants
     assert all(len(FORBIDDEN_ELEMENTS[name]) >= 3 for name in names)
 
 
 ROTATING = (
-    *("gpt2", "gpt2-untied", "vit", "neox", "llama", "mistral", "qwen2"),
+    *("gpt2", "gpt2-untied", "vit", "neox", "llama", "mistral", "qwen2", "opt"),
     *("modernbert-classifier", "dinov3-classifier"),
 )
 

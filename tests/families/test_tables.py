@@ -93,6 +93,8 @@ RESIDUAL = {
     "bert": Permutation(48),
     "roberta": Permutation(48),
     "distilbert": Permutation(48),
+    "opt": OrthogonalFixingOnes(48),
+    "opt-post-norm": Permutation(48),
     "gpt2": OrthogonalFixingOnes(48),
     "vit": OrthogonalFixingOnes(48),
     "neox": OrthogonalFixingOnes(48),

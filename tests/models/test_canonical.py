@@ -27,10 +27,12 @@ ROTATING = [
     for name in SMALL
     if not name.startswith(("bert", "roberta", "xlm-roberta", "distilbert", "roformer"))
     and not name.endswith("-features")
-    and name != "dinov3"
+    and name not in ("dinov3", "opt-post-norm")
 ]
 LAYER_NORM = [
-    name for name in ROTATING if name.startswith(("gpt2", "vit", "neox", "modernbert", "dinov3"))
+    name
+    for name in ROTATING
+    if name.startswith(("gpt2", "vit", "neox", "modernbert", "dinov3", "opt"))
 ]
 RMS_NORM = [name for name in ROTATING if name not in LAYER_NORM]
 
@@ -448,8 +450,12 @@ RECORDS = {
     **dict.fromkeys(("gpt2-untied", "gpt2-classifier", "vit", "neox"), ALL),
     **{name: ["values", "keys", "balance"] for name in ("gpt2-features", "vit-features")},
     "llama-features": ["balance"],
-    "gpt2": ["untie", *ALL],
-    **{name: ["fold", "centre", "balance"] for name in ("vit-tanh", "neox-sequential")},
+    **{name: ["untie", *ALL] for name in ("gpt2", "opt")},
+    "opt-post-norm": ["values", "keys", "balance"],
+    **{
+        name: ["fold", "centre", "balance"]
+        for name in ("vit-tanh", "neox-sequential", "opt-untied")
+    },
     **{name: ["fold", "balance"] for name in ("llama", "llama-classifier", "mistral")},
     "llama-mqa": ["untie", "fold", "values", "balance"],
     "qwen2": ["untie", "fold", "balance"],

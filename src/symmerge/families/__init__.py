@@ -11,6 +11,7 @@ from symmerge.families import (
     llama,
     modernbert,
     neox,
+    opt,
     roformer,
     vit,
 )
@@ -27,6 +28,7 @@ FAMILIES: tuple[Family, ...] = (
     dinov3.FAMILY,
     llama.FAMILY,
     neox.FAMILY,
+    opt.FAMILY,
 )
 BY_MODEL_TYPE: dict[str, Family] = {
     model_type: family for family in FAMILIES for model_type in family.model_types

@@ -29,6 +29,7 @@ _GPT2: dict[str, object] = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+_OPT: dict[str, object] = {**_TEXT, "ffn_dim": 96}
 _DISTILLED: dict[str, object] = {
     "dim": 48,
     "n_layers": 2,
@@ -135,6 +136,12 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
         {**_TEXT, "num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8},
     ),
     "qwen2": ("Qwen2ForCausalLM", {**_TEXT, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "opt": ("OPTForCausalLM", _OPT),
+    "opt-untied": (
+        "OPTForCausalLM",
+        {**_OPT, "tie_word_embeddings": False, "enable_bias": False, "activation_function": "gelu"},
+    ),
+    "opt-post-norm": ("OPTForCausalLM", {**_OPT, "do_layer_norm_before": False}),
     "neox": (
         "GPTNeoXForCausalLM",
         {

@@ -16,6 +16,8 @@ WIDTHS = {
     "n_inner",
     "dim",
     "hidden_dim",
+    "ffn_dim",
+    "word_embed_proj_dim",
     "n_heads",
     "num_attention_heads",
     "n_head",
@@ -27,7 +29,7 @@ WIDTHS = {
 NO_MATTER = re.compile(
     "^_|^(output|summary|pooler|classifier|initializer|pretraining|task_specific)_|drop|dtype"
     "|label|token_id|architectures|return_dict|problem_type"
-    "|chunk_size|encoder_stride|tie_word|use_cache|version|deterministic|sparse_pred|layerscale"
+    "|chunk_size|init_std|encoder_stride|tie_word|use_cache|version|deterministic|sparse_pred|layerscale"
     "|pos_embed_(shift|jitter|rescale)|stage_names|out_(features|indices)|apply_layernorm|reshape"
 )
 """Other keys that may differ: training, loading and what a backbone returns. Ties are undone."""
