@@ -16,7 +16,7 @@ from symmerge.checkpoints.limits import LARGEST_JSON, LARGEST_TOKENIZER
 from symmerge.checkpoints.pretrained import from_local
 from symmerge.errors import MismatchError, SymmergeError
 from symmerge.models.model import Model
-from symmerge.verification.inputs import image_shape, positions
+from symmerge.verification.inputs import image_shape
 from symmerge.verification.modules import empty_module
 
 TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "spiece", "special_tokens", "added_tokens")
@@ -223,7 +223,11 @@ def _one_line(error: BaseException) -> str:
 
 def max_length(model: Model) -> int:
     """The largest number of tokens the model accepts."""
-    if "position" in model.spec.sizes:
-        return positions(model)
-    module: Any = empty_module(model, torch.float32)  # rotary positions: the config's limit
-    return int(module.config.max_position_embeddings)
+    module: Any = empty_module(model, torch.float32)
+    if "position" not in model.spec.sizes:  # rotary positions: the config's limit
+        return int(module.config.max_position_embeddings)
+    table = model.spec.occurrences("position")[0].piece.tensor
+    # Some models reserve rows up to that of the padding token; their module says which it is now.
+    padding = module.get_submodule(table.rpartition(".")[0]).padding_idx
+    reserved = model.spec.reserved_positions if padding is None else int(padding) + 1
+    return model.spec.sizes["position"] - reserved
