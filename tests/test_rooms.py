@@ -19,10 +19,9 @@ ROOMS = (
     *("evaluation", "observation", "matching", "aligning", "merging", "report", "lab", "cli"),
 )
 FILES = {path.relative_to(ROOT): ast.parse(path.read_text("utf-8")) for path in ROOT.rglob("*.py")}
-ARCHITECTURES = re.compile(
-    rf"(?<![a-z])({'|'.join({*BY_MODEL_TYPE, *(family.name for family in FAMILIES)})})",
-    re.IGNORECASE,
-)
+NAMES = {*BY_MODEL_TYPE, *(family.name for family in FAMILIES)} - {"opt"}
+# options and optimizers are no architecture
+ARCHITECTURES = re.compile(rf"(?<![a-z])({'|'.join(NAMES)}|opt(?![is]))", re.IGNORECASE)
 KNOW_ARCHITECTURES = {"families", "lab"}
 
 

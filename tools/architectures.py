@@ -48,10 +48,13 @@ def families_table() -> str:
         (
             family.name,
             ", ".join(f"`{kind}`" for kind in family.model_types),
-            ", ".join(f"`{name}`" for name in family.architectures),
-            ", ".join(sorted({head.task for head in family.architectures.values()})),
+            ", ".join(f"`{name}`" for name in heads),
+            ", ".join(sorted({head.task for head in heads.values()})),
         )
         for family in FAMILIES
+        for heads in [
+            {**family.architectures, **(family.bare.architectures if family.bare else {})}
+        ]
     ]
     return table(("family", "model_type", "class", "task"), rows)
 

@@ -85,9 +85,11 @@ def test_the_canonical_form_and_its_orbit_compute_the_same(name):
 @torch.no_grad()
 def stock_logits(module, inputs):
     output = module(**inputs)
-    return [value for key, value in output.items() if "logits" in key] or [
-        output.pooler_output[:, : SHOWN.get(module.config.problem_type)]
-    ]
+    scores = [value for key, value in output.items() if "logits" in key]
+    if shown := SHOWN.get(module.config.problem_type):
+        return [output.pooler_output[:, :shown]]
+    features = (output.get(key) for key in ("last_hidden_state", "pooler_output"))
+    return scores or [value for value in features if value is not None]
 
 
 # A tie, names that differ from those in the file, and a plain one also in shards.

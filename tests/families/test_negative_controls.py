@@ -35,6 +35,7 @@ from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import SymmetryError
 from symmerge.families import FAMILIES
+from symmerge.lab.small_models import SMALL
 from symmerge.models.model import rebind
 from symmerge.symmetry.groups import (
     GeneralLinear,
@@ -73,6 +74,11 @@ HALVES, INTERLEAVED = (
     wrong_group("qk", lambda size, layout=layout: RotaryPairs(size, size, layout))
     for layout in ("halves", "interleaved")
 )
+# A class without a head: its stream is its output.
+SHOWN = {"permutation of what is shown": Control(moving("ff"), shown_permuted)}
+POOLED = Control(
+    moving("ff"), lambda model: move(regroup(model, "pooled", SignedPermutation), "pooled")
+)
 HEAD_LEFT = {"head left behind": left_behind("lm_head.weight")}
 GATED = {**RMS_NORM, **HEADS, **HEAD_LEFT, "scaled gate": SCALED_GATE}
 LLAMA = {**GATED, **ROTARY}
@@ -98,9 +104,27 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
         "scales on the tanh pooler": wrong_group("pooled", ScaledPermutation),
         "pooler left behind": left_behind("bert.pooler.dense.weight"),
     },
+    "bert-tokens": {
+        **STREAM_SIGNS,
+        **GELU,
+        "head left behind": left_behind("classifier.weight"),
+    },
+    "bert-answers": {
+        **STREAM_SIGNS,
+        **GELU,
+        "head left behind": left_behind("qa_outputs.weight"),
+    },
+    "bert-features": {**GELU, **HEADS, **SHOWN, "signs on what is pooled": POOLED},
     "roberta": {**STREAM_SIGNS, **GELU, **HEADS, **TIED_DECODER},
     "roberta-classifier": {
         "scales on the tanh classifier": wrong_group("classifier", ScaledPermutation)
+    },
+    "xlm-roberta": {**STREAM_SIGNS, **GELU, **HEADS, **TIED_DECODER},
+    "distilbert": {**STREAM_SIGNS, **GELU, **HEADS, **TIED_DECODER},
+    "distilbert-classifier": {
+        "negative scales on ReLU": wrong_group("ff", AnySign),
+        "negative scales on the ReLU classifier": wrong_group("classifier", AnySign),
+        "head left behind": left_behind("pre_classifier.weight"),
     },
     "roformer": {
         **STREAM_SIGNS,
@@ -138,19 +162,26 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
         "negative scales on ReLU": wrong_group("ff", AnySign),
         "final shift left behind": left_behind("transformer.ln_f.bias"),
     },
+    "gpt2-classifier": {
+        **LAYER_NORM,
+        **GELU,
+        "head left behind": left_behind("score.weight"),
+    },
+    "gpt2-features": {**GELU, **HEADS, **SHOWN},
     "vit": {
         **LAYER_NORM,
         **GELU,
         **HEADS,
         "class token left behind": left_behind("vit.embeddings.cls_token"),
     },
+    "vit-features": {**GELU, **HEADS, **SHOWN},
     "vit-tanh": {"scales on tanh": wrong_group("ff", ScaledPermutation)},
     "dinov3": {
         **GELU,
         **ROTARY,
         "interleaved pairs": INTERLEAVED,
         **HEADS,
-        "permutation of what is shown": Control(moving("ff"), shown_permuted),
+        **SHOWN,
     },
     "dinov3-classifier": {
         **LAYER_NORM,
@@ -168,6 +199,8 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
         "shift before keys without a bias left behind": left_behind("model.layer.0.norm1.bias"),
     },
     "llama": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
+    "llama-classifier": {**RMS_NORM, **HEADS, "head left behind": left_behind("score.weight")},
+    "llama-features": {**ROTARY, **HEADS, **SHOWN, "scaled gate": SCALED_GATE},
     "mistral": LLAMA,
     "qwen2": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
     "qwen3": {**GATED, **NORMED, "queries across groups": QUERIES_ACROSS_GROUPS},
@@ -203,6 +236,19 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
         "signs inside rotary pairs": wrong_pairs(Signs),
         "output bias left behind": left_behind("model.layers.0.self_attn.o_proj.bias"),
     },
+    "opt": {
+        **LAYER_NORM,
+        **HEADS,
+        **HEAD_LEFT,
+        "negative scales on ReLU": wrong_group("ff", AnySign),
+        "positions left behind": left_behind("model.decoder.embed_positions.weight"),
+    },
+    "opt-untied": {**LAYER_NORM, **GELU, **HEADS, **HEAD_LEFT},
+    "opt-post-norm": {
+        **STREAM_SIGNS,
+        **HEADS,
+        "negative scales on ReLU": wrong_group("ff", AnySign),
+    },
     "neox": {**LAYER_NORM, **GELU, **ROTARY, **HEADS, **HEAD_LEFT},
 }
 CASES = [(name, case) for name, controls in FORBIDDEN_ELEMENTS.items() for case in controls]
@@ -226,12 +272,15 @@ def test_the_allowed_element_passes_and_the_forbidden_one_shows(name, case):
 
 def test_every_family_has_three_controls():
     variants = {"bert-untied", "dinov3-classifier", "mistral", "qwen2", "granite", "olmo3"}
+    variants |= {name for name in SMALL if name.endswith(("-features", "-tokens", "-answers"))}
+    variants |= {"gpt2-classifier", "llama-classifier", "distilbert-classifier", "xlm-roberta"}
+    variants |= {"opt-untied", "opt-post-norm"}
     names = {family.name for family in FAMILIES} | variants
     assert all(len(FORBIDDEN_ELEMENTS[name]) >= 3 for name in names)
 
 
 ROTATING = (
-    *("gpt2", "gpt2-untied", "vit", "neox", "llama", "mistral", "qwen2", "qwen3", "phi3"),
+    *("gpt2", "gpt2-untied", "vit", "neox", "llama", "mistral", "qwen2", "qwen3", "phi3", "opt"),
     *("modernbert-classifier", "dinov3-classifier", "starcoder2", "stablelm-parallel"),
 )
 

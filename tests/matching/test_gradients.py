@@ -316,7 +316,8 @@ def test_a_stack_moves_as_its_tensors_do_one_by_one(name):
         expected = before if tensor in riders else alignment.transport(tensor, before)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         apart += not torch.allclose(found, before, atol=1e-3)
-    assert apart >= 8  # the control: what queries, keys, values and their readers are in two layers
+    # The control: queries, keys, values and their readers in two layers; fused, they are six.
+    assert apart >= (6 if name == "gpt2-features" else 8)
 
 
 @every

@@ -25,12 +25,16 @@ EXACT = 1e-10
 ROTATING = [
     name
     for name in SMALL
-    if not name.startswith(("bert", "roberta", "roformer", "olmo")) and name != "dinov3"
+    if not name.startswith(("bert", "roberta", "xlm-roberta", "distilbert", "roformer", "olmo"))
+    and not name.endswith("-features")
+    and name not in ("dinov3", "opt-post-norm")
 ]
 LAYER_NORM = [
     name
     for name in ROTATING
-    if name.startswith(("gpt2", "vit", "neox", "modernbert", "dinov3", "starcoder2", "stablelm"))
+    if name.startswith(
+        ("gpt2", "vit", "neox", "modernbert", "dinov3", "starcoder2", "stablelm", "opt")
+    )
 ]
 RMS_NORM = [name for name in ROTATING if name not in LAYER_NORM]
 
@@ -447,7 +451,7 @@ RECORDS = {
     **{
         name: ["values", "keys", "balance"]
         for name in SMALL
-        if name.startswith(("bert", "roberta"))
+        if name.startswith(("bert", "roberta", "xlm-roberta", "distilbert"))
     },
     "roformer": ["values", "balance"],
     "roformer-classifier": ["fold", "centre", "balance"],
@@ -455,16 +459,25 @@ RECORDS = {
     "modernbert-classifier": ["fold", "centre", "values", "balance"],
     "dinov3": ["values", "balance"],
     "dinov3-classifier": ["fold", "centre", "values", "balance"],
-    **dict.fromkeys(("gpt2-untied", "vit", "neox"), ALL),
-    "gpt2": ["untie", *ALL],
+    **dict.fromkeys(("gpt2-untied", "gpt2-classifier", "vit", "neox"), ALL),
+    **{name: ["values", "keys", "balance"] for name in ("gpt2-features", "vit-features")},
+    "llama-features": ["balance"],
+    **{name: ["untie", *ALL] for name in ("gpt2", "opt")},
+    "opt-post-norm": ["values", "keys", "balance"],
     "olmo2": ["balance"],
     "olmo3": ["values", "balance"],
     "starcoder2": ["fold", "centre", "values", "balance"],
     "starcoder2-tied": ["untie", "fold", "centre", "balance"],
     "stablelm": ["fold", "centre", "keys", "balance"],
     "stablelm-parallel": ["untie", "fold", "centre", "balance"],
-    **{name: ["fold", "centre", "balance"] for name in ("vit-tanh", "neox-sequential")},
-    **{name: ["fold", "balance"] for name in ("llama", "mistral", "qwen3", "phi3", "granite")},
+    **{
+        name: ["fold", "centre", "balance"]
+        for name in ("vit-tanh", "neox-sequential", "opt-untied")
+    },
+    **{
+        name: ["fold", "balance"]
+        for name in ("llama", "llama-classifier", "mistral", "qwen3", "phi3", "granite")
+    },
     **{
         name: ["untie", "fold", "values", "balance"]
         for name in ("llama-mqa", "qwen3-tied", "granite-tied")

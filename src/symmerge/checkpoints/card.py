@@ -25,6 +25,9 @@ PIPELINES = {
     "masked-lm": ("fill-mask", "AutoModelForMaskedLM"),
     "image-classification": ("image-classification", "AutoModelForImageClassification"),
     "text-classification": ("text-classification", "AutoModelForSequenceClassification"),
+    "token-classification": ("token-classification", "AutoModelForTokenClassification"),
+    "question-answering": ("question-answering", "AutoModelForQuestionAnswering"),
+    "text-features": ("feature-extraction", "AutoModel"),
 }
 
 

@@ -6,11 +6,13 @@ from symmerge.errors import UnsupportedModel, shown
 from symmerge.families import (
     bert,
     dinov3,
+    distilbert,
     gpt2,
     llama,
     modernbert,
     neox,
     olmo2,
+    opt,
     phi3,
     qwen3,
     roformer,
@@ -23,6 +25,7 @@ from symmerge.families.base import Family
 FAMILIES: tuple[Family, ...] = (
     bert.BERT,
     bert.ROBERTA,
+    distilbert.FAMILY,
     roformer.FAMILY,
     modernbert.FAMILY,
     gpt2.FAMILY,
@@ -35,14 +38,15 @@ FAMILIES: tuple[Family, ...] = (
     starcoder2.FAMILY,
     stablelm.FAMILY,
     neox.FAMILY,
+    opt.FAMILY,
 )
 BY_MODEL_TYPE: dict[str, Family] = {
     model_type: family for family in FAMILIES for model_type in family.model_types
 }
 
 
-def family_of(model_type: object, where: object) -> Family:
-    """The family of a config's `model_type`, or an error that lists all."""
+def family_of(model_type: object, where: object, classes: object = None) -> Family:
+    """The family of a config's `model_type` and class, or an error that lists all."""
     supported = ", ".join(sorted(BY_MODEL_TYPE))
     if model_type is None:
         raise UnsupportedModel(
@@ -52,7 +56,7 @@ def family_of(model_type: object, where: object) -> Family:
         raise UnsupportedModel(
             f"{where}: no table for model_type {shown(model_type)}; supported: {supported}"
         )
-    return BY_MODEL_TYPE[model_type]
+    return BY_MODEL_TYPE[model_type].of(classes)
 
 
 __all__ = ["BY_MODEL_TYPE", "FAMILIES", "Family", "family_of"]

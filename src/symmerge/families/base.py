@@ -63,6 +63,8 @@ class Family:
     | `tied_spaces` | space -> the one it becomes while tied |
     | `renames` | patterns of old tensor names -> today's |
     | `buffers` | patterns of stored tensors that are not weights |
+    | `bare` | the same without heads: its output, and so its stream, is visible |
+    | `stripped` | of a bare family: the prefix that its tensors have in classes with a head |
     """
 
     name: str
@@ -77,12 +79,21 @@ class Family:
     tied_spaces: Mapping[str, str] = field(default_factory=dict)
     renames: tuple[tuple[str, str], ...] = ()
     buffers: tuple[str, ...] = ()
+    bare: Family | None = None
+    stripped: str = ""
+
+    def of(self, declared: object) -> Family:
+        """The family without heads, if the config declares one of its classes."""
+        first = declared[0] if isinstance(declared, list) and declared else None
+        bare = self.bare
+        return bare if bare and first in tuple(bare.architectures) else self
 
     def rename(self, name: str) -> str:
-        """The current name of a tensor, whichever transformers release wrote it."""
+        """The current name of a tensor, whichever transformers release or class wrote it."""
+        name = self.stripped + name.removeprefix(self.stripped)
         for pattern, replacement in self.renames:
             name = re.sub(pattern, replacement, name)
-        return name
+        return name.removeprefix(self.stripped)
 
     def is_buffer(self, name: str) -> bool:
         """Whether a stored tensor is a constant that current classes compute themselves."""
@@ -94,7 +105,8 @@ class Family:
         known = [name for name in declared if name in self.architectures]
         if known:
             return known[0]
-        supported = f"supported classes: {', '.join(self.architectures)}"
+        others = self.bare.architectures if self.bare else ()
+        supported = f"supported classes: {', '.join([*self.architectures, *others])}"
         if declared:
             raise UnsupportedModel(f"{self.name}: no table for {declared[0]}; {supported}")
         for architecture, head in self.architectures.items():
@@ -137,7 +149,7 @@ class Family:
         return {space.name: space for space in spaces if space.name in used}
 
     def _ties(self, reading: Reading, tensors: Mapping[str, Axes]) -> dict[str, str]:
-        if not reading.flags.get("mlm", True):
+        if not all(reading.flags.get(head, True) for head in ("mlm", "lm")):
             return {}
         return {
             alias: target
@@ -168,6 +180,38 @@ class Family:
     def _scales(self, reading: Reading, tensors: Mapping[str, Axes]) -> Iterator[Scale]:
         for gain, writer in expand(self.scales, reading):
             yield Scale(gain, _stream(tensors[gain]), writer.removeprefix("<-").strip())
+
+
+def with_bare(family: Family, prefix: str, task: str, classes: Iterable[str]) -> Family:
+    """The family, and with it the classes without a head, whose tensors have no prefix."""
+
+    def read(config: Any, names: Collection[str]) -> Reading:
+        reading = family.read(config, names)
+        still = tuple(
+            replace(space, group=Trivial(space.group.size)) if space.name == "residual" else space
+            for space in reading.spaces
+        )
+        return replace(reading, spaces=still)
+
+    bare = replace(
+        family,
+        architectures=dict.fromkeys(classes, Head(task, "")),
+        table=_stripped(family.table, prefix),
+        sums=_stripped(family.sums, prefix),
+        norms="",  # the gain before a visible output is visible as well
+        scales="",
+        ties={},
+        tied_spaces={},
+        read=read,
+        stripped=prefix,
+    )
+    return replace(family, bare=bare)
+
+
+def _stripped(table: str, prefix: str) -> str:
+    """The lines of tensors with this prefix, without it."""
+    lines = re.sub(r"\n[ \t]+", " ", table).splitlines()
+    return "\n".join(line for line in lines if line.startswith(prefix)).replace(prefix, "")
 
 
 def expand(table: str, reading: Reading) -> Iterator[tuple[str, str]]:
@@ -220,6 +264,16 @@ def _per_layer(space: Space, layers: int) -> Iterator[Space]:
 def pair(size: Any) -> tuple[int, int]:
     """Height and width."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def check_last_token(config: Any) -> None:
+    """Refuse a classifier by the last token that cannot tell padding from it."""
+    padding = config.pad_token_id
+    if padding is None or not 0 <= padding < config.vocab_size:
+        raise UnsupportedModel(
+            f"{config.architectures[0]} reads one sequence at a time without a padding token:"
+            " set 'pad_token_id' in config.json to a token of its vocabulary"
+        )
 
 
 def visible(**sizes: int) -> tuple[Space, ...]:

@@ -1,12 +1,20 @@
-"""BERT and RoBERTa: post-LayerNorm encoders with learned positions."""
+"""BERT, RoBERTa and XLM-RoBERTa: post-LayerNorm encoders with learned positions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from symmerge.families.base import Family, Head, Reading, attention, feed_forward, visible
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+    attention,
+    feed_forward,
+    visible,
+    with_bare,
+)
 from symmerge.symmetry.groups import GeneralLinear, Group, Permutation, SignedPermutation, Trivial
 from symmerge.symmetry.spec import Space
 
@@ -60,6 +68,10 @@ cls.seq_relationship.weight                 next         pooled*     if nsp
 cls.seq_relationship.bias                   next                     if nsp
 classifier.weight                           label        pooled*     if classifier
 classifier.bias                             label                    if classifier
+classifier.weight                           label        residual*   if tokens
+classifier.bias                             label                    if tokens
+qa_outputs.weight                           answer       residual*   if answers
+qa_outputs.bias                             answer                   if answers
 """
 
 ROBERTA_HEADS = """
@@ -74,6 +86,10 @@ classifier.dense.weight     classifier   residual*    if classifier
 classifier.dense.bias       classifier                if classifier
 classifier.out_proj.weight  label        classifier*  if classifier
 classifier.out_proj.bias    label                     if classifier
+classifier.weight           label        residual*    if tokens
+classifier.bias             label                     if tokens
+qa_outputs.weight           answer       residual*    if answers
+qa_outputs.bias             answer                    if answers
 """
 
 
@@ -82,7 +98,7 @@ Reader = Callable[[Any, Collection[str]], Reading]
 
 def read(config: Any, names: Collection[str]) -> Reading:
     width, heads = config.hidden_size, config.num_attention_heads
-    flags = _heads(names)
+    flags = _heads(config.architectures[0], names)
     basis = GeneralLinear(width // heads)
     visible_sizes = {
         "vocabulary": config.vocab_size,
@@ -90,6 +106,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
         "type": config.type_vocab_size,
         "label": config.num_labels,
         "next": 2,
+        "answer": 2,
     }
     return Reading(
         layers=config.num_hidden_layers,
@@ -98,7 +115,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
             Space("residual", Permutation(width)),
             *attention(heads=heads, qk=basis, vo=basis),
             Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
-            Space("pooled", _pooled(width, names)),
+            Space("pooled", _pooled(width, flags)),
             Space("classifier", SignedPermutation(width)),
             Space("transform", Permutation(width)),
         ),
@@ -111,28 +128,34 @@ def read_roberta(config: Any, names: Collection[str]) -> Reading:
     return replace(read(config, names), reserved_positions=config.pad_token_id + 1)
 
 
-def _heads(names: Collection[str]) -> dict[str, bool]:
+def _heads(architecture: str, names: Collection[str]) -> dict[str, bool]:
     return {
         "mlm": any(name in names for name in ("cls.predictions.bias", "lm_head.dense.weight")),
         "nsp": "cls.seq_relationship.weight" in names,
-        "classifier": any(name.startswith("classifier.") for name in names),
-        "pooler": any(name.endswith(".pooler.dense.weight") for name in names),
+        "classifier": architecture.endswith("ForSequenceClassification"),
+        "tokens": architecture.endswith("ForTokenClassification"),
+        "answers": architecture.endswith("ForQuestionAnswering"),
+        "pooler": any(name.endswith("pooler.dense.weight") for name in names),
     }
 
 
-def _pooled(width: int, names: Collection[str]) -> Group:
+def _pooled(width: int, flags: Mapping[str, bool]) -> Group:
     """Group of the pooler's output: visible to users of the encoder unless a head reads it."""
-    if {"cls.seq_relationship.weight", "classifier.weight"} & {*names}:
-        return SignedPermutation(width)
-    return Trivial(width)
+    return SignedPermutation(width) if flags["nsp"] or flags["classifier"] else Trivial(width)
 
 
 def _family(
-    name: str, heads: str, architectures: dict[str, Head], decoder: str, read: Reader = read
+    name: str,
+    heads: str,
+    architectures: dict[str, Head],
+    bare: tuple[str, ...],
+    decoder: str,
+    read: Reader = read,
+    relatives: tuple[str, ...] = (),
 ) -> Family:
-    return Family(
+    family = Family(
         name=name,
-        model_types=(name,),
+        model_types=(name, *relatives),
         architectures=architectures,
         table=(ENCODER + heads).replace("{base}", name),
         norms="",
@@ -149,6 +172,7 @@ def _family(
         ),
         buffers=(r"\.position_ids$", r"\.token_type_ids$"),
     )
+    return with_bare(family, f"{name}.", "text-features", bare)
 
 
 BERT = _family(
@@ -158,16 +182,27 @@ BERT = _family(
         "BertForPreTraining": Head("masked-lm", "cls.seq_relationship.weight"),
         "BertForMaskedLM": Head("masked-lm", "cls.predictions.bias"),
         "BertForSequenceClassification": Head("text-classification", "classifier.weight"),
+        "BertForTokenClassification": Head("token-classification", "classifier.weight"),
+        "BertForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
     },
+    ("BertModel",),
     "cls.predictions.decoder",
 )
 ROBERTA = _family(
     "roberta",
     ROBERTA_HEADS,
     {
-        "RobertaForMaskedLM": Head("masked-lm", "lm_head.dense.weight"),
-        "RobertaForSequenceClassification": Head("text-classification", "classifier.dense.weight"),
+        f"{kind}{name}": head
+        for kind in ("Roberta", "XLMRoberta")
+        for name, head in {
+            "ForMaskedLM": Head("masked-lm", "lm_head.dense.weight"),
+            "ForSequenceClassification": Head("text-classification", "classifier.dense.weight"),
+            "ForTokenClassification": Head("token-classification", "classifier.weight"),
+            "ForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
+        }.items()
     },
+    ("RobertaModel", "XLMRobertaModel"),
     "lm_head.decoder",
     read_roberta,
+    relatives=("xlm-roberta",),
 )

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Family, Head, Reading, attention, gated, visible
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+    attention,
+    check_last_token,
+    gated,
+    visible,
+    with_bare,
+)
 from symmerge.symmetry.groups import GeneralLinear, Group, Orthogonal, RotaryPairs
 from symmerge.symmetry.spec import Space
 
@@ -41,15 +50,18 @@ model.layers.{i}.post_attention_layernorm.weight  residual~
     + """
 model.norm.weight                                 residual~
 lm_head.weight                                    vocabulary   residual*       if untied
+score.weight                                      label        residual*       if classifier
 """
 )
 
+CLASSIFIER = "ForSequenceClassification"
 NORMS = """
 model.layers.{i}.input_layernorm           -> model.layers.{i}.self_attn.q_proj
     model.layers.{i}.self_attn.k_proj model.layers.{i}.self_attn.v_proj
 model.layers.{i}.post_attention_layernorm  -> model.layers.{i}.mlp.gate_proj
     model.layers.{i}.mlp.up_proj
-model.norm                                 -> lm_head
+model.norm                                 -> lm_head           if lm
+model.norm                                 -> score             if classifier
 """
 
 
@@ -58,12 +70,14 @@ def head_size(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def decoder_spaces(config: Any, *, stream: Group, qk: Group, ff: Group) -> tuple[Space, ...]:
-    """The spaces of a decoder with grouped heads."""
+def decoder_spaces(
+    config: Any, *, stream: Group, qk: Group, ff: Group, **shown: int
+) -> tuple[Space, ...]:
+    """The spaces of a decoder with grouped heads; `shown` are more that can be seen."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     vo = GeneralLinear(head_size(config))
     return (
-        *visible(vocabulary=config.vocab_size),
+        *visible(vocabulary=config.vocab_size, **shown),
         Space("residual", stream),
         *attention(heads=kv_heads, queries=heads // kv_heads, qk=qk, vo=vo),
         Space("ff.{i}", ff),
@@ -72,6 +86,8 @@ def decoder_spaces(config: Any, *, stream: Group, qk: Group, ff: Group) -> tuple
 
 def read(config: Any, names: Collection[str]) -> Reading:
     attention_bias = getattr(config, "attention_bias", False)
+    if classifier := config.architectures[0].endswith(CLASSIFIER):
+        check_last_token(config)
     size = head_size(config)
     return Reading(
         layers=config.num_hidden_layers,
@@ -80,9 +96,12 @@ def read(config: Any, names: Collection[str]) -> Reading:
             stream=Orthogonal(config.hidden_size),
             qk=RotaryPairs(size, rotary=size),
             ff=gated(config.intermediate_size),
+            label=config.num_labels,
         ),
         flags={
-            "untied": not config.tie_word_embeddings,
+            "lm": not classifier,
+            "classifier": classifier,
+            "untied": not classifier and not config.tie_word_embeddings,
             "qkv_bias": config.model_type == "qwen2" or attention_bias,
             "o_bias": attention_bias,
             "mlp_bias": getattr(config, "mlp_bias", False),
@@ -90,17 +109,24 @@ def read(config: Any, names: Collection[str]) -> Reading:
     )
 
 
-FAMILY = Family(
+HEADED = Family(
     name="llama",
     # Granite multiplies embeddings, branches, scores and logits by numbers: no group changes.
     model_types=("llama", "mistral", "qwen2", "granite"),
-    architectures=dict.fromkeys(
-        ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "GraniteForCausalLM"),
-        Head("causal-lm", "model.embed_tokens.weight"),
-    ),
+    architectures={
+        **{
+            name + CLASSIFIER: Head("text-classification", "score.weight")
+            for name in ("Llama", "Mistral", "Qwen2")
+        },
+        **{
+            f"{name}ForCausalLM": Head("causal-lm", "model.embed_tokens.weight")
+            for name in ("Llama", "Mistral", "Qwen2", "Granite")
+        },
+    },
     table=TABLE,
     norms=NORMS,
     read=read,
     ties={"lm_head.weight": "model.embed_tokens.weight"},
     buffers=(r"rotary_emb\.inv_freq$",),
 )
+FAMILY = with_bare(HEADED, "model.", "text-features", ("LlamaModel", "MistralModel", "Qwen2Model"))

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Family, Head, Reading, attention, feed_forward, pair, visible
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+    attention,
+    feed_forward,
+    pair,
+    visible,
+    with_bare,
+)
 from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes
 from symmerge.symmetry.spec import Space
 
@@ -32,6 +41,8 @@ vit.layers.{i}.mlp.fc2.weight                      residual     ff.{i}*
 vit.layers.{i}.mlp.fc2.bias                        residual
 vit.layernorm.weight                               residual~
 vit.layernorm.bias                                 residual
+vit.pooler.dense.weight                            pooled       residual*  if pooler
+vit.pooler.dense.bias                              pooled                  if pooler
 classifier.weight                                  label        residual*
 classifier.bias                                    label
 """
@@ -54,6 +65,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
         "patch_height": patch_height,
         "patch_width": patch_width,
         "label": config.num_labels,
+        "pooled": config.pooler_output_size,
     }
     return Reading(
         layers=config.num_hidden_layers,
@@ -63,11 +75,11 @@ def read(config: Any, names: Collection[str]) -> Reading:
             *attention(heads=config.num_attention_heads, qk=basis, vo=basis),
             Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
         ),
-        flags={"qkv_bias": config.qkv_bias},
+        flags={"qkv_bias": config.qkv_bias, "pooler": "pooler.dense.weight" in names},
     )
 
 
-FAMILY = Family(
+HEADED = Family(
     name="vit",
     model_types=("vit",),
     architectures={"ViTForImageClassification": Head("image-classification", "classifier.weight")},
@@ -85,3 +97,4 @@ FAMILY = Family(
         (r"\.output\.dense\.", ".mlp.fc2."),
     ),
 )
+FAMILY = with_bare(HEADED, "vit.", "image-features", ("ViTModel",))

@@ -29,6 +29,15 @@ _GPT2: dict[str, object] = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+_OPT: dict[str, object] = {**_TEXT, "ffn_dim": 96}
+_DISTILLED: dict[str, object] = {
+    "dim": 48,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 96,
+    "vocab_size": 101,
+    "max_position_embeddings": 64,
+}
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 _MODERN: dict[str, object] = {**_TEXT, "local_attention": 16, **dict.fromkeys(_TOKENS, 0)}
 _HALF_ROTARY: dict[str, object] = {
@@ -60,8 +69,17 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
         "BertForSequenceClassification",
         {**_TEXT, "num_labels": 3, "hidden_act": "relu"},
     ),
+    "bert-tokens": ("BertForTokenClassification", {**_TEXT, "num_labels": 3}),
+    "bert-answers": ("BertForQuestionAnswering", _TEXT),
+    "bert-features": ("BertModel", _TEXT),
     "roberta": ("RobertaForMaskedLM", _TEXT),
     "roberta-classifier": ("RobertaForSequenceClassification", {**_TEXT, "num_labels": 3}),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", _TEXT),
+    "distilbert": ("DistilBertForMaskedLM", _DISTILLED),
+    "distilbert-classifier": (
+        "DistilBertForSequenceClassification",
+        {**_DISTILLED, "num_labels": 3, "activation": "relu", "sinusoidal_pos_embds": True},
+    ),
     "roformer": ("RoFormerForMaskedLM", _TEXT),
     "roformer-classifier": (
         "RoFormerForSequenceClassification",
@@ -77,10 +95,16 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
         "GPT2LMHeadModel",
         {**_GPT2, "tie_word_embeddings": False, "activation_function": "relu"},
     ),
+    "gpt2-classifier": (
+        "GPT2ForSequenceClassification",
+        {**_GPT2, "num_labels": 3, "pad_token_id": 0},
+    ),
+    "gpt2-features": ("GPT2Model", _GPT2),
     "vit": (
         "ViTForImageClassification",
         {**_BODY, "image_size": 16, "patch_size": 4, "num_labels": 5},
     ),
+    "vit-features": ("ViTModel", {**_BODY, "image_size": 16, "patch_size": 4}),
     "vit-tanh": (
         "ViTForImageClassification",
         {
@@ -114,11 +138,22 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "llama-classifier": (
+        "LlamaForSequenceClassification",
+        {**_TEXT, "num_key_value_heads": 2, "num_labels": 3, "pad_token_id": 0},
+    ),
+    "llama-features": ("LlamaModel", {**_TEXT, "num_key_value_heads": 2}),
     "mistral": (
         "MistralForCausalLM",
         {**_TEXT, "num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8},
     ),
     "qwen2": ("Qwen2ForCausalLM", {**_TEXT, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "opt": ("OPTForCausalLM", _OPT),
+    "opt-untied": (
+        "OPTForCausalLM",
+        {**_OPT, "tie_word_embeddings": False, "enable_bias": False, "activation_function": "gelu"},
+    ),
+    "opt-post-norm": ("OPTForCausalLM", {**_OPT, "do_layer_norm_before": False}),
     "neox": (
         "GPTNeoXForCausalLM",
         {
@@ -196,16 +231,24 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
 
 
 def small_model(
-    name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: object
+    name: str,
+    *,
+    kind: str | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **changes: object,
 ) -> PreTrainedModel:
-    """A model of `SMALL`, determined by its seed; `changes` override its config."""
+    """A model of `SMALL`, determined by its seed; `changes` override its config.
+
+    `kind` is another class that takes this config.
+    """
     import transformers
 
     architecture, config = SMALL[name]
-    kind = getattr(transformers, architecture)
+    stock = getattr(transformers, kind or architecture)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = kind(kind.config_class(**{**config, **changes}))
+        model = stock(stock.config_class(**{**config, **changes}))
     perturb(model, seed)
     return model.to(dtype).eval()
 

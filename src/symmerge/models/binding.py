@@ -53,7 +53,9 @@ def bind(family: Family, config: Mapping[str, object], names: Collection[str], w
         }
         family = replace(family, architectures=known)
     try:
-        return family.bind(typed, names, family.architecture(declared, names))
+        architecture = family.architecture(declared, names)
+        typed.architectures = [architecture]  # readers may ask which head it is
+        return family.bind(typed, names, architecture)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{where}: {error}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

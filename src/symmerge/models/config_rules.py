@@ -52,7 +52,7 @@ def _ids(value: object) -> bool:
 
 RULES = (
     Rule(
-        r"hidden_act|hidden_activation|activation_function|classifier_activation|pooler_act",
+        r"(hidden_)?activation|(hidden|pooler)_act|activation_function|classifier_activation",
         lambda value: isinstance(value, str) and value in ACTIVATIONS,
         f"one of {', '.join(sorted(ACTIVATIONS))}",
     ),
@@ -64,7 +64,7 @@ RULES = (
     Rule(r".*_(eps|epsilon)", lambda value: _number(value, 0.0), "a finite number from 0 up"),
     Rule(r"rope_theta|.*_rope_theta", lambda value: _number(value, 1e-30), "a positive number"),
     Rule(
-        r"n_head|num_(attention|key_value)_heads|head_dim|n_embd|hidden_size|vocab_size",
+        r"n_heads?|num_(attention|key_value)_heads|head_dim|n_embd|dim|hidden_size|vocab_size",
         lambda value: _whole(value, 1),
         "a positive whole number",
     ),

@@ -215,7 +215,7 @@ def _model(
     path: Path | None,
     files: tuple[Path, ...],
 ) -> Model:
-    family = family_of(config.get("model_type"), where)
+    family = family_of(config.get("model_type"), where, config.get("architectures"))
     check_counts(config, weights, where)
     stored_as = current_names(family, weights, where)
     config = untangle_ties(family, weights, stored_as, config, where)
@@ -237,7 +237,7 @@ def rebind(
     model: Model, config: Mapping[str, Any], weights: Weights, *, step: HistoryStep
 ) -> Model:
     """The model under a changed config: for a head that is no longer tied."""
-    family = family_of(config.get("model_type"), model.where)
+    family = family_of(config.get("model_type"), model.where, config.get("architectures"))
     spec = bind(family, config, weights.names(), model.where)
     spaces = {name: model.spec.spaces.get(name, space) for name, space in spec.spaces.items()}
     return model.derive(weights, step=step, config=config, spec=replace(spec, spaces=spaces))

@@ -14,6 +14,11 @@ WIDTHS = {
     "n_embd",
     "intermediate_size",
     "n_inner",
+    "dim",
+    "hidden_dim",
+    "ffn_dim",
+    "word_embed_proj_dim",
+    "n_heads",
     "num_attention_heads",
     "n_head",
     "num_key_value_heads",
@@ -24,7 +29,7 @@ WIDTHS = {
 NO_MATTER = re.compile(
     "^_|^(output|summary|pooler|classifier|initializer|pretraining|task_specific)_|drop|dtype"
     "|label|token_id|architectures|return_dict|problem_type"
-    "|chunk_size|encoder_stride|tie_word|use_cache|version|deterministic|sparse_pred|layerscale"
+    "|chunk_size|init_std|encoder_stride|tie_word|use_cache|version|deterministic|sparse_pred|layerscale"
     "|pos_embed_(shift|jitter|rescale)|stage_names|out_(features|indices)|apply_layernorm|reshape"
 )
 """Other keys that may differ: training, loading and what a backbone returns. Ties are undone."""
@@ -42,7 +47,11 @@ def behaviour(model: Model) -> Mapping[str, object]:
         key: value
         for key, value in typed.to_dict().items()
         if key in known and (key in SHARED or not NO_MATTER.search(key))
-    } | {"labels": model.spec.sizes.get("label"), "problem_type": _problem_type(model, typed)}
+    } | {
+        "labels": model.spec.sizes.get("label"),
+        "problem_type": _problem_type(model, typed),
+        "pooler_act": getattr(typed, "pooler_act", None) if "pooled" in model.spec.sizes else None,
+    }
 
 
 def _turns_alike_at_any_length(typed: Any) -> bool:

@@ -220,7 +220,7 @@ def _refuse_unlike(narrow: Model, wide: Model) -> None:
                 f"{pair}: the heads of {model.where} have twice the size; give what was merged,"
                 " or merge with --attention svd"
             )
-        if model.spec.pooled is not None:
+        if model.spec.shows_stream:
             raise MismatchError(
                 f"{pair}: {model.spec.family} shows coordinates of its stream, and a wider stream"
                 " has none that lie as these do; widths must agree"

@@ -123,6 +123,11 @@ class Spec:
 
         return max(self.spaces, key=tensors)
 
+    @property
+    def shows_stream(self) -> bool:
+        """Whether coordinates of the stream are the answer: of a class without a head."""
+        return self.pooled is not None or self.task.endswith("-features")
+
     @cached_property
     def pieces(self) -> dict[str, tuple[Piece, ...]]:
         """The pieces of every tensor: fused tensors are cut into their blocks."""

@@ -103,7 +103,11 @@ def _rows(model: Model, generator: torch.Generator) -> Iterator[Sample]:
         outputs = torch.randperm(vocabulary, generator=generator)[:PROJECTED]
     each = torch.arange(vocabulary)[:, None]
     what = f"all {vocabulary} tokens without layers"
-    yield Sample(inputs={"input_ids": each}, what=what, layers=False, outputs=outputs)
+    # The padding token is one of them: the mask says that nothing here is padding.
+    inputs = {"input_ids": each} | (
+        {"attention_mask": torch.ones_like(each)} if pools(model) else {}
+    )
+    yield Sample(inputs=inputs, what=what, layers=False, outputs=outputs)
     if "position" in model.spec.sizes and not pools(model):
         usable = _usable(model)
         ids = usable[torch.randint(len(usable), (2, positions(model)), generator=generator)]

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from symmerge.models.model import Model, Progress
-from symmerge.models.pooled_logits import with_pooled_logits
+from symmerge.models.outputs import with_logits
 from symmerge.models.stock import stock_module
 from symmerge.models.tables import layer_count
+from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Spec, layer_of
 from symmerge.verification.inputs import Sample
 
@@ -108,9 +109,14 @@ def _drop_scales(module: nn.Module, spec: Spec) -> None:
 
     It remains what symmetries act on: a linear map with the norm's gain, shift and mean.
     """
-    for norm in spec.norms:
-        if norm.writer is None and layer_of(norm.gain) is None:
-            owner = module.get_submodule(norm.gain.rpartition(".")[0])
+    gains = [norm.gain for norm in spec.norms if norm.writer is None]
+    if spec.shows_stream:  # nothing is folded there
+        gains = [
+            met.piece.tensor for met in spec.occurrences(spec.stream) if met.role is Role.RIDES
+        ]
+    for gain in gains:
+        if layer_of(gain) is None:
+            owner = module.get_submodule(gain.rpartition(".")[0])
             owner.forward = partial(_without_scale, owner)
 
 
@@ -126,7 +132,7 @@ def empty_module(model: Model, dtype: torch.dtype, *, layers: bool = True) -> nn
     module = _with_buffers(config, model.spec.architecture, model.where, dtype, model.stock)
     if not layers:
         module = _without_layers(module, layer_count(model))
-    return with_pooled_logits(_copy(module, {}), model.spec.pooled)
+    return with_logits(_copy(module, {}), model.spec)
 
 
 def _copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:

@@ -93,8 +93,13 @@ def task_of(model: Model) -> str:
     for name, kind in TASKS.items():
         if kind.purpose == model.spec.task:
             return name
+    remedy = "measure it elsewhere"
+    if model.spec.pooled is not None:
+        remedy = (
+            "if its pooled output starts with class scores, say so in its config.json"
+            ' ("problem_type": "single_label_classification", and their number as "num_labels")'
+        )
     raise MismatchError(
         f"{model.where} is a {model.spec.architecture}, for {model.spec.task}, which no task"
-        " measures; if its pooled output starts with class scores, say so in its config.json"
-        ' ("problem_type": "single_label_classification", and their number as "num_labels")'
+        f" measures: {remedy}"
     )

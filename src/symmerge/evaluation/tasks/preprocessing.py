@@ -227,6 +227,7 @@ def max_length(model: Model) -> int:
     if "position" not in model.spec.sizes:  # rotary positions: the config's limit
         return int(module.config.max_position_embeddings)
     table = model.spec.occurrences("position")[0].piece.tensor
-    # Some models reserve the first rows of the table for padding; their module says so.
-    reserved = module.get_submodule(table.rpartition(".")[0]).padding_idx
-    return model.spec.sizes["position"] - (0 if reserved is None else int(reserved) + 1)
+    # Some models reserve rows up to that of the padding token; their module says which it is now.
+    padding = module.get_submodule(table.rpartition(".")[0]).padding_idx
+    reserved = model.spec.reserved_positions if padding is None else int(padding) + 1
+    return model.spec.sizes["position"] - reserved

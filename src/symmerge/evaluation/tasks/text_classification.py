@@ -32,8 +32,11 @@ def text_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
     tokenizer = tokenizer_of(model)
     encodings = _encode(model, tokenizer, rows, indices, data)
     samples = list(zip(encodings, (labels[number] for number in indices), strict=True))
-    padding = tokenizer.pad_token_id or 0
-    check_tokens(model, padding)
+    own = tokenizer.pad_token_id or 0
+    # Classes that read the last token, or count positions, look for the padding of the config.
+    padding = model.config.get("pad_token_id")
+    padding = own if padding is None else padding
+    check_tokens(model, own, padding)
     collate = partial(_pad, padding)
     batches = batched(samples, BATCH_ROWS, key=_length_first, collate=collate)
     return Task("text", data, len(samples), sampling.seed, readout, batches, {})

@@ -32,7 +32,7 @@ from symmerge.matching.optimization.loop import (
     Saver,
 )
 from symmerge.models.model import Model, Progress, device_of, load
-from symmerge.models.pooled_logits import with_pooled_logits
+from symmerge.models.outputs import with_logits
 from symmerge.symmetry.groups.linalg import one_thread
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _start(origin: Origin) -> PreTrainedModel:
         # stock classes set this when they first compute a loss
         model.config.problem_type = "single_label_classification"
     known = _known(model)
-    return with_pooled_logits(model, known and known.spec.pooled)
+    return with_logits(model, known and known.spec)
 
 
 def _known(model: PreTrainedModel) -> Model | None:

@@ -73,9 +73,10 @@ def _with_common(weights: Weights, name: str, others: list[str]) -> Tensor:
 
 
 def _stream_axis(model: Model, name: str) -> int:
+    """The axis that writes to the stream, which may be visible, or to an embedding's own space."""
     writes = [atom.space for atom in atoms(model.spec.tensors[name]) if atom.role is Role.WRITES]
-    space = next(space for space in writes if space in model.spec.hidden)
-    return model.spec.axis_of(name, space, Role.WRITES)
+    stream = {model.spec.stream} & {*writes} or model.spec.hidden.keys()
+    return model.spec.axis_of(name, next(each for each in writes if each in stream), Role.WRITES)
 
 
 def _untouched(model: Model) -> set[str]:

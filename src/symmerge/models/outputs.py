@@ -1,0 +1,50 @@
+"""Logits of stock classes that call their answer otherwise: features, starts and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from symmerge.symmetry.spec import Spec
+
+Module = TypeVar("Module", bound=nn.Module)
+Logits = dict[str, torch.Tensor]
+
+
+def with_logits(module: Module, spec: Spec | None) -> Module:
+    """Let a module return what its class computes as logits; None: it has no table."""
+    read = spec and _reader(spec)
+    if read:
+        module.register_forward_hook(partial(_returned, read))
+    return module
+
+
+def _reader(spec: Spec) -> Callable[[Any], Logits] | None:
+    if spec.pooled is not None:
+        return lambda output: {"logits": output.pooler_output[:, : spec.pooled]}
+    if spec.task == "question-answering":
+        return _starts_and_ends
+    return _features if spec.shows_stream else None
+
+
+def _starts_and_ends(output: Any) -> Logits:
+    """Two scores for each token; a softmax over the tokens reads them, not over the two."""
+    return {"logits": torch.stack([output.start_logits, output.end_logits], -1)}
+
+
+def _features(output: Any) -> Logits:
+    """The stream, and what is pooled of it, if anything is."""
+    pooled = output.get("pooler_output")
+    seen = {"logits": output.last_hidden_state}
+    return seen if pooled is None else {**seen, "pooled_logits": pooled}
+
+
+def _returned(read: Callable[[Any], Logits], module: nn.Module, inputs: Any, output: Any) -> Any:
+    # slow to import, and only needed here
+    from transformers.utils.generic import ModelOutput
+
+    return ModelOutput(read(output))

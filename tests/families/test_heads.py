@@ -1,0 +1,204 @@
+"""Heads of supported families: classes by the last token, by token, answers and bare models."""
+
+import pytest
+import torch
+from fixtures import checkpoint
+from safetensors.torch import load_file, save_file
+
+import symmerge as sm
+from symmerge.checkpoints.provenance import HistoryStep
+from symmerge.checkpoints.weights import DerivedWeights
+from symmerge.errors import FunctionChanged, MismatchError, UnsupportedModel
+from symmerge.families import FAMILIES
+from symmerge.lab.small_models import SMALL, small_model
+from symmerge.merging.verdict import cannot_judge
+from symmerge.models.orbit import random_member
+from symmerge.symmetry.groups import (
+    Orthogonal,
+    OrthogonalFixingOnes,
+    Permutation,
+    SignedPermutation,
+    Trivial,
+)
+from symmerge.symmetry.notation import Role, unparse
+from symmerge.verification.inputs import samples
+from symmerge.verification.modules import logits_of
+from symmerge.verification.written import gate
+
+LABELS = {"num_labels": 3, "pad_token_id": 0}
+# Class -> the small model whose config it takes, further settings, the group of its stream.
+# They share tables with classes of SMALL, and the whole of the tests with those.
+OTHERS = {
+    "MistralForSequenceClassification": ("mistral", LABELS, Orthogonal(48)),
+    "Qwen2ForSequenceClassification": ("qwen2", LABELS, Orthogonal(48)),
+    "MistralModel": ("mistral", {}, Trivial(48)),
+    "Qwen2Model": ("qwen2", {}, Trivial(48)),
+    "RobertaForTokenClassification": ("roberta", {"num_labels": 3}, Permutation(48)),
+    "RobertaForQuestionAnswering": ("roberta", {}, Permutation(48)),
+    "RobertaModel": ("roberta", {}, Trivial(48)),
+    "OPTForSequenceClassification": ("opt", LABELS, OrthogonalFixingOnes(48)),
+    "OPTForQuestionAnswering": ("opt", {}, OrthogonalFixingOnes(48)),
+    "OPTModel": ("opt-post-norm", {}, Trivial(48)),
+    "DistilBertForTokenClassification": ("distilbert", {"num_labels": 3}, Permutation(48)),
+    "DistilBertForQuestionAnswering": ("distilbert", {}, Permutation(48)),
+    "DistilBertModel": ("distilbert", {}, Trivial(48)),
+    "XLMRobertaForSequenceClassification": ("xlm-roberta", {"num_labels": 3}, Permutation(48)),
+    "XLMRobertaForTokenClassification": ("xlm-roberta", {"num_labels": 3}, Permutation(48)),
+    "XLMRobertaForQuestionAnswering": ("xlm-roberta", {}, Permutation(48)),
+    "XLMRobertaModel": ("xlm-roberta", {}, Trivial(48)),
+}
+NEW = [name for name in SMALL if name.endswith(("-tokens", "-answers", "-features"))]
+NEW += ["gpt2-classifier", "llama-classifier"]
+NEW += ["distilbert", "distilbert-classifier", "xlm-roberta", "opt", "opt-post-norm"]
+BARE = [name for name in SMALL if name.endswith("-features")]
+
+
+def load(name, kind=None, **changes):
+    return sm.load(small_model(name, kind=kind, dtype=torch.float64, **changes))
+
+
+def difference(a, b):
+    return sm.verify(a, b, dtype=torch.float64).difference
+
+
+def edited(model, tensor, change):
+    changed = {tensor: lambda: change(model.weights[tensor])}
+    return model.derive(DerivedWeights(model.weights, changed), step=HistoryStep("edit", tensor))
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_classes_of_the_same_tables_compute_the_same(kind):
+    name, changes, stream = OTHERS[kind]
+    model, other = load(name, kind, **changes), load(name, kind, seed=1, **changes)
+    assert model.spec.architecture == kind and model.spec.spaces["residual"].group == stream
+    assert difference(model, random_member(model, 1)[1]) <= 1e-10
+    assert difference(model, sm.canonicalize(model)) <= 1e-10
+    assert difference(model, other) > 1e-2  # the control
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", NEW)
+def test_a_member_passes_the_gate_and_is_the_same(name, dtype, tmp_path):
+    source = sm.load(small_model(name, seed=2, dtype=dtype))
+    moved = random_member(source, 1)[1]
+    written = sm.load(sm.save(moved, tmp_path / "right", gate=gate(source)))
+    assert written.dtype == dtype and sm.same(source, written).same
+    # The control: the readers of the units, a tenth off.
+    (units,) = (
+        met.piece.tensor for met in moved.spec.occurrences("ff.1") if met.role is Role.READS
+    )
+    noise = torch.randn(moved.spec.shapes[units], generator=torch.Generator().manual_seed(0))
+    wrong = edited(moved, units, lambda weight: weight * (1 + 0.1 * noise))
+    with pytest.raises(FunctionChanged):
+        sm.save(wrong, tmp_path / "wrong", gate=gate(source))
+    assert not sm.same(source, sm.load(sm.save(wrong, tmp_path / "wrong"))).same
+
+
+def test_every_class_has_a_small_model():
+    listed = {architecture for architecture, _ in SMALL.values()} | {*OTHERS}
+    for family in FAMILIES:
+        bare = family.bare.architectures if family.bare else {}
+        assert {*family.architectures, *bare} <= listed
+
+
+@pytest.mark.parametrize("padding", [None, -1, 101])
+@pytest.mark.parametrize("name", ["gpt2-classifier", "llama-classifier"])
+def test_the_last_token_needs_a_padding_token(name, padding, tmp_path):
+    folder = checkpoint(tmp_path / "model", name)
+    assert sm.load(folder).spec.task == "text-classification"
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(
+        config.replace('"pad_token_id": 0', f'"pad_token_id": {padding or "null"}')
+    )
+    with pytest.raises(UnsupportedModel, match="pad_token_id"):
+        sm.load(folder)
+
+
+def test_the_last_token_is_read_and_no_other():
+    model = load("gpt2-classifier")
+    row = samples(model, 0)[0].inputs["input_ids"][:1]
+    module = small_model("gpt2-classifier")
+    padded = torch.cat([row, torch.zeros_like(row[:, :3])], 1)
+    with torch.no_grad():
+        plain, hidden = module(row).logits, module(padded, attention_mask=padded.ne(0)).logits
+    assert torch.allclose(plain, hidden, atol=1e-5)
+
+
+def test_answers_are_two_scores_for_each_token():
+    model = load("bert-answers")
+    sample = samples(model, 0)[0]
+    logits = logits_of(model, sample)["logits"]
+    assert logits.shape == (sample.inputs["input_ids"].numel(), 2)
+    with torch.no_grad():
+        stock = small_model("bert-answers")(**sample.inputs)
+    assert torch.allclose(logits[:, 0], stock.start_logits.flatten(), atol=1e-5)
+    # Scores are compared as they are: a constant of one of the two is seen.
+    assert difference(model, edited(model, "qa_outputs.bias", lambda bias: bias + 0.1)) > 1e-2
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_all_that_a_bare_model_returns_is_compared(name):
+    model = load(name)
+    sample = samples(model, 0)[0]
+    outputs = logits_of(model, sample)
+    with torch.no_grad():
+        stock = small_model(name)(**sample.inputs)
+    assert torch.allclose(outputs["logits"], stock.last_hidden_state.flatten(0, 1), atol=1e-4)
+    pooled = stock.get("pooler_output")
+    assert ("pooled_logits" in outputs) is (pooled is not None)
+    assert pooled is None or torch.allclose(outputs["pooled_logits"], pooled, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [("llama-features", "embed_tokens.weight"), ("gpt2-features", "wte.weight")],
+)
+def test_the_length_of_an_embedding_is_seen(name, tensor):
+    """The last norm would hide it, were it to follow the embedding at once."""
+
+    def longer(rows):
+        rows = rows.clone()
+        rows[70] *= 1.1
+        return rows
+
+    model = load(name, vocab_size=4096)
+    verdict = sm.verify(model, edited(model, tensor, longer))
+    assert not verdict.same and sm.verify(model, model).same
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_names_with_and_without_a_prefix_are_read(name, tmp_path):
+    folder = checkpoint(tmp_path / "model", name)
+    model, tensors = sm.load(folder), load_file(folder / "model.safetensors")
+    prefix = {"bert": "bert.", "gpt2": "transformer.", "vit": "vit.", "llama": "model."}
+    start = prefix[model.spec.family]
+    assert not any(tensor.startswith(start) for tensor in tensors)
+    assert sm.verify(model, sm.load(small_model(name))).same
+    save_file(
+        {start + tensor: value for tensor, value in tensors.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    assert sm.verify(sm.load(folder), sm.load(small_model(name))).same
+
+
+def test_a_pooler_that_a_head_does_not_read_is_visible():
+    assert load("bert-features").spec.spaces["pooled"].group == Trivial(48)
+    assert load("bert-classifier").spec.spaces["pooled"].group == SignedPermutation(48)
+    table = load("bert-tokens").spec
+    assert "pooled" not in table.spaces
+    assert unparse(table.tensors["classifier.weight"]) == "label residual*"
+
+
+@pytest.mark.parametrize("name", ["bert-tokens", "bert-answers", *BARE])
+def test_no_task_measures_them(name):
+    model = load(name)
+    assert "no task measures" in cannot_judge(model, None)
+    with pytest.raises(MismatchError, match="no task measures"):
+        sm.make_task("text", "nowhere", [model])
+
+
+def test_a_visible_stream_is_not_widened():
+    wide = load("llama-features", hidden_size=96, num_attention_heads=8, num_key_value_heads=4)
+    with pytest.raises(MismatchError, match=r"cannot be widened.*shows coordinates of its stream"):
+        sm.widen(load("llama-features"), wide)
