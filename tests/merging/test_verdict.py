@@ -29,7 +29,9 @@ def row(kind, loss, name=""):
 
 
 def rows(merge, average=6.0, parents=(3.0, 3.2)):
-    ends = [row("parent", loss, f"{letter}: seed") for letter, loss in zip("AB", parents)]  # noqa: B905
+    ends = [
+        row("parent", loss, f"{letter}: seed") for letter, loss in zip("AB", parents, strict=True)
+    ]
     return [*ends, row("average", average), row("merge", merge), row("ensemble", 2.9)]
 
 

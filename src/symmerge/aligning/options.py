@@ -12,6 +12,7 @@ import torch
 
 from symmerge.aligning.choices import check_choice
 from symmerge.aligning.inputs import make_inputs, no_inputs
+from symmerge.aligning.learning_options import SOLVER_FIELDS, LearningOverrides
 from symmerge.checkpoints.memory import free_memory
 from symmerge.errors import MismatchError, SymmergeWarning, SymmetryError
 from symmerge.evaluation.tasks import SELF_SOURCES, Task, task_of
@@ -21,8 +22,6 @@ from symmerge.matching.efforts import EFFORTS, effort_recipe
 from symmerge.matching.evidence import read_token_counts
 from symmerge.matching.forecasts import memory_needed
 from symmerge.matching.heads import HeadOptions
-from symmerge.matching.learning.distillation import Target
-from symmerge.matching.learning.start import activation_start
 from symmerge.matching.recipes import (
     BY_METHOD,
     RECIPES,
@@ -31,7 +30,6 @@ from symmerge.matching.recipes import (
     get_recipe,
     with_options,
 )
-from symmerge.matching.weights import WeightMatching
 from symmerge.models.model import Model, device_of
 from symmerge.observation.activations import Score
 from symmerge.observation.statistics import Statistics
@@ -44,43 +42,11 @@ METHODS = {
 }
 """Method -> our recipe for it."""
 METRICS, INSIDES = (get_args(get_type_hints(HeadOptions)[name]) for name in ("metric", "inside"))
-SCORES, TARGETS, SOLVE_DTYPES = get_args(Score), get_args(Target), ("float32", "float64")
-STARTS = ("weights", "activations", "identity")
+SCORES, SOLVE_DTYPES = get_args(Score), ("float32", "float64")
 NONE = "none"  # the method of a merge that aligns nothing
 # Of a merge itself, aligned or not
 NOT_ALIGNING = {"method", "data", "samples", "calibration", "calibration_samples", "seed", "device"}
 LEARN: Part = "learn"  # the rest of the data is for the verdict
-SOLVER_FIELDS = {"start_from": "start"}  # option -> solver field, where the names differ
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningOverrides:
-    """Options of learned and soft matching; None keeps the recipe's value."""
-
-    steps: int | None = None
-    epochs: float | None = None
-    lr: float | None = None
-    batch_size: int | None = None
-    accumulate: int | None = None
-    sampler: str | None = None
-    concentration: float | None = None
-    target: str | None = None
-    spaces: str | Sequence[str] | None = None
-    start_from: str | None = None
-    patience: int | None = None
-
-    def for_solver(self, looked_at: Task | None) -> dict[str, object]:
-        """These options as keyword arguments of a solver; a start may look at inputs."""
-        check_choice("--target", self.target, TARGETS)
-        check_choice("--start-from", self.start_from, STARTS)
-        values = {option.name: getattr(self, option.name) for option in fields(LearningOverrides)}
-        if self.start_from == "weights":
-            values["start_from"] = WeightMatching()
-        if self.start_from == "activations":
-            values["start_from"] = activation_start(looked_at)
-        if isinstance(self.spaces, str):
-            values["spaces"] = tuple(name.strip() for name in self.spaces.split(","))
-        return {SOLVER_FIELDS.get(name, name): value for name, value in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

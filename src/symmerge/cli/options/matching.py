@@ -10,13 +10,13 @@ from typing import Annotated, ClassVar
 import typer
 
 from symmerge.aligning.choices import either
+from symmerge.aligning.learning_options import STARTS
 from symmerge.aligning.options import (
     INSIDES,
     METHODS,
     METRICS,
     SCORES,
     SOLVE_DTYPES,
-    STARTS,
     AlignOptions,
 )
 from symmerge.matching.efforts import USUAL

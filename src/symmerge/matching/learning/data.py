@@ -82,4 +82,5 @@ def _self_generated(
     progress(Phase(f"making inputs to learn from: {SELF_SOURCES[kind]}"))
     samples = options.generated or max_inputs(kind, "self")
     how = {"max_samples": samples, "length": options.generated_length, "seed": options.seed}
-    return make_task(kind, "self", models, **how, device=device, progress=progress)  # type: ignore[arg-type]
+    how |= {"device": device, "progress": progress}
+    return make_task(kind, "self", models, **how)  # type: ignore[arg-type]
