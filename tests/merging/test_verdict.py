@@ -167,7 +167,8 @@ def test_merge_ends_with_a_verdict(tmp_path):
     said = run("merge", a, b, "--effort", "fast", "--out", tmp_path / "out").stdout
     verdict = MergeVerdict.read(tmp_path / "out" / "verdict.json")
     assert verdict.sentences[0] in said and "plain average" in said
-    assert f"next: {verdict.next[-1]}" in said
+    assert f"next: symmerge report {tmp_path / 'out'}" in said
+    assert str(tmp_path) not in (tmp_path / "out" / "verdict.json").read_text()
     assert (tmp_path / "out" / "verdict.png").read_bytes().startswith(b"\x89PNG")
     page = tmp_path / "page.html"
     run("report", tmp_path / "out", "--out", page)

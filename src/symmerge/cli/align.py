@@ -111,7 +111,7 @@ def align(
         result = stored_in(align_models(opened, recipe, **how), output.dtype)
         if rank:
             return
-        verdict = None if output.no_verdict else _judge(result, opened, options, (*folders, out))
+        verdict = None if output.no_verdict else _judge(result, opened, options)
         _write(result, out, overwrite, verdict)
         if not was_interrupted(result):
             resume_file.remove()
@@ -123,21 +123,20 @@ def align(
             console.show_json({**result.to_file().to_json(), **record})
             return
         _show(result, out)
-        show_verdict(verdict)
+        if verdict:
+            command = shlex.join(["symmerge", "merge", *map(str, folders), "--out", f"{out}-2"])
+            show_verdict(advice(verdict, command, str(out), best=aligning.effort == "best"))
 
 
 def _judge(
     result: Aligned | AlignedMany,
     models: Sequence[Model],
     options: AlignOptions,
-    folders: Sequence[Path],
 ) -> MergeVerdict | None:
-    """The verdict on the mean of what was aligned; the last of `folders` is the output."""
+    """The verdict on the mean of what was aligned."""
     how = {"seed": options.seed, "device": options.device, "progress": console.note}
     verdict = judge_alignment(result, mean(result.models), models, options.data, **how)
-    *sources, out = map(str, folders)
-    command = shlex.join(["symmerge", "align", *sources, "--out", f"{out}-2"])
-    return verdict and advice(verdict, command, out, best=options.effort == "best")
+    return verdict and advice(verdict, best=options.effort == "best")
 
 
 def _show_preview(lines: Sequence[str], out: Path) -> None:

@@ -92,8 +92,8 @@ def merge(
     result = job.align(console.note, resume_file)
     merged = to_dtype(job.combine(result, console.note), output.dtype or job.dtype)
     verdict = None if output.no_verdict else job.judge(result, merged, console.note)
-    if verdict:
-        verdict = _advised(verdict, folders, out, best=aligning.effort == "best")
+    best = aligning.effort == "best"
+    verdict = verdict and advice(verdict, best=best)
     with console.progress("writing", len(merged.weights.names())) as tick:
         publish(merged, verdict, out, overwrite=overwrite, progress=tick)
     aligned = None if isinstance(result, AlignedFolder) else result
@@ -108,7 +108,7 @@ def merge(
         console.show_json({**provenance_of(merged, None).to_json(), **record})
     else:
         _show(merged, job, out)
-        show_verdict(verdict)
+        show_verdict(verdict and _advised(verdict, folders, out, best=best))
 
 
 def _source(

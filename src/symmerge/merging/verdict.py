@@ -7,6 +7,7 @@ ensemble gives the answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from string import ascii_uppercase
 from typing import Any, NamedTuple
@@ -39,13 +40,14 @@ from symmerge.merging.verdict_words import UNLABELLED_METRICS, conclude
 from symmerge.models.interpolation import interpolate, mean
 from symmerge.models.model import Model, Progress, device_of
 from symmerge.models.progress import Counted, Notice, Phase, ProgressLike, reporter
-from symmerge.symmetry.threads import same_bytes
+from symmerge.symmetry.groups.linalg import one_thread
 from symmerge.verification.modules import full_module
 
 ROWS, IMAGES = 32, 256  # inputs made for a verdict
 LENGTH, SHORTEST, WORK = 128, 16, 20e9  # tokens of a row, fewer for large models
 OTHER_SEED = 1000  # text to judge by is not the text that was learned from
 MEMORY = 1.5  # of a model in float32, for its activations, too
+ONE_THREAD = 200_000_000  # parameters
 BETWEEN, LINE_PARAMETERS = (0.25, 0.5, 0.75), 500_000_000
 LINES = "aligned_line", "plain_line"
 
@@ -66,8 +68,6 @@ class MeasuredModel(NamedTuple):
     metrics: Metrics
 
 
-@torch.no_grad()  # products are cut into tiles only without gradients
-@same_bytes()
 def judge(
     merged: ModelLike,
     parents: Sequence[ModelLike],
@@ -91,9 +91,11 @@ def judge(
         raise MismatchError(f"{result.where} cannot be judged: {reason}")
     tell = reporter(progress)
     tell(Phase("measuring the merge beside its parents"))
-    task = judging_task(sources, data, seed=seed, device=device, progress=tell)
     judged = [*_judged(result, sources, weights, plain), *_lines(sources, aligned, plain)]
-    measured = _measure(judged, task, device_of(device), tell)
+    # The same bytes whatever the number of threads; of a large model that would take too long.
+    with one_thread() if result.parameters < ONE_THREAD else nullcontext():
+        task = judging_task(sources, data, seed=seed, device=device, progress=tell)
+        measured = _measure(judged, task, device_of(device), tell)
     rows = [VerdictRow(*one) for one in measured if one.kind not in LINES]
     verdict = conclude(task.to_record(), rows)
     return replace(verdict, **{kind: _line(measured, kind) for kind in LINES})

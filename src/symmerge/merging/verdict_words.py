@@ -150,8 +150,17 @@ def markdown(verdict: MergeVerdict, picture: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def advice(verdict: MergeVerdict, command: str, out: str, *, best: bool) -> MergeVerdict:
-    """The verdict with what to do next; `best` says that nothing more can be learned."""
+def advice(
+    verdict: MergeVerdict,
+    command: str = "symmerge merge A B --out BETTER",
+    out: str = "DIR",
+    *,
+    best: bool,
+) -> MergeVerdict:
+    """The verdict with what to do next; `best` says that nothing more can be learned.
+
+    What is stored names no folder: it travels with the model.
+    """
     commands = [] if best or verdict.verdict == "better" else [f"{command} --effort best"]
     if verdict.task.data == "self":
         commands.append(f"{command} --data FILE")

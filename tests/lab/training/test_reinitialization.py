@@ -30,6 +30,7 @@ CLASSES = {
     "starcoder2": ({"Starcoder2Attention"}, "Starcoder2DecoderLayer"),
     "stablelm": ({"StableLmAttention"}, "StableLmDecoderLayer"),
     "olmo2": ({"Olmo2Attention"}, "Olmo2DecoderLayer"),
+    "olmo3": ({"Olmo3Attention"}, "Olmo3DecoderLayer"),
     "bert": ({"BertSelfAttention", "BertSelfOutput"}, "BertLayer"),
     "bert-classifier": ({"BertSelfAttention", "BertSelfOutput"}, "BertLayer"),
     "roberta": ({"RobertaSelfAttention", "RobertaSelfOutput"}, "RobertaLayer"),
