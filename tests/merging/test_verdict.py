@@ -182,6 +182,19 @@ def test_no_verdict_if_not_asked_for(tmp_path):
     assert "plain average" not in said and not (tmp_path / "out" / "verdict.json").exists()
 
 
+def test_a_merge_does_not_fail_for_want_of_a_verdict(tmp_path):
+    a, b = (checkpoint(tmp_path / name, "bert", seed=seed) for seed, name in enumerate("ab"))
+    (a / "tokenizer.json").write_text("")  # masked text needs the mask token
+    flags = ("--method", "none", "--out", tmp_path / "out")
+    said = run("merge", a, b, *flags).stderr
+    assert "the merge was not measured: the tokenizer of" in said
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert not (tmp_path / "out" / "verdict.json").exists()
+    (tmp_path / "text.txt").write_text("some words " * 400)
+    more = ("--data", tmp_path / "text.txt", "--overwrite")
+    assert "tokenizer" in run("merge", a, b, *flags, *more, expect=2).stderr  # the control
+
+
 def test_align_judges_the_midpoint(tmp_path):
     a, b = (checkpoint(tmp_path / name, "gpt2", seed=seed) for seed, name in enumerate("ab"))
     printed = run("align", a, b, "--effort", "fast", "--json", "--out", tmp_path / "out").stdout

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -11,6 +13,7 @@ from symmerge.aligning.aligned import Aligned
 from symmerge.aligning.many import AlignedMany, align_many
 from symmerge.aligning.pair import align
 from symmerge.checkpoints.files import set_aside
+from symmerge.errors import SymmergeError
 from symmerge.matching.forecasts import announcement
 from symmerge.matching.recipes import Recipe
 from symmerge.matching.resume import ResumeFile
@@ -18,6 +21,7 @@ from symmerge.models.distances import RELATED, SAME_BASIN, likeness
 from symmerge.models.model import Model, Progress
 from symmerge.models.precision import dtype_name, to_dtype
 
+WORTH_KEEPING = 60.0  # seconds
 PLAIN = "no alignment: the models are combined as they are"
 
 
@@ -48,6 +52,21 @@ class Unfinished:
         if not self.resume and not rank:
             set_aside(file.path, self.statistics)
         return file
+
+
+@contextmanager
+def dropping_if_quick(resume_file: ResumeFile | None) -> Iterator[None]:
+    """After an error, remove the file to go on from, unless it holds a minute of work.
+
+    Ctrl-C keeps it in any case, and one that an earlier run left is never removed.
+    """
+    began, earlier = time.monotonic(), resume_file is not None and resume_file.path.exists()
+    try:
+        yield
+    except SymmergeError:
+        if resume_file and not earlier and time.monotonic() - began < WORTH_KEEPING:
+            resume_file.remove()
+        raise
 
 
 def align_models(

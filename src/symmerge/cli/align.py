@@ -12,6 +12,7 @@ from symmerge.aligning.inputs import open_models
 from symmerge.aligning.jobs import (
     Unfinished,
     align_models,
+    dropping_if_quick,
     preview,
     relations,
     stored_in,
@@ -108,11 +109,12 @@ def align(
         how = {**where, "progress": console.note, "resume_file": resume_file}
         for line in relations(opened) if not rank else ():
             console.warn(line)
-        result = stored_in(align_models(opened, recipe, **how), output.dtype)
-        if rank:
-            return
-        verdict = None if output.no_verdict else _judge(result, opened, options)
-        _write(result, out, overwrite, verdict)
+        with dropping_if_quick(resume_file):
+            result = stored_in(align_models(opened, recipe, **how), output.dtype)
+            if rank:
+                return
+            verdict = None if output.no_verdict else _judge(result, opened, options)
+            _write(result, out, overwrite, verdict)
         if not was_interrupted(result):
             resume_file.remove()
         if output.mergekit:

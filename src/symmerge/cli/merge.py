@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from symmerge.aligning.folders import AlignedFolder
-from symmerge.aligning.jobs import Unfinished, preview, relations, was_interrupted
+from symmerge.aligning.jobs import (
+    Unfinished,
+    dropping_if_quick,
+    preview,
+    relations,
+    was_interrupted,
+)
 from symmerge.checkpoints.folders import refuse
 from symmerge.checkpoints.memory import return_freed_memory
 from symmerge.cli import console
@@ -89,13 +95,14 @@ def merge(
     resume_file = unfinished.start(job.models, job.recipe) if job.recipe else None
     for line in relations(job.models) if not job.folder else ():
         console.warn(line)
-    result = job.align(console.note, resume_file)
-    merged = to_dtype(job.combine(result, console.note), output.dtype or job.dtype)
-    verdict = None if output.no_verdict else job.judge(result, merged, console.note)
-    best = aligning.effort == "best"
-    verdict = verdict and advice(verdict, best=best)
-    with console.progress("writing", len(merged.weights.names())) as tick:
-        publish(merged, verdict, out, overwrite=overwrite, progress=tick)
+    with dropping_if_quick(resume_file):
+        result = job.align(console.note, resume_file)
+        merged = to_dtype(job.combine(result, console.note), output.dtype or job.dtype)
+        verdict = None if output.no_verdict else job.judge(result, merged, console.note)
+        best = aligning.effort == "best"
+        verdict = verdict and advice(verdict, best=best)
+        with console.progress("writing", len(merged.weights.names())) as tick:
+            publish(merged, verdict, out, overwrite=overwrite, progress=tick)
     aligned = None if isinstance(result, AlignedFolder) else result
     if resume_file and aligned and not was_interrupted(aligned):
         resume_file.remove()

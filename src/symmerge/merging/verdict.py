@@ -6,6 +6,7 @@ ensemble gives the answers.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,7 +23,7 @@ from symmerge.aligning.inputs import ModelLike, open_model
 from symmerge.aligning.many import AlignedMany
 from symmerge.checkpoints.card import public_name
 from symmerge.checkpoints.memory import free_memory
-from symmerge.errors import MismatchError
+from symmerge.errors import MismatchError, SymmergeError, SymmergeWarning
 from symmerge.evaluation.results import LinePoint, Metrics
 from symmerge.evaluation.tasks import SELF_SOURCES, Task, make_task, task_of
 from symmerge.evaluation.tasks.base import Batch
@@ -39,7 +40,7 @@ from symmerge.merging.verdict_results import (
 from symmerge.merging.verdict_words import UNLABELLED_METRICS, conclude
 from symmerge.models.interpolation import interpolate, mean
 from symmerge.models.model import Model, Progress, device_of
-from symmerge.models.progress import Counted, Notice, Phase, ProgressLike, reporter
+from symmerge.models.progress import Counted, Phase, ProgressLike, reporter
 from symmerge.symmetry.groups.linalg import one_thread
 from symmerge.verification.modules import full_module
 
@@ -125,20 +126,34 @@ def judge_alignment(
 ) -> MergeVerdict | None:
     """The verdict on a merge of what was aligned (None: of `models` as they are).
 
-    None where it cannot be measured, which `progress` is told. `how` is passed to `judge`.
+    None, with a warning, where it cannot be measured: without data, a merge does not fail for want
+    of a verdict. `how` is passed to `judge`.
     """
-    if reason := cannot_judge(merged, data, how["device"]):
-        how["progress"](Notice(f"the merge was not measured: {reason}"))
-        return None
+    reason = cannot_judge(merged, data, how["device"])
+    if reason is None:
+        try:
+            parents, more = _parents(result, models)
+            return judge(merged, parents, data, **more, **how)
+        except SymmergeError as error:  # a tokenizer that cannot be opened, logits that overflow
+            if data is not None:
+                raise
+            reason = str(error)
+    warnings.warn(f"the merge was not measured: {reason}", SymmergeWarning, stacklevel=2)
+    return None
+
+
+def _parents(
+    result: Aligned | AlignedMany | AlignedFolder | None, models: Sequence[Model]
+) -> tuple[Sequence[Model], dict[str, Any]]:
+    """What a merge is compared with, and more options of `judge`."""
     if result is None:
-        return judge(merged, models, data, **how)
+        return models, {}
     if isinstance(result, AlignedFolder):  # what they were before is not there
-        return judge(merged, result.models, data, aligned=result.models, plain=False, **how)
+        return result.models, {"aligned": result.models, "plain": False}
     if isinstance(result, AlignedMany):
-        return judge(merged, [models[number] for number in result.universe.members], data, **how)
+        return [models[number] for number in result.universe.members], {}
     # B with A's vocabulary is what can be compared.
-    parents = result.models if result.shared else models
-    return judge(merged, parents, data, aligned=result.models, **how)
+    return result.models if result.shared else models, {"aligned": result.models}
 
 
 def judging_task(
