@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from symmerge.errors import OVERFLOW, DataError
+from symmerge.evaluation.data.token_cache import reserved_cache
 from symmerge.models.model import Model
 from symmerge.models.progress import Counted, Progress
 
@@ -80,14 +81,16 @@ def _continue(model: Model, module: nn.Module, rows: int, length: int, tell: Tel
         tokens = torch.randint(0, vocabulary, (rows, 1), device=device)
     else:
         tokens = torch.full((rows, 1), first, device=device)
-    cache, last = None, tokens
+    cache, sane = reserved_cache(module.config, length), torch.ones((), device=device)
+    text = [tokens]
     for done in range(1, length):
-        output = module(input_ids=last, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
-        last = _sampled(model, output.logits[:, -1])
-        tokens = torch.cat([tokens, last], 1)
+        output = module(input_ids=text[-1], past_key_values=cache, use_cache=True)
+        logits = output.logits[:, -1]
+        sane = sane * logits.isfinite().all()  # asked at the end: to ask is to wait for the GPU
+        text.append(_drawn(logits.nan_to_num()))
         tell(done + 1, length)
-    return tokens
+    _check(model, bool(sane))
+    return torch.cat(text, 1)
 
 
 def _fill_in(model: Model, module: nn.Module, rows: int, length: int, tell: Tell) -> Tensor:
@@ -99,7 +102,8 @@ def _fill_in(model: Model, module: nn.Module, rows: int, length: int, tell: Tell
     for positions in order.split(max(1, length // FILLING_PASSES), 1):
         index = positions[..., None].expand(-1, -1, model.spec.sizes["vocabulary"])
         logits = first_logits(module(input_ids=tokens)).gather(1, index)
-        sampled = _sampled(model, logits.flatten(0, 1))
+        _check(model, bool(logits.isfinite().all()))
+        sampled = _drawn(logits.flatten(0, 1))
         tokens = tokens.scatter(1, positions, sampled.view_as(positions))
         done += positions.shape[1]
         tell(done, length)
@@ -107,9 +111,12 @@ def _fill_in(model: Model, module: nn.Module, rows: int, length: int, tell: Tell
     return torch.where(masked, mask, tokens)
 
 
-def _sampled(model: Model, logits: Float[Tensor, "rows vocabulary"]) -> Int[Tensor, "rows 1"]:
-    if not logits.isfinite().all():
+def _check(model: Model, finite: bool) -> None:
+    if not finite:
         raise DataError(f"{model.where} cannot write text: in its logits, {OVERFLOW}")
+
+
+def _drawn(logits: Float[Tensor, "rows vocabulary"]) -> Int[Tensor, "rows 1"]:
     return torch.multinomial(logits.float().softmax(-1), 1)
 
 
