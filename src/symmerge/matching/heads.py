@@ -25,6 +25,7 @@ from symmerge.symmetry.groups import (
 )
 from symmerge.symmetry.groups.indices import assign
 from symmerge.symmetry.groups.invertible import descend_invertible
+from symmerge.symmetry.groups.polar_factor import nuclear_norm
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Occurrence, Spec
 
@@ -211,7 +212,7 @@ class _HeadPairs:
             write, read = self.grams(base, order)
             if isinstance(group, Orthogonal) and not self.layer.queries:
                 # the gain of the best rotation, without the rotation itself
-                score += 2 * linalg.svdvals(write.cross + read.cross).sum(-1)
+                score += 2 * nuclear_norm(write.cross + read.cross)
                 score -= _trace(write) + _trace(read)
                 continue
             element = group.nearest(write, read)

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import final
 
-import scipy.linalg
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symmerge.symmetry.groups import linalg
 from symmerge.symmetry.groups.base import Check, Coordinates, Element, Gram, Shape, Tangent, total
 from symmerge.symmetry.groups.matrices import (
     MatrixGroup,
@@ -20,6 +18,7 @@ from symmerge.symmetry.groups.matrices import (
     multiply,
     random_rotation,
 )
+from symmerge.symmetry.groups.polar_factor import polar
 from symmerge.symmetry.notation import Role
 
 TOLERANCE = 1e-6  # largest deviation from its group that rounding explains, in float32 or float64
@@ -66,7 +65,7 @@ class Orthogonal(RotationGroup):
         return {"matrix": _orthogonalized(element["matrix"])}, 0
 
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
-        return {"matrix": _polar(total(write, read))}
+        return {"matrix": polar(total(write, read))}
 
 
 @final
@@ -109,7 +108,7 @@ class OrthogonalFixingOnes(RotationGroup):
     def nearest(self, write: Gram, read: Gram | None = None, ride: Gram | None = None) -> Element:
         # In the complement of the ones vector: exact, unlike a penalty on moving that vector.
         basis = ones_complement(self.size).to(write.cross)
-        inner = _polar(basis.mT @ total(write, read) @ basis)
+        inner = polar(basis.mT @ total(write, read) @ basis)
         return {"matrix": self._extended(inner, basis.to(inner))}
 
     def _extended(self, inner: Tensor, basis: Tensor) -> Tensor:
@@ -139,17 +138,6 @@ def _skew(gradient: Tensor) -> Tensor:
     return gradient - gradient.mT
 
 
-def _polar(cross: Tensor) -> Tensor:
-    """The nearest orthogonal matrix (polar factor): U V' of the SVD."""
-    try:
-        u, _, vh = linalg.svd(cross.double())
-    except RuntimeError:
-        # CUDA fails on rank-deficient input, LAPACK's fast driver where all values are equal.
-        matrix = cross.double().cpu().numpy()
-        u, _, vh = map(torch.from_numpy, scipy.linalg.svd(matrix, lapack_driver="gesvd"))
-    return (u @ vh).to(cross.device)
-
-
 def _orthogonalized(matrix: Tensor) -> Tensor:
     """The nearest orthogonal matrix to a nearly orthogonal one: Newton steps, no SVD."""
     matrix = matrix.double()
@@ -157,7 +145,7 @@ def _orthogonalized(matrix: Tensor) -> Tensor:
     for _ in range(NEWTON_STEPS):
         error = unit - matrix.mT @ matrix
         if not error.abs().max() < CONVERGES:
-            return _polar(matrix)
+            return polar(matrix)
         matrix = matrix + 0.5 * matrix @ error
     return matrix
 
