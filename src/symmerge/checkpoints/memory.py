@@ -15,7 +15,14 @@ M_MMAP_THRESHOLD = -3
 LARGE_TENSOR = 1 << 20  # gets a mapping of its own, which goes back when it is freed
 LARGEST_THRESHOLD = 32 << 20  # glibc takes no more
 
+MOST_WORKERS = 8  # at a time on one checkpoint: each holds a tensor in float32
+
 _returned = False
+
+
+def workers() -> int:
+    """How many tensors are computed side by side: two, or half of the processors."""
+    return max(2, min(MOST_WORKERS, (os.cpu_count() or 1) // 2))
 
 
 def return_freed_memory() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from symmerge.checkpoints.files import write_json
+from symmerge.checkpoints.memory import workers
 from symmerge.checkpoints.safetensors_files import DTYPES
 from symmerge.checkpoints.weights import Weights, buffer, is_finite, stored_bytes
 from symmerge.errors import CheckpointError
@@ -108,12 +109,13 @@ def _compute(weights: Weights, names: list[str]) -> Generator[Tensor]:
     """Yield the tensors in this order. Two threads: one reads and hashes, the other multiplies.
 
     Together they hold no more bytes than the largest tensor, which is therefore computed alone.
+    With more processors there are more threads, and as much more room.
     """
-    sizes = {name: stored_bytes(weights, name) for name in names}
-    limit = max(sizes.values(), default=0)
+    sizes, threads = {name: stored_bytes(weights, name) for name in names}, workers()
+    limit = max(sizes.values(), default=0) * threads // 2
     pending: deque[tuple[str, Future[Tensor]]] = deque()
     held, position = 0, 0
-    pool = threads_like_this(2)
+    pool = threads_like_this(threads)
     try:
         while pending or position < len(names):
             while position < len(names) and held + sizes[names[position]] <= limit:

@@ -173,7 +173,7 @@ def _measured(model: Model, task: Task | None, device: str, progress: Progress |
         return _Measured({})
     if progress:
         progress(Phase(f"measuring {model.where}"))
-    module, readout = full_module(model, torch.float32).to(device), task.readout
+    module, readout = full_module(model, torch.float32, device), task.readout
     predictions, labels, columns = [], [], []
     for number, batch in enumerate(task.batches, 1):
         batch = {name: tensor.to(device) for name, tensor in batch.items()}

@@ -225,7 +225,7 @@ def _measure(
     batches = list(task.batches)
     answers = []
     for number, (name, _, model) in enumerate(judged):
-        module = full_module(model, torch.float32).to(device)
+        module = full_module(model, torch.float32, device)
         answers.append([_predict(task, module, batch, device) for batch in batches])
         progress(Counted(f"measured {name}", number + 1, len(judged)))
         del module

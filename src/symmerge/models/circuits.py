@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import lru_cache
 from threading import Lock
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symmerge.checkpoints.memory import workers
 from symmerge.checkpoints.weights import Weights
 from symmerge.models.alignment import lay
 from symmerge.models.model import Model
 from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import Occurrence, Spec
 
+KEPT = 3 * workers()  # spaces: a tensor may meet several, and every worker has its own tensor
 NewPieces = Callable[[str], Mapping[Piece, Tensor]]
 """Space -> the new pieces of every tensor that meets it."""
 
@@ -27,12 +30,27 @@ def read_piece(occurrence: Occurrence, weights: Weights) -> Tensor:
 
 
 def computed_once(compute: NewPieces) -> NewPieces:
-    """Thread-safe cache: a second thread that asks for a space waits for the first's result."""
-    lock, cached = Lock(), lru_cache(maxsize=6)(compute)  # a tensor may meet several spaces
+    """Thread-safe cache: a second thread that asks for a space waits for the first's result.
+
+    Other spaces are computed meanwhile. With one lock for all, 16 cores were as slow as one.
+    """
+    lock, known = Lock(), OrderedDict[str, Future[Mapping[Piece, Tensor]]]()
 
     def pieces(space: str) -> Mapping[Piece, Tensor]:
         with lock:
-            return cached(space)
+            waiting = known.get(space)
+            result = known[space] = waiting or Future()
+            known.move_to_end(space)
+            while len(known) > KEPT:
+                known.popitem(last=False)
+        if waiting is None:
+            try:
+                result.set_result(compute(space))
+            except BaseException as error:
+                result.set_exception(error)
+                known.pop(space, None)
+                raise
+        return result.result()
 
     return pieces
 

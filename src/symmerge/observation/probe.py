@@ -137,7 +137,7 @@ class _Targets:
     @torch.no_grad()
     def add(self, model: Model) -> Activations:
         """Add a model's predictions; returns its activations."""
-        module, start = full_module(model, torch.float32).to(self.device), 0
+        module, start = full_module(model, torch.float32, self.device), 0
         with record_activations(self.spec, module, share=self.share, seed=self.seed) as recorder:
             for batch in self.batches:
                 predicted = predictions(module, batch).softmax(-1) / self.models

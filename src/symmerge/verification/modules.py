@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from symmerge.checkpoints.ahead import read_ahead
 from symmerge.models.model import Model, Progress
 from symmerge.models.outputs import with_logits
 from symmerge.models.stock import stock_module
@@ -39,6 +41,14 @@ def logits_of(
     Weights are streamed in, one module at a time, so the model need not fit in memory.
     """
     module = empty_module(model, dtype, layers=sample.layers)
+    order = _parameter_names(module, model.spec) if sample.layers else []
+    with read_ahead(model.weights, order) as weights:
+        return _logits(module, replace(model, weights=weights), sample, dtype, progress)
+
+
+def _logits(
+    module: nn.Module, model: Model, sample: Sample, dtype: torch.dtype, progress: Progress | None
+) -> dict[str, Tensor]:
     if sample.layers:
         _narrow_head(module, sample)
         for name, owner in module.named_modules():
@@ -169,21 +179,39 @@ def _with_buffers(
     return module
 
 
-def full_module(model: Model, dtype: torch.dtype) -> nn.Module:
-    """The stock class with all its weights in memory, for models that are run more than once."""
+def full_module(
+    model: Model, dtype: torch.dtype, device: torch.device | str | None = None
+) -> nn.Module:
+    """The stock class with all its weights on a device, for models that are run more than once.
+
+    Each tensor goes there as it is read: the processor's memory holds a few at a time.
+    """
     module = empty_module(model, dtype)
-    _fill_all(module, model, dtype)
-    return module
+    with read_ahead(model.weights, _parameter_names(module, model.spec)[::-1]) as weights:
+        _fill_all(module, replace(model, weights=weights), dtype, device)
+    return module.to(device)
+
+
+def _parameter_names(module: nn.Module, spec: Spec) -> list[str]:
+    """The table's name of every parameter, in the order of the module's."""
+    names = (spec.ties.get(name, name) for name, _ in module.named_parameters())
+    return [name for name in names if name in spec.tensors]
 
 
 def _fill_all(
-    module: Any, model: Model, dtype: torch.dtype, *, outputs: Tensor | None = None
+    module: Any,
+    model: Model,
+    dtype: torch.dtype,
+    device: torch.device | str | None = None,
+    *,
+    outputs: Tensor | None = None,
 ) -> None:
     """Read all weights; of the head, only the rows of these `outputs` are kept."""
     head = module.get_output_embeddings() if outputs is not None else None
     for name, owner in reversed(list(module.named_modules())):  # the head before the embeddings
         if owner._parameters:
             _fill(model, name, dtype, None, owner, None)
+            owner.to(device)  # None: where they are
         if owner is head:
             rows = {
                 key: full[outputs] for key, full in owner._parameters.items() if full is not None

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symmerge.checkpoints.memory import workers
 from symmerge.checkpoints.weights import working
 from symmerge.errors import FunctionChanged, SymmetryError
 from symmerge.models.alignment import Alignment, Moved
@@ -29,7 +30,6 @@ from symmerge.verification.rounding import SPACING
 
 PROJECTIONS, OF_EMBEDDINGS, OF_COLUMNS = 4, 32, 2
 ROWS = 16
-WORKERS = 2  # each compares one tensor at a time
 ENTRIES = 1 << 17  # in float64 at a time: they stay in the cache
 # The largest error that counts as rounding: of a projection in standard deviations (there are
 # millions), and of products in units of the precision they were computed in. Where that is float64,
@@ -54,7 +54,7 @@ def check_transport(written: Model, computed: Model, *, progress: Progress | Non
         raise _refusal("it has other tensors than were to be written")
     maps = lru_cache(maxsize=8)(partial(axis_map, moved.alignment))  # most tensors share one
     problems = partial(tensor_problem, written, moved, maps=maps)
-    with one_thread(), threads_like_this(WORKERS) as pool:
+    with one_thread(), threads_like_this(workers()) as pool:
         for name, problem in zip(names, pool.map(problems, names), strict=True):
             if problem:
                 pool.shutdown(cancel_futures=True)

@@ -137,7 +137,7 @@ def _sampled_texts(
     """Text sampled from each model in equal parts; one model at a time is in memory."""
     for model, share in zip(models, np.array_split(range(rows), len(models)), strict=True):
         if len(share):
-            module = full_module(model, torch.float32).to(sampling.device)
+            module = full_module(model, torch.float32, sampling.device)
             options = {"length": length, "seed": sampling.seed, "progress": sampling.progress}
             yield model, module, sample_text(model, module, rows=len(share), **options)
 

@@ -70,7 +70,7 @@ def load_data(
     splits = split_batches(task, size, options.seed, options.held_out)
     parents = []
     if options.target == "parents":
-        parents = [full_module(model, torch.float32).to(device) for model in models]
+        parents = [full_module(model, torch.float32, device) for model in models]
     train, held_out = (DistillationData(split, parents, options.target, device) for split in splits)
     return LearningData(train, held_out)
 
