@@ -136,7 +136,8 @@ def _solve_pair(
     solution = recipe.matching.solve(first, second, progress=progress, resume_file=resume_file)
     # Soft matching interrupted before its first step has no soft result.
     soft = recipe.non_symmetric == "soft" and solution.relaxed
-    moved = relax(solution, second) if soft else apply(solution.alignment, second)
+    device = recipe.matching.device
+    moved = relax(solution, second) if soft else apply(solution.alignment, second, device=device)
     after = distance(first, moved) if isnan(solution.distance) else solution.distance
     # What a plain average would see: stored weights if the tables agree, else canonical forms.
     comparable = a.spec.fingerprint == b.spec.fingerprint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from symmerge.aligning.aligned import Beside
@@ -148,7 +149,8 @@ def align_many(
         universe = solver.refine(members, universe, progress=progress)
     for reason in universe.left_out.values():
         progress(Notice(f"left out: {reason}"))
-    aligned = (apply(universe.alignments[number], prepared[number]) for number in universe.members)
+    move = partial(apply, device=solver.device)
+    aligned = (move(universe.alignments[number], prepared[number]) for number in universe.members)
     return AlignedMany(tuple(aligned), universe, recipe, tuple(sources))
 
 

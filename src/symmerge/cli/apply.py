@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from symmerge.cli.options.common import ModelPath, Written
+from symmerge.cli.options.common import Device, ModelPath, Written
 from symmerge.cli.options.groups import verb
 from symmerge.cli.writing import write_moved
 from symmerge.models.model import load
@@ -30,6 +30,7 @@ def apply(
     ],
     model: ModelPath,
     written: Written,
+    device: Device = "cpu",
 ) -> None:
     """Move a model by a saved alignment: other weights, the same function.
 
@@ -37,4 +38,4 @@ def apply(
     and writes tensor by tensor.
     """
     source = load(model)
-    write_moved(source, follow(alignment, source), written, inputs=(alignment,))
+    write_moved(source, follow(alignment, source, device=device), written, inputs=(alignment,))

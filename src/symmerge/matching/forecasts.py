@@ -12,14 +12,16 @@ from typing import final
 
 import torch
 
+from symmerge.checkpoints.memory import workers
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.recipes import Recipe, Solver
 from symmerge.models.model import Model, device_of
 from symmerge.models.tables import layer_count
 
 SIDE = {"cpu": 1024, "cuda": 8192}  # of the matrices that are multiplied
-REACHED = {"cpu": 0.6, "cuda": 0.2}  # of their speed, by learning
-SAMPLING = {"cpu": 0.1, "cuda": 0.02}  # one token after the other
+REACHED = {"cpu": 0.6, "cuda": 1.5}  # of their speed, by learning: a GPU learns in bfloat16
+SAMPLING = {"cpu": 0.1, "cuda": 0.12}  # one token after the other
+READING = 9e-8  # seconds of a core for each weight of canonical forms, in all passes of a solver
 LAUNCH = {"cpu": 0.0, "cuda": 2e-3}  # seconds for a layer to be told what to do
 SETUP = 3.0  # seconds to open models and to warm up
 ROWS, PLACES = 12, 256  # inputs of a step and their tokens, where nothing says how many
@@ -71,6 +73,7 @@ def forecast(solver: Solver, model: Model) -> Forecast:
     weights, layers = model.parameters, layer_count(model)
     # Every weight meets the rotation of the stream when it is moved, and again in the evidence.
     seconds = SETUP + 4 * weights * width / (REACHED[device.type] * speed)
+    seconds += READING * weights / workers()
     if isinstance(solver, LearnedMatching):
         length = _length(solver, model)
         tokens, sampled = (solver.batch_size or ROWS) * length, (solver.generated or 512) * length

@@ -16,7 +16,7 @@ from symmerge.checkpoints.tensor_file import read_tensors, write_tensors
 from symmerge.checkpoints.versions import installed_versions
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import CheckpointError, MismatchError, SymmetryError, shown
-from symmerge.models.model import Model
+from symmerge.models.model import Model, device_of
 from symmerge.symmetry.groups import Element
 from symmerge.symmetry.notation import Piece
 from symmerge.symmetry.spec import Spec
@@ -280,8 +280,10 @@ class Moved:
     known: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def apply(alignment: Alignment, model: Model) -> Model:
+def apply(alignment: Alignment, model: Model, *, device: str = "cpu") -> Model:
     """The model in new coordinates: other weights, the same function. Lazy.
+
+    Products are computed on `device`, tensor by tensor; the tensors come back to the processor.
 
     Preconditions: the alignment is for this table and, if for one checkpoint, for this one (each
     tensor is compared as it is read); gains on rotated streams are folded (`canonicalize`).
@@ -296,7 +298,9 @@ def apply(alignment: Alignment, model: Model) -> Model:
             f"{model.where}: '{turning[0]}' is tied to the output of an activation, which cannot"
             " rotate: canonicalize first, which unties it"
         )
-    computed = {name: partial(_moved, alignment, model, name) for name in model.spec.tensors}
+    place = device_of(device)
+    move = partial(_moved, alignment.to(place), model, place)
+    computed = {name: partial(move, name) for name in model.spec.tensors}
     spaces = ", ".join(f"{count} {group}" for group, count in _counts(model.spec).items())
     moved = DerivedWeights(model.weights, computed)
     smallest = min(computed, key=lambda name: torch.Size(model.weights.shape(name)).numel())
@@ -315,7 +319,7 @@ def made_for(model: Model) -> dict[str, object]:
     }
 
 
-def _moved(alignment: Alignment, model: Model, name: str) -> Tensor:
+def _moved(alignment: Alignment, model: Model, device: torch.device, name: str) -> Tensor:
     tensor = model.weights[name]
     expected = alignment.header.get("source_tensors", {}).get(name)
     actual = model.source.digests.get(name)
@@ -325,7 +329,7 @@ def _moved(alignment: Alignment, model: Model, name: str) -> Tensor:
             f"this alignment was made for {origin}, not for {model.where}: {name} has other values;"
             " apply it to the model it was made for"
         )
-    return alignment.transport(name, tensor)
+    return alignment.transport(name, tensor.to(device)).to(tensor.device)
 
 
 def _counts(spec: Spec) -> dict[str, int]:

@@ -43,10 +43,10 @@ def keep(
     replace(alignment, header=header).save(path)
 
 
-def follow(path: str | Path, model: Model) -> Model:
+def follow(path: str | Path, model: Model, *, device: str = "cpu") -> Model:
     """Apply a saved alignment to the checkpoint it was made for, prepared in the same way."""
     header, _ = read_alignment(path)
     prepared = canonicalize(
         model.restrict(**header.get("restrict", {})), tuple(header.get("canonical", NEEDED))
     )
-    return apply(Alignment.load(path, prepared.spec), prepared)
+    return apply(Alignment.load(path, prepared.spec), prepared, device=device)
