@@ -58,6 +58,7 @@ def _result(
     order = compare_order(a, b, key)
     traces = measure_traces(a, pair) if {*sources} == {*sources.values()} else None
     alike = a.spec.fingerprint == b.spec.fingerprint
+    equal = bool(traces and traces.size < EXACT) and a.spec.architecture == b.spec.architecture
     facts = Facts(
         names=short_names(a.where, b.where),
         p=combined(tests),
@@ -68,7 +69,7 @@ def _result(
         zeros=(has_zeros(a), has_zeros(b)),
         grids=(on_a_grid(a), on_a_grid(b)),
         widened="" if (narrow := _narrower(a, b)) is None else narrow.where,
-        same=bool(traces and alike and traces.size < EXACT and same(a, b).same),
+        same=equal and a.spec.sizes == b.spec.sizes and same(a, b).same,
     )
     finding = find_relation(facts)
     return Kinship(

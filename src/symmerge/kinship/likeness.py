@@ -24,7 +24,7 @@ SMALLEST_SIDE = 4
 
 
 @dataclass(frozen=True)
-class Cell(Record):
+class LikenessCell(Record):
     """One kind of tensors in one layer."""
 
     layer: Annotated[int | None, "The layer of B; null outside of the layers."]
@@ -51,28 +51,28 @@ class _Sums:
         self.bb += total(b * b).item()
 
 
-def measure_likeness(pair: Undisguised) -> tuple[Cell, ...]:
+def measure_likeness(pair: Undisguised) -> tuple[LikenessCell, ...]:
     """All cells of the undisguised pair, in the order of layers and kinds."""
     sums: dict[tuple[int | None, str], _Sums] = {}
     for name, piece, a, b in matrices(pair):
         cell = layer_of(name), kind_of(pair.spec, piece)
         sums.setdefault(cell, _Sums()).add(_centred(a), _centred(b))
     cells = (
-        Cell(layer, kind, s.ab / max((s.aa * s.bb) ** 0.5, 1e-30), s.ab / max(s.aa, 1e-30))
+        LikenessCell(layer, kind, s.ab / max((s.aa * s.bb) ** 0.5, 1e-30), s.ab / max(s.aa, 1e-30))
         for (layer, kind), s in sums.items()
     )
     return tuple(sorted(cells, key=_place))
 
 
-def typical(cells: Iterable[Cell], what: str = "cosine") -> float:
+def typical(cells: Iterable[LikenessCell], what: str = "cosine") -> float:
     """The median of a field over cells; 0 without any."""
     values = [getattr(cell, what) for cell in cells]
     return median(values) if values else 0.0
 
 
-def by_layer(cells: Iterable[Cell]) -> Mapping[int | None, list[Cell]]:
+def by_layer(cells: Iterable[LikenessCell]) -> Mapping[int | None, list[LikenessCell]]:
     """Cells by their layer."""
-    layers: dict[int | None, list[Cell]] = {}
+    layers: dict[int | None, list[LikenessCell]] = {}
     for cell in cells:
         layers.setdefault(cell.layer, []).append(cell)
     return layers
@@ -105,7 +105,7 @@ def kind_of(spec: Spec, piece: Piece) -> str:
     return "head" if reads else "embeddings"
 
 
-def _place(cell: Cell) -> tuple[float, int]:
+def _place(cell: LikenessCell) -> tuple[int, int]:
     return (-1 if cell.layer is None else cell.layer), KINDS.index(cell.kind)
 
 

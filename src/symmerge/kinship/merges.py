@@ -31,25 +31,24 @@ def shares(
 ) -> MergeShares:
     """The shares of `parents` in `model`, each brought into its coordinates first.
 
-    Preconditions: one table for all. A share says nothing where `related` is false: strangers fit
+    Preconditions: one table for all, in canonical form. A share says nothing where `related` is false: strangers fit
     a little of everything. Parents that are nearly equal cannot be told apart.
     """
     say = reporter(progress)
     merged, others = open_model(model), [open_model(parent) for parent in parents]
     if len(others) < 2:
         raise MismatchError(f"{merged.where}: shares need two candidates or more")
-    for other in others:
-        if other.spec.fingerprint != merged.spec.fingerprint:
-            lines = "; ".join(merged.spec.differences(other.spec)[:3])
-            raise MismatchError(
-                f"shares of {other.where} in {merged.where} cannot be measured; they differ in:"
-                f" {lines}; compare the two alone"
-            )
     reference = canonical(merged)
     pairs: list[Undisguised] = []
     for other in others:
         say(Phase(f"bringing {other.where} into the coordinates of {merged.where}"))
         form = canonical(other)
+        if form.spec.fingerprint != reference.spec.fingerprint:
+            lines = "; ".join(reference.spec.differences(form.spec)[:3])
+            raise MismatchError(
+                f"the share of {other.where} in {merged.where} cannot be measured; they differ in:"
+                f" {lines}; compare the two alone"
+            )
         pairs.append(undisguise(reference, form, match_layers(reference, form)))
     values, explained = _fit(pairs)
     return MergeShares(

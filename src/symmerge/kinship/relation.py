@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from symmerge.kinship.likeness import Cell, by_layer, typical
+from symmerge.kinship.likeness import LikenessCell, by_layer, typical
 from symmerge.kinship.results import LayerEvidence, Relation
 from symmerge.kinship.traces import Traces
 
@@ -28,7 +28,7 @@ class Facts:
     p: float
     p_order: float | None
     layers: tuple[LayerEvidence, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[LikenessCell, ...]
     traces: Traces | None = None
     zeros: tuple[bool, bool] = (False, False)
     grids: tuple[bool, bool] = (False, False)

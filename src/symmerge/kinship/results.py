@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Annotated, Literal, get_args
 
 from symmerge.checkpoints.json_results import Record, ResultFile
-from symmerge.kinship.likeness import KINDS, Cell
+from symmerge.kinship.likeness import KINDS, LikenessCell
 
 Relation = Literal[
     "same function",
@@ -61,7 +61,7 @@ class Kinship(ResultFile):
     after: Annotated[float, "Median over the cells, undisguised."]
     slope: Annotated[float, "How much of A is in B: median over the related layers."]
     layers: Annotated[tuple[LayerEvidence, ...], "The test of every layer of B."]
-    cells: Annotated[tuple[Cell, ...], "Every kind of tensors in every layer."]
+    cells: Annotated[tuple[LikenessCell, ...], "Every kind of tensors in every layer."]
     sentences: Annotated[tuple[str, ...], "The verdict in plain words."]
 
     def __post_init__(self) -> None:

@@ -63,14 +63,17 @@ def _common(a: Model, b: Model, names: Mapping[str, str], layers: Mapping[int, i
         if theirs is not None and name not in b.spec.hidden and twin not in a.spec.hidden:
             mine = min(mine, theirs, key=lambda space: space.group.size)
         elif theirs is None or theirs.group != mine.group:
-            sizes = theirs.group.size if theirs else "none"
-            differing.append(f"{name} {sizes} / {mine.group.size}")
+            differing.append(f"{name} {_group(theirs)} / {_group(mine)}")
         spaces[name] = mine
     if differing or not tensors:
         _refuse(a, b, tensors, differing)
     return replace(
         b.spec, spaces=spaces, tensors=tensors, norms=(), ties={}, joined=(), scales=(), summed=()
     )
+
+
+def _group(space: Space | None) -> str:
+    return f"{space.group.name}({space.group.size})" if space else "none"
 
 
 def _refuse(a: Model, b: Model, tensors: Mapping[str, object], differing: Sequence[str]) -> None:
@@ -90,9 +93,10 @@ def _refuse(a: Model, b: Model, tensors: Mapping[str, object], differing: Sequen
     )
     more = f" and {len(differing) - LISTED} more" if len(differing) > LISTED else ""
     raise MismatchError(
-        f"{kinds} differ in: {'; '.join(differing[:LISTED])}{more}; only"
-        f" {listing(parts) or 'nothing'} could be compared, which says nothing of kinship:"
-        " give models of one width, or of a family that can be widened"
+        f"{kinds} differ in: {'; '.join(differing[:LISTED])}{more}; "
+        + (f"only {listing(parts)}" if parts else "nothing")
+        + " could be compared, which says nothing of kinship: give models of one family and width,"
+        " or whose width can be changed"
     )
 
 
