@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,19 +20,19 @@ from pathlib import Path
 import torch
 from kinship_relatives import disguised, half_replaced, merged, pruned, quantised
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import kstest, rankdata, spearmanr
+from scipy.stats import chi2, kstest, rankdata, spearmanr
 
 import symmerge as sm
-from symmerge.kinship.disguise import canonical, undisguise, unit_spaces
-from symmerge.kinship.examine import kinship
-from symmerge.kinship.fingerprints import compare_fingerprints, fingerprint
-from symmerge.kinship.merges import shares
-from symmerge.kinship.shared import layers_of
-from symmerge.kinship.swaps import unit_rows
-from symmerge.kinship.units import combined, rows_of
 from symmerge.lab.training.loop import train, trained
 from symmerge.lab.training.recipe import TrainingRecipe, with_changes
 from symmerge.lab.training.recipes import training_recipe
+from symmerge.lineage.disguise import canonical, undisguise, unit_spaces
+from symmerge.lineage.examine import kinship
+from symmerge.lineage.fingerprints import compare_fingerprints, fingerprint
+from symmerge.lineage.merges import shares
+from symmerge.lineage.shared import layers_of
+from symmerge.lineage.swaps import unit_rows
+from symmerge.lineage.units import combined, compare_order, compare_units, rows_of
 
 MODELS = Path("out/kinship")
 SEEDS, TUNED, OTHER_BATCHES = 52, 8, 1000
@@ -133,10 +134,8 @@ def matching(a: sm.Model, b: sm.Model) -> float:
             for p, q in zip(x, y, strict=True)
         ]
         tests.append(float(spearmanr(*orders, alternative="greater").pvalue))
-    from numpy import log
-    from scipy.stats import chi2
 
-    return float(-chi2.sf(-2 * sum(log(max(p, 1e-300)) for p in tests), 2 * len(tests)))
+    return float(-chi2.sf(-2 * sum(math.log(max(p, 1e-300)) for p in tests), 2 * len(tests)))
 
 
 def _layers(a: sm.Model, b: sm.Model) -> Iterator[tuple]:
@@ -284,6 +283,42 @@ def summary(rows: list[dict]) -> dict:
     }
 
 
+def other_pairings() -> dict:
+    """The same seeds in other disjoint pairs: nearly new p-values of strangers, undisguised."""
+    known = {
+        family: [sm.load(folder_of(family, at)) for at in range(SEEDS)] for family in recipes()
+    }
+    found = {}
+    for shift in (1, 7, 26):
+        values, orders = [], []
+        for models in known.values():
+            for i, j in disjoint(shift):
+                key = " ".join(sorted([models[i].digest(), models[j].digest()]))
+                order = compare_order(models[i], models[j], key)
+                orders.append(order.p if order else 1.0)
+                forms = canonical(models[i]), canonical(models[j])
+                pair = undisguise(*forms, {at: at for at in layers_of(forms[1].spec)})
+                values.append(combined(compare_units(pair, key)))
+        found[f"seeds {shift} apart"] = {
+            "pairs": len(values),
+            "ks_p": float(kstest(values, "uniform").pvalue),
+            "below_0.001": sum(value < SURE for value in values),
+            "ks_p_of_order": float(kstest(orders, "uniform").pvalue),
+        }
+    return found
+
+
+def disjoint(shift: int) -> list[tuple[int, int]]:
+    """Pairs of seeds `shift` apart (1: the odd ones with the next), each seed at most once."""
+    if shift == 1:
+        return [(at, (at + 1) % SEEDS) for at in range(1, SEEDS, 2)]
+    pairs: list[tuple[int, int]] = []
+    for at in range(SEEDS):
+        if not {at, (at + shift) % SEEDS} & {seed for pair in pairs for seed in pair}:
+            pairs.append((at, (at + shift) % SEEDS))
+    return pairs
+
+
 def measure_shares() -> dict:
     """Disguised merges with a continuation and with a stranger: how far off are the shares?"""
     rows = []
@@ -313,6 +348,6 @@ if __name__ == "__main__":
         train_all()
     else:
         rows = measure()
-        found = {**summary(rows), "shares": measure_shares()}
+        found = {**summary(rows), "shares": measure_shares(), "others": other_pairings()}
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
         print(json.dumps(found, indent=1))

@@ -22,7 +22,7 @@ ROOMS = (
         "matching",
         "aligning",
         "merging",
-        "kinship",
+        "lineage",
         "report",
         "lab",
         "cli",

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from symmerge.evaluation.planes import plane
     from symmerge.evaluation.side_by_side import evaluate
     from symmerge.evaluation.tasks import make_task
-    from symmerge.kinship.examine import kinship
-    from symmerge.kinship.merges import shares
-    from symmerge.kinship.results import Kinship, MergeShares
+    from symmerge.lineage.examine import kinship
+    from symmerge.lineage.merges import shares
+    from symmerge.lineage.results import Kinship, MergeShares
     from symmerge.matching.activations import ActivationMatching
     from symmerge.matching.base import Solution
     from symmerge.matching.learned import LearnedMatching

@@ -17,7 +17,7 @@ from symmerge.checkpoints.provenance import Provenance, Verdict
 from symmerge.evaluation.evaluation_results import EvaluationFile
 from symmerge.evaluation.experiment_results import AmountFile, ExperimentFile
 from symmerge.evaluation.results import CurveFile, CurvesFile, PlaneFile, SimplexFile
-from symmerge.kinship.results import IndexMatches, Kinship, MergeShares
+from symmerge.lineage.results import IndexMatches, Kinship, MergeShares
 from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.models.alignment_results import SolutionFile, UniverseFile
 from symmerge.models.structure import StructureFile

@@ -13,10 +13,10 @@ from symmerge.cli import console
 from symmerge.cli.options.common import Json, Overwrite
 from symmerge.cli.options.groups import verb
 from symmerge.errors import MismatchError
-from symmerge.kinship.examine import kinship as examine
-from symmerge.kinship.fingerprints import add_to_index, search_index
-from symmerge.kinship.merges import shares
-from symmerge.kinship.results import IndexMatches, Kinship, MergeShares
+from symmerge.lineage.examine import kinship as examine
+from symmerge.lineage.fingerprints import add_to_index, search_index
+from symmerge.lineage.merges import shares
+from symmerge.lineage.results import IndexMatches, Kinship, MergeShares
 
 REMEDY = "give two models, or more candidates: symmerge kinship MODEL CANDIDATE [CANDIDATE ...]"
 

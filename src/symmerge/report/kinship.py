@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
-from symmerge.kinship.likeness import KINDS
-from symmerge.kinship.results import Kinship
+from symmerge.lineage.likeness import KINDS
+from symmerge.lineage.results import Kinship
 from symmerge.report.blocks import Block, Figure
 from symmerge.report.chart import WIDE, Frame
 from symmerge.report.drawing import INK, RISING, draw

@@ -21,7 +21,7 @@ from symmerge.evaluation.results import (
     SimplexFile,
     TaskRecord,
 )
-from symmerge.kinship.results import Kinship
+from symmerge.lineage.results import Kinship
 from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.models.alignment_results import SolutionFile, UniverseFile
 from symmerge.models.structure import StructureFile

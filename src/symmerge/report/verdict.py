@@ -9,7 +9,7 @@ from statistics import fmean
 
 from symmerge.evaluation.estimates import Estimate
 from symmerge.evaluation.results import SimplexFile
-from symmerge.kinship.results import Kinship
+from symmerge.lineage.results import Kinship
 from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.merging.verdict_words import AS_GOOD, STILL_USABLE
 from symmerge.models.alignment_results import SolutionFile

@@ -6,29 +6,33 @@ import torch
 
 from symmerge.aligning.equivalence import same
 from symmerge.aligning.inputs import ModelLike, open_model
+from symmerge.distributed import local_device
 from symmerge.errors import MismatchError
-from symmerge.kinship.depth import match_layers
-from symmerge.kinship.disguise import Undisguised, canonical, undisguise, unit_spaces
-from symmerge.kinship.likeness import measure_likeness, typical
-from symmerge.kinship.relation import EXACT, SURE, Facts, find_relation
-from symmerge.kinship.results import Kinship, LayerEvidence, short_names
-from symmerge.kinship.shared import layers_of
-from symmerge.kinship.traces import has_zeros, measure_traces, on_a_grid
-from symmerge.kinship.units import LayerTest, combined, compare_order, compare_units
+from symmerge.lineage.depth import match_layers
+from symmerge.lineage.disguise import Undisguised, canonical, undisguise, unit_spaces
+from symmerge.lineage.likeness import measure_likeness, typical
+from symmerge.lineage.relation import EXACT, SURE, Facts, find_relation
+from symmerge.lineage.results import Kinship, LayerEvidence, short_names
+from symmerge.lineage.shared import layers_of
+from symmerge.lineage.traces import has_zeros, measure_traces, on_a_grid
+from symmerge.lineage.units import LayerTest, combined, compare_order, compare_units
 from symmerge.models.distances import likeness
-from symmerge.models.model import Model
+from symmerge.models.model import Model, device_of
 from symmerge.models.progress import Phase, ProgressLike, reporter
 from symmerge.models.widening import widen
 
 
 @torch.no_grad()
-def kinship(a: ModelLike, b: ModelLike, *, progress: ProgressLike = None) -> Kinship:
+def kinship(
+    a: ModelLike, b: ModelLike, *, device: str = "cpu", progress: ProgressLike = None
+) -> Kinship:
     """Are two models related, whatever symmetry of the architecture disguises one of them?
 
     Data-free, and nothing is run. Depths and vocabularies may differ; of two widths the narrower
-    model is widened first, where its architecture can be. The result does not depend on a seed.
+    model is widened first, where its architecture can be. `device` is where they are aligned.
     """
     say = reporter(progress)
+    device_of(device)
     first, second = open_model(a), open_model(b)
     if len(layers_of(first.spec)) > len(layers_of(second.spec)):
         first, second = second, first  # layers are counted by the deeper one
@@ -36,7 +40,7 @@ def kinship(a: ModelLike, b: ModelLike, *, progress: ProgressLike = None) -> Kin
     say(Phase("bringing both models into one coordinate system"))
     forms = canonical(wide[0]), canonical(wide[1])
     sources = match_layers(*forms)
-    pair = undisguise(*forms, sources)
+    pair = undisguise(*forms, sources, device=local_device(device))
     if not unit_spaces(pair.spec):
         raise MismatchError(
             f"{first.where} and {second.where} share no feed-forward units, which the test is about"

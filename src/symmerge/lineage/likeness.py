@@ -10,7 +10,7 @@ from typing import Annotated
 from torch import Tensor
 
 from symmerge.checkpoints.json_results import Record
-from symmerge.kinship.disguise import UNITS, Undisguised
+from symmerge.lineage.disguise import UNITS, Undisguised
 from symmerge.symmetry.groups.linalg import total
 from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import Spec, layer_of

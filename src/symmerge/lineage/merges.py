@@ -10,12 +10,12 @@ from scipy.optimize import nnls
 
 from symmerge.aligning.inputs import ModelLike, open_model
 from symmerge.errors import MismatchError
-from symmerge.kinship.depth import match_layers
-from symmerge.kinship.disguise import Undisguised, canonical, undisguise
-from symmerge.kinship.likeness import matrices
-from symmerge.kinship.relation import SURE
-from symmerge.kinship.results import MergeShares, ParentShare
-from symmerge.kinship.units import combined, compare_units
+from symmerge.lineage.depth import match_layers
+from symmerge.lineage.disguise import Undisguised, canonical, undisguise
+from symmerge.lineage.likeness import matrices
+from symmerge.lineage.relation import SURE
+from symmerge.lineage.results import MergeShares, ParentShare
+from symmerge.lineage.units import combined, compare_units
 from symmerge.models.progress import Phase, ProgressLike, reporter
 from symmerge.symmetry.groups import ScaledPermutation
 from symmerge.symmetry.groups.linalg import total
@@ -31,8 +31,8 @@ def shares(
 ) -> MergeShares:
     """The shares of `parents` in `model`, each brought into its coordinates first.
 
-    Preconditions: one table for all, in canonical form. A share says nothing where `related` is false: strangers fit
-    a little of everything. Parents that are nearly equal cannot be told apart.
+    Preconditions: one table for all, in canonical form. A share says nothing where `related` is
+    false: strangers fit a little of everything. Parents that are nearly equal cannot be told apart.
     """
     say = reporter(progress)
     merged, others = open_model(model), [open_model(parent) for parent in parents]

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Annotated, Literal, get_args
 
 from symmerge.checkpoints.json_results import Record, ResultFile
-from symmerge.kinship.likeness import KINDS, LikenessCell
+from symmerge.lineage.likeness import KINDS, LikenessCell
 
 Relation = Literal[
     "same function",

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from symmerge.kinship.likeness import LikenessCell, by_layer, typical
-from symmerge.kinship.results import LayerEvidence, Relation
-from symmerge.kinship.traces import Traces
+from symmerge.lineage.likeness import LikenessCell, by_layer, typical
+from symmerge.lineage.results import LayerEvidence, Relation
+from symmerge.lineage.traces import Traces
 
 SURE = 1e-3  # p-value below which models count as related
 APART = 0.3  # how much more alike borrowed layers are than the others

@@ -8,13 +8,13 @@ import symmerge as sm
 from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import MismatchError
-from symmerge.kinship.disguise import canonical, outgoing, undisguise
-from symmerge.kinship.examine import kinship
-from symmerge.kinship.merges import shares
-from symmerge.kinship.shared import layers_of
-from symmerge.kinship.swaps import Coins, near_ties, p_value, toss, unit_rows
-from symmerge.kinship.units import LayerTest, combined
 from symmerge.lab.small_models import small_model
+from symmerge.lineage.disguise import canonical, outgoing, undisguise
+from symmerge.lineage.examine import kinship
+from symmerge.lineage.merges import shares
+from symmerge.lineage.shared import layers_of
+from symmerge.lineage.swaps import Coins, near_ties, p_value, toss, unit_rows
+from symmerge.lineage.units import LayerTest, combined
 
 
 def changed(model, change):

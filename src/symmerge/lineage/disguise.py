@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from symmerge.kinship.shared import overlap
+from symmerge.lineage.shared import overlap
+from symmerge.matching.device_tensors import to_solver
 from symmerge.matching.evidence import Evidence, Weighting
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.sweeps import INDEXED, Sweeps
@@ -56,14 +57,16 @@ def outgoing(spec: Spec) -> dict[str, str]:
 
 @torch.no_grad()
 @same_bytes()
-def undisguise(a: Model, b: Model, layers: Mapping[int, int]) -> Undisguised:
+def undisguise(
+    a: Model, b: Model, layers: Mapping[int, int], *, device: str = "cpu"
+) -> Undisguised:
     """Align canonical `b` to `a` by everything but the outgoing weights of units.
 
     `layers` has a layer of A for each of B. Nothing is run: frequencies of tokens and
     self-generated text would look at all weights, and none may see what the test will look at.
     """
     first, second = (model.cached() for model in overlap(a, b, layers))
-    alignment = solve(first, second, tuple(outgoing(first.spec).values()))
+    alignment = solve(first, second, tuple(outgoing(first.spec).values()), device)
     return Undisguised(first, apply(alignment, second).cached())
 
 
@@ -72,13 +75,14 @@ def canonical(model: Model) -> Model:
     return canonicalize(model).cached()
 
 
-def solve(a: Model, b: Model, held_out: tuple[str, ...] = ()) -> Alignment:
+def solve(a: Model, b: Model, held_out: tuple[str, ...] = (), device: str = "cpu") -> Alignment:
     """The symmetry that brings canonical `b` closest to `a`, from the tensors that remain."""
     tensors = {name: axes for name, axes in a.spec.tensors.items() if name not in held_out}
     evidence = Evidence(
         table=replace(a.spec, tensors=tensors),
-        weights=(a.weights, b.weights),
+        weights=to_solver((a.weights, b.weights), device, torch.float32),
         weighting=Weighting(),
+        device=device,
     )
     sweeps = Sweeps(evidence, heads=HeadOptions())
     while len(sweeps.objective) < MAX_SWEEPS and not sweeps.settled(TOLERANCE):

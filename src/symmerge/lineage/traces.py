@@ -9,7 +9,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from symmerge.kinship.disguise import Undisguised, outgoing
+from symmerge.lineage.disguise import Undisguised, outgoing
 from symmerge.models.model import Model
 
 SMALL, LARGE = 0.25, 0.75  # quantiles of |A|: pruning takes the small entries

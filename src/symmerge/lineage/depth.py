@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symmerge.kinship.disguise import solve
-from symmerge.kinship.shared import layers_of, overlap
+from symmerge.lineage.disguise import solve
+from symmerge.lineage.shared import layers_of, overlap
 from symmerge.models.alignment import Alignment
 from symmerge.models.model import Model
 from symmerge.symmetry.notation import Role

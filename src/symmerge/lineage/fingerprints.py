@@ -18,11 +18,11 @@ from torch import Tensor
 from symmerge.aligning.inputs import ModelLike, open_model
 from symmerge.checkpoints.tensor_file import read_tensors, refuse_foreign_tensors, write_tensors
 from symmerge.errors import CheckpointError, MismatchError
-from symmerge.kinship.disguise import canonical, unit_spaces
-from symmerge.kinship.relation import SURE
-from symmerge.kinship.results import IndexMatch, IndexMatches
-from symmerge.kinship.swaps import near_ties, toss, unit_rows, whitened
-from symmerge.kinship.units import MOST, SHARE, LayerTest, combined, layer_test, rows_of
+from symmerge.lineage.disguise import canonical, unit_spaces
+from symmerge.lineage.relation import SURE
+from symmerge.lineage.results import IndexMatch, IndexMatches
+from symmerge.lineage.swaps import near_ties, toss, unit_rows, whitened
+from symmerge.lineage.units import MOST, SHARE, LayerTest, combined, layer_test, rows_of
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import ScaledPermutation, SignedPermutation
 from symmerge.symmetry.notation import Role

@@ -21,8 +21,8 @@ from jaxtyping import Float
 from scipy.stats import chi2
 from torch import Tensor
 
-from symmerge.kinship.disguise import Undisguised, unit_spaces
-from symmerge.kinship.swaps import Coins, near_ties, p_value, toss, unit_rows, whitened
+from symmerge.lineage.disguise import Undisguised, unit_spaces
+from symmerge.lineage.swaps import Coins, near_ties, p_value, toss, unit_rows, whitened
 from symmerge.models.model import Model
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Spec
