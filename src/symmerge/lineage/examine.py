@@ -20,9 +20,11 @@ from symmerge.models.distances import likeness
 from symmerge.models.model import Model, device_of
 from symmerge.models.progress import Phase, ProgressLike, reporter
 from symmerge.models.widening import widen
+from symmerge.symmetry.threads import same_bytes
 
 
 @torch.no_grad()
+@same_bytes()
 def kinship(
     a: ModelLike, b: ModelLike, *, device: str = "cpu", progress: ProgressLike = None
 ) -> Kinship:

@@ -27,6 +27,7 @@ from symmerge.models.model import Model
 from symmerge.symmetry.groups import ScaledPermutation, SignedPermutation
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Spec, layer_of
+from symmerge.symmetry.threads import same_bytes
 
 FORMAT, SUFFIX = "symmerge.fingerprint/1", ".fingerprint"
 BYTES = 1_900_000  # of the units; the header and the names take less than the rest of 2 MB
@@ -67,6 +68,7 @@ class Fingerprint:
 
 
 @torch.no_grad()
+@same_bytes()
 def fingerprint(model: ModelLike) -> Fingerprint:
     """The fingerprint of a model. Reads all of it once."""
     opened = open_model(model)

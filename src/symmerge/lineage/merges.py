@@ -21,11 +21,13 @@ from symmerge.symmetry.groups import ScaledPermutation
 from symmerge.symmetry.groups.linalg import total
 from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import Spec
+from symmerge.symmetry.threads import same_bytes
 
 RIDES = Role.RIDES
 
 
 @torch.no_grad()
+@same_bytes()
 def shares(
     model: ModelLike, parents: Sequence[ModelLike], *, progress: ProgressLike = None
 ) -> MergeShares:
