@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from symmerge.evaluation.planes import plane
     from symmerge.evaluation.side_by_side import evaluate
     from symmerge.evaluation.tasks import make_task
+    from symmerge.lineage.examine import kinship
+    from symmerge.lineage.merges import shares
+    from symmerge.lineage.results import Kinship, MergeShares
     from symmerge.matching.activations import ActivationMatching
     from symmerge.matching.base import Solution
     from symmerge.matching.learned import LearnedMatching
@@ -52,7 +55,9 @@ __all__ = [
     "Curve",
     "EvaluationFile",
     "Harness",
+    "Kinship",
     "LearnedMatching",
+    "MergeShares",
     "MergeVerdict",
     "Model",
     "SoftMatching",
@@ -69,6 +74,7 @@ __all__ = [
     "combine",
     "evaluate",
     "judge",
+    "kinship",
     "load",
     "load_aligned",
     "make_task",
@@ -82,6 +88,7 @@ __all__ = [
     "repair",
     "same",
     "save",
+    "shares",
     "soup",
     "verify",
     "widen",

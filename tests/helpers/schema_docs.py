@@ -17,6 +17,7 @@ from symmerge.checkpoints.provenance import Provenance, Verdict
 from symmerge.evaluation.evaluation_results import EvaluationFile
 from symmerge.evaluation.experiment_results import AmountFile, ExperimentFile
 from symmerge.evaluation.results import CurveFile, CurvesFile, PlaneFile, SimplexFile
+from symmerge.lineage.results import IndexMatches, Kinship, MergeShares
 from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.models.alignment_results import SolutionFile, UniverseFile
 from symmerge.models.structure import StructureFile
@@ -27,7 +28,7 @@ TYPES: Mapping[str, type[Record]] = {
     for kind in (
         *(CurveFile, CurvesFile, SimplexFile, UniverseFile, SolutionFile, StructureFile),
         *(Correlations, AmountFile, PlaneFile, ExperimentFile, Provenance, Verdict, Certificate),
-        *(EvaluationFile, MergeVerdict),
+        *(EvaluationFile, MergeVerdict, Kinship, MergeShares, IndexMatches),
     )
 }
 SCALARS = {float: "number", int: "integer", str: "text", bool: "true or false", object: "any"}

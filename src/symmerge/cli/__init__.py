@@ -31,6 +31,7 @@ VERBS = {
     "inspect": "Show a model's symmetries: spaces, groups, degrees of freedom, axes of tensors.",
     "verify": "Do two checkpoints compute the same function? Exit code 0 for yes, 1 for no.",
     "same": "Are two checkpoints the same function up to symmetry? Exit code 0 for yes, 1 for no.",
+    "kinship": "Are two checkpoints related, in any disguise? Exit code 0 for yes, 1 for no.",
     "random": "Write a random member of a symmetry orbit: other weights, the same function.",
     "apply": "Move a model by a saved alignment: other weights, the same function.",
     "canonical": "Write a model in canonical form: gains folded, means removed, circuits balanced.",
@@ -67,7 +68,7 @@ app = typer.Typer(
     epilog="Help of a verb: [bold]symmerge merge --help[/]; every option of it: --help-all.\n\n"
     "Complete verbs and options with the Tab key: [bold]symmerge --install-completion[/], then"
     " open a new shell.\n\n"
-    "Exit codes: 0 yes or done, 1 no (verify, same), 2 a problem with the input;"
+    "Exit codes: 0 yes or done, 1 no (verify, same, kinship), 2 a problem with the input;"
     " the message says what, where and the remedy.",
     no_args_is_help=True,
     rich_markup_mode="rich",

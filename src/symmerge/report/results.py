@@ -21,6 +21,7 @@ from symmerge.evaluation.results import (
     SimplexFile,
     TaskRecord,
 )
+from symmerge.lineage.results import Kinship
 from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.models.alignment_results import SolutionFile, UniverseFile
 from symmerge.models.structure import StructureFile
@@ -29,7 +30,7 @@ from symmerge.report.names import pair_names
 
 # A page needs at least one of these files.
 MAIN_FILES = ("curve.json", "simplex.json", "solution.json", "universe.json", "results.json")
-MAIN_FILES += ("verdict.json",)
+MAIN_FILES += ("verdict.json", "kinship.json")
 PLAIN = "none"  # the method name of the plain average
 # Kind of a row of verdict.json -> how the page shows it.
 ROLES = {"parent": "parent", "average": "plain", "merge": "best", "ensemble": "ensemble"}
@@ -110,6 +111,7 @@ class Results:
     amount: AmountFile | None
     experiment: ExperimentFile | None
     verdict: MergeVerdict | None
+    kinship: Kinship | None
     names: tuple[str, str]
 
 
@@ -143,6 +145,7 @@ def _read_folder(folder: Path) -> Results:
         amount=_read(folder / "amount.json", AmountFile),
         experiment=_read(folder / "results.json", ExperimentFile),
         verdict=_read(folder / "verdict.json", MergeVerdict),
+        kinship=_read(folder / "kinship.json", Kinship),
         names=_names(folder, curves),
     )
 

@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 
 from symmerge.errors import SymmergeError
 from symmerge.merging.verdict_results import MergeVerdict
-from symmerge.report import experiment, figures, phrases, simplex_tables, tables, verdict_figures
+from symmerge.report import (
+    experiment,
+    figures,
+    kinship,
+    phrases,
+    simplex_tables,
+    tables,
+    verdict_figures,
+)
 from symmerge.report.blocks import Block, Figure
 from symmerge.report.evidence import evidence_blocks
 from symmerge.report.names import joined
@@ -111,6 +119,8 @@ def _titles(results: Results) -> tuple[str, str]:
     if verdict := results.verdict:
         names = (row.name for row in verdict.rows if row.kind == "parent")
         return phrases.task_title(verdict.task), ", ".join(names)
+    if results.kinship:
+        return "Are two models related?", joined(results.kinship.names)
     if results.solution:
         return "Alignment of two models", joined(results.names)
     assert results.universe, "a folder has a main file"
@@ -151,6 +161,8 @@ def _blocks(key: str, results: Results) -> Iterator[Block]:
         yield from simplex_blocks(f"{key}-many", results.simplex)
     if results.experiment:
         yield from experiment.experiment_blocks(f"{key}-experiment", results.experiment)
+    if results.kinship:
+        yield from kinship.kinship_blocks(key, results.kinship)
     yield from evidence_blocks(key, results)
     if results.curve:
         yield _method_block(results.curve)

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from symmerge.evaluation.estimates import Estimate
 from symmerge.evaluation.results import SimplexFile
+from symmerge.lineage.results import Kinship
 from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.merging.verdict_words import AS_GOOD, STILL_USABLE
 from symmerge.models.alignment_results import SolutionFile
@@ -100,6 +101,8 @@ def headline(results: Results) -> Headline:
         return compare(_many(results.simplex))
     if results.experiment:
         return _experiment(results)
+    if results.kinship:
+        return _kinship(results.kinship)
     if results.solution:
         return _solution(results.solution, results.names)
     assert results.universe, "a folder has a main file"
@@ -263,6 +266,17 @@ def _experiment(results: Results) -> Headline:
         return Headline(experiment.summary(record))
     title = f"{below} of {compared} numbers lie at or below the published ones."
     return Headline(title, (experiment.summary(record),))
+
+
+def _kinship(found: Kinship) -> Headline:
+    title, *sentences = found.sentences
+    figures = (
+        KeyFigure(
+            short_number(found.p), "probability by chance", "p-value of independence", "best"
+        ),
+        KeyFigure(short_number(found.after), "likeness, undisguised", "median cosine", "rest"),
+    )
+    return Headline(title, tuple(sentences), figures)
 
 
 def _solution(solution: SolutionFile, names: Sequence[str]) -> Headline:
