@@ -246,7 +246,7 @@ def test_every_norm_is_in_the_table(name):
             f"{norm.stream}~",
             f"(label~ + {norm.stream}~)",
         )
-        assert norm.readers or table.pooled
+        assert norm.readers or norm.writer or table.pooled
         for reader in norm.readers:
             weight = f"{reader}.weight"
             role = Role.WRITES if weight in table.ties else Role.READS

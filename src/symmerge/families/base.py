@@ -287,12 +287,18 @@ def rotary_size(config: Any, head_size: int) -> int:
     return rotary + rotary % 2
 
 
-def attention(*, heads: int, queries: int = 1, qk: Group, vo: Group) -> tuple[Space, ...]:
-    """The spaces of an attention layer: `heads` key-value heads with `queries` query heads each."""
+def attention(
+    *, heads: int, queries: int = 1, qk: Group, vo: Group, ordered: bool = False
+) -> tuple[Space, ...]:
+    """The spaces of an attention layer: `heads` key-value heads with `queries` query heads each.
+
+    Heads that are `ordered` differ in something that no tensor holds.
+    """
+    places = Trivial if ordered else Permutation
     # Rotary positions rotate a bias with the position: only unrotated coordinates can translate.
     return (
-        Space("head.{i}", Permutation(heads)),
-        Space("query.{i}", Permutation(queries), per="head.{i}"),
+        Space("head.{i}", places(heads)),
+        Space("query.{i}", places(queries), per="head.{i}"),
         Space("qk.{i}", qk, per="head.{i}", translation="drops"),
         Space("vo.{i}", vo, per="head.{i}", translation="passes"),
     )

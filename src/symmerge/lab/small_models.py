@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from symmerge.lab.small_decoders import DECODERS
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -227,6 +229,7 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    **DECODERS,
 }
 
 

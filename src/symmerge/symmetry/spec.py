@@ -38,8 +38,8 @@ class Norm:
     """A normalisation of a stream, and the linear maps that read its output.
 
     A norm with a `writer` sits on the stream itself, right after an embedding; its `readers` are
-    the maps that no other norm precedes. A norm without readers is the last: its output is visible
-    from outside.
+    the maps that no other norm precedes, if any. Another norm without readers is the last: its
+    output is visible from outside.
     """
 
     gain: str

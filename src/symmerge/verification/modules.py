@@ -24,6 +24,10 @@ PLACES = 4096  # at a time, where weights stay in memory
 
 # Attributes that hold the size of a head, in transformers' attention modules.
 HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", "head_size"}
+# Ends of the names of other classes of transformers that compute in float32.
+ROUNDING = ("Norm", "Router")
+# Norms of transformers' own that subtract the mean, as torch's LayerNorm does.
+CENTRED = ("CohereLayerNorm", "Cohere2LayerNorm")
 
 
 @torch.no_grad()
@@ -121,7 +125,8 @@ def _drop_scales(module: nn.Module, spec: Spec) -> None:
 
 
 def _without_scale(norm: Any, x: Tensor) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x
+    centres = isinstance(norm, nn.LayerNorm) or type(norm).__name__ in CENTRED
+    centred = x - x.mean(-1, keepdim=True) if centres else x
     shift = getattr(norm, "bias", None)
     return norm.weight * centred if shift is None else norm.weight * centred + shift
 
@@ -223,27 +228,31 @@ def _empty(owner: nn.Module, args: object, output: object) -> None:
 def _compute_in_float64(module: nn.Module) -> None:
     """Keep float64 where transformers computes in float32 whatever the weights' precision."""
     for owner in module.modules():
-        if owner._parameters and hasattr(owner, "variance_epsilon"):
-            owner.forward = partial(_rms_norm, owner)
-        if HEAD_SIZES & vars(owner).keys():
+        if _rounds(owner):
             owner.forward = partial(_unrounded, owner.forward)
 
 
+def _rounds(owner: nn.Module) -> bool:
+    """Norms of transformers' own, attention layers and the routers of experts may."""
+    name = type(owner).__name__
+    own = not type(owner).__module__.startswith("torch.")
+    return bool(HEAD_SIZES & vars(owner).keys()) or (own and name.endswith(ROUNDING))
+
+
 class _KeepDouble(TorchFunctionMode):
-    """`tensor.float()` leaves float64 as it is."""
+    """What would become float32 stays float64: `float()`, `to(float32)`, a softmax in float32."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.float and args[0].dtype == torch.float64:
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if args and getattr(args[0], "dtype", None) == torch.float64:
+            if func is Tensor.float or (func is Tensor.to and args[1:] == (torch.float32,)):
+                return args[0]
+            if kwargs.get("dtype") == torch.float32 and "softmax" in getattr(func, "__name__", ""):
+                kwargs = {key: value for key, value in kwargs.items() if key != "dtype"}
+        return func(*args, **kwargs)
 
 
 def _unrounded(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `forward` in float64: some attention layers rotate queries and keys in float32."""
+    """Call `forward` in float64: some layers compute in float32 whatever they are given."""
     with _KeepDouble():
         return forward(*args, **kwargs)
-
-
-def _rms_norm(owner: Any, x: Tensor) -> Tensor:
-    mean_square = x.pow(2).mean(-1, keepdim=True)
-    return owner.weight * (x * torch.rsqrt(mean_square + owner.variance_epsilon))

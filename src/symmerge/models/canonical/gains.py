@@ -53,9 +53,12 @@ def _commutes(norm: Norm, model: Model) -> bool:
 
 
 def _untie_readers(model: Model, norms: list[Norm]) -> Model:
-    """Give a tied head its own weights where a gain must be folded into it."""
+    """Give a tied head its own weights where a gain goes into it, or into the embedding alone."""
     readers = [f"{reader}.weight" for norm in norms for reader in norm.readers]
-    tied = [name for name in readers if name in model.spec.ties]
+    absorbing = {f"{norm.writer}.weight" for norm in norms if norm.writer}
+    tied = [
+        name for name, target in model.spec.ties.items() if name in readers or target in absorbing
+    ]
     return own_copies(model, tied, "the final gain is folded into it") if tied else model
 
 
@@ -79,10 +82,10 @@ def _folded_scale(model: Model, scale: Scale) -> Computed:
 
 
 def _folded_norm(model: Model, norm: Norm) -> Computed:
-    if not norm.readers:
-        return _reset(model, norm)
     if norm.writer:
         return absorb(model.spec, model.weights, norm)
+    if not norm.readers:
+        return _reset(model, norm)
     computed: Computed = {norm.gain: partial(_ones, model.weights, norm.gain)}
     for reader in norm.readers:
         name = f"{reader}.weight"
