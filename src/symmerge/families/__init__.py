@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from symmerge.errors import UnsupportedModel, shown
 from symmerge.families import (
+    albert,
     bert,
     bloom,
     cohere,
     dinov3,
     distilbert,
+    electra,
     falcon,
     gemma,
     gpt2,
@@ -16,6 +18,7 @@ from symmerge.families import (
     gptj,
     llama,
     modernbert,
+    mpnet,
     mpt,
     neox,
     olmo2,
@@ -35,6 +38,9 @@ FAMILIES: tuple[Family, ...] = (
     bert.BERT,
     bert.ROBERTA,
     distilbert.FAMILY,
+    electra.FAMILY,
+    mpnet.FAMILY,
+    albert.FAMILY,
     roformer.FAMILY,
     modernbert.FAMILY,
     gpt2.FAMILY,

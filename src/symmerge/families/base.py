@@ -11,6 +11,8 @@ from symmerge.errors import UnsupportedModel
 from symmerge.symmetry.groups import (
     GeneralLinear,
     Group,
+    Orthogonal,
+    OrthogonalFixingOnes,
     Permutation,
     ScaledPermutation,
     SignedPermutation,
@@ -187,11 +189,7 @@ def with_bare(family: Family, prefix: str, task: str, classes: Iterable[str]) ->
 
     def read(config: Any, names: Collection[str]) -> Reading:
         reading = family.read(config, names)
-        still = tuple(
-            replace(space, group=Trivial(space.group.size)) if space.name == "residual" else space
-            for space in reading.spaces
-        )
-        return replace(reading, spaces=still)
+        return replace(reading, spaces=tuple(map(_unfolded, reading.spaces)))
 
     bare = replace(
         family,
@@ -206,6 +204,14 @@ def with_bare(family: Family, prefix: str, task: str, classes: Iterable[str]) ->
         stripped=prefix,
     )
     return replace(family, bare=bare)
+
+
+def _unfolded(space: Space) -> Space:
+    """A visible stream stays; what could only rotate once gains are folded is permuted."""
+    if space.name == "residual":
+        return replace(space, group=Trivial(space.group.size))
+    rotates = isinstance(space.group, Orthogonal | OrthogonalFixingOnes)
+    return replace(space, group=Permutation(space.group.size)) if rotates else space
 
 
 def _stripped(table: str, prefix: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -34,3 +35,12 @@ def without_positions(reading: Reading, layers: Iterable[int], size: int) -> Rea
     free = GeneralLinear(size)
     spaces = [Space(f"qk.{i}", free, per=f"head.{i}", translation="drops") for i in layers]
     return replace(reading, spaces=(*reading.spaces, *spaces))  # the last of a name holds
+
+
+def factorised(table: str) -> str:
+    """A table whose embeddings, and their norm, are in a space of their own."""
+    lines = table.splitlines()
+    return "\n".join(
+        re.sub(r"\bresidual\b", "embedding", line) if ".embeddings." in line else line
+        for line in lines
+    )

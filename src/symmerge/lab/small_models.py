@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from symmerge.lab.small_decoders import DECODERS
+from symmerge.lab.small_encoders import ENCODERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -230,6 +231,7 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     **DECODERS,
+    **ENCODERS,
 }
 
 

@@ -94,18 +94,26 @@ def _narrowed(head: Any, outputs: Tensor | None, positions: Tensor | None, x: Te
 
 
 @lru_cache(maxsize=4)
-def _without_layers(module: nn.Module, count: int) -> nn.Module:
+def _without_layers(module: Any, count: int) -> nn.Module:
     """Without its layers, so that embeddings, norms and heads remain."""
     module = _copy(module, {})
-    stacks = [
+    owner, name = next(
         (owner, name)
-        for owner in module.modules()
+        for owner in module.modules()  # outer ones first
         for name, child in owner.named_children()
         if isinstance(child, nn.ModuleList) and len(child) == count
-    ]
-    assert len(stacks) == 1, f"{type(module).__name__}: {len(stacks)} stacks of {count} layers"
-    setattr(*stacks[0], nn.ModuleList())
+    )
+    # Layers that are run more than once are counted by the config (ALBERT).
+    shared = count != module.config.num_hidden_layers
+    setattr(owner, name, nn.ModuleList([_Nothing() for _ in range(count if shared else 0)]))
     return module
+
+
+class _Nothing(nn.Module):
+    """A layer that changes nothing."""
+
+    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+        return x
 
 
 def _drop_scales(module: nn.Module, spec: Spec) -> None:
