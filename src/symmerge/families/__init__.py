@@ -5,9 +5,11 @@ from __future__ import annotations
 from symmerge.errors import UnsupportedModel, shown
 from symmerge.families import (
     albert,
+    beit,
     bert,
     bloom,
     cohere,
+    dinov2,
     dinov3,
     distilbert,
     electra,
@@ -45,6 +47,10 @@ FAMILIES: tuple[Family, ...] = (
     modernbert.FAMILY,
     gpt2.FAMILY,
     vit.FAMILY,
+    vit.DEIT,
+    beit.FAMILY,
+    dinov2.FAMILY,
+    dinov2.REGISTERS,
     dinov3.FAMILY,
     llama.FAMILY,
     qwen3.FAMILY,

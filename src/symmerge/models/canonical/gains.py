@@ -117,13 +117,19 @@ def _folded_shift(model: Model, norm: Norm, shift: str) -> Computed:
 
 def _scaled(weights: Weights, name: str, gain: str, axis: int) -> Tensor:
     weight = weights[name]
-    return weight * weights[gain].reshape([-1 if dim == axis else 1 for dim in range(weight.ndim)])
+    factor = _along(weights[gain], weight.shape[axis])
+    return weight * factor.reshape([-1 if dim == axis else 1 for dim in range(weight.ndim)])
+
+
+def _along(stream: Tensor, length: int) -> Tensor:
+    """A vector of the stream for an axis that may read it several times, one after the other."""
+    return stream.repeat(length // len(stream))
 
 
 def _shifted(weights: Weights, reader: str, shift: str, axis: int) -> Tensor:
     # The old weight, because the shift is added after the gain.
     weight = weights[f"{reader}.weight"].movedim(axis, -1)
-    return weights[f"{reader}.bias"] + weight @ weights[shift]
+    return weights[f"{reader}.bias"] + weight @ _along(weights[shift], weight.shape[-1])
 
 
 def _divided(weights: Weights, gain: str, shift: str) -> Tensor:
