@@ -58,7 +58,9 @@ def test_every_space_is_written_and_read(name):
     table = spec(name)
     for name, space in table.hidden.items():
         roles = {occurrence.role for occurrence in table.occurrences(name)}
-        outer = isinstance(space.group, Permutation) and name.startswith(("head", "query"))
+        outer = isinstance(space.group, Permutation) and name.startswith(
+            ("head", "query", "expert")
+        )
         assert outer or roles >= {Role.WRITES, Role.READS}, f"{name} has roles {roles}"
         assert space.per is None or space.per in table.spaces
 
@@ -248,7 +250,7 @@ def test_every_norm_is_in_the_table(name):
         )
         assert norm.readers or norm.writer or table.pooled
         for reader in norm.readers:
-            weight = f"{reader}.weight"
+            weight = table.weight_of(reader)
             role = Role.WRITES if weight in table.ties else Role.READS
             table.axis_of(table.ties.get(weight, weight), norm.stream, role)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from symmerge.errors import UnsupportedModel
+from symmerge.families.parts import Part
 from symmerge.symmetry.groups import (
     GeneralLinear,
     Group,
@@ -65,6 +66,7 @@ class Family:
     | `tied_spaces` | space -> the one it becomes while tied |
     | `renames` | patterns of old tensor names -> today's |
     | `buffers` | patterns of stored tensors that are not weights |
+    | `parts` | tensors that files hold in parts, as experts one by one |
     | `bare` | the same without heads: its output, and so its stream, is visible |
     | `stripped` | of a bare family: the prefix that its tensors have in classes with a head |
     """
@@ -81,6 +83,7 @@ class Family:
     tied_spaces: Mapping[str, str] = field(default_factory=dict)
     renames: tuple[tuple[str, str], ...] = ()
     buffers: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
     bare: Family | None = None
     stripped: str = ""
 

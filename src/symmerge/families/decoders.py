@@ -112,7 +112,10 @@ def decoder(
                 for end, task in TASKS.items()
                 if kind.endswith(end)
             },
-            **{stem if "LM" in stem else f"{stem}ForCausalLM": words for stem in stems},
+            **{
+                stem if stem.endswith("LMHeadModel") else f"{stem}ForCausalLM": words
+                for stem in stems
+            },
         },
         table=table,
         norms=norms,

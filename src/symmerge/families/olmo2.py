@@ -12,6 +12,10 @@ from symmerge.families.spaces import normed_writers
 
 # The gain of a norm that writes to the stream follows its order, and no sign. Norms of queries and
 # keys run over all heads, whose gains move with them; a pair can change its sign.
+NORMED = """
+model.layers.{i}.self_attn.q_norm.weight            (head.{i} query.{i} half qk.{i}~)
+model.layers.{i}.self_attn.k_norm.weight            (head.{i} half qk.{i}~)
+"""
 WRITTEN = (
     """
 model.layers.{i}.post_attention_layernorm.weight    residual~
@@ -27,10 +31,7 @@ TABLE = (
 model.embed_tokens.weight                           vocabulary   residual
 """
     + qwen3.ATTENTION
-    + """
-model.layers.{i}.self_attn.q_norm.weight            (head.{i} query.{i} half qk.{i}~)
-model.layers.{i}.self_attn.k_norm.weight            (head.{i} half qk.{i}~)
-"""
+    + NORMED
     + WRITTEN
     + llama.HEADS
 )

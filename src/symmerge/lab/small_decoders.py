@@ -21,6 +21,7 @@ _GPT: dict[str, object] = {
     **_NO_TOKENS,
 }
 _GROUPED: dict[str, object] = {**_DECODER, "num_key_value_heads": 2}
+_TOP2: dict[str, object] = {"num_experts_per_tok": 2}
 
 DECODERS: dict[str, tuple[str, dict[str, object]]] = {
     "gemma2": (
@@ -102,5 +103,32 @@ DECODERS: dict[str, tuple[str, dict[str, object]]] = {
             "max_seq_len": 64,
             "tie_word_embeddings": False,
         },
+    ),
+    "mixtral": ("MixtralForCausalLM", {**_GROUPED, "num_local_experts": 4, **_TOP2}),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        {
+            **_GROUPED,
+            "num_experts": 4,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "norm_topk_prob": True,
+            **_TOP2,
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        {
+            **_GROUPED,
+            "head_dim": 16,
+            "num_experts": 4,
+            "moe_intermediate_size": 32,
+            "tie_word_embeddings": True,
+            **_TOP2,
+        },
+    ),
+    "olmoe": (
+        "OlmoeForCausalLM",
+        {**_GROUPED, "num_experts": 4, "intermediate_size": 32, "attention_bias": True, **_TOP2},
     ),
 }

@@ -73,7 +73,7 @@ RULES = (
         "a positive whole number",
     ),
     Rule(
-        r"(n|num)_(?!labels).*|(?!no_rope_|attention_layers|use_).*_(dim|position_embeddings|stride|layers|vocab_size)"
+        r"(n|num)_(?!labels).*|(?!no_rope_|attention_layers|mlp_only_|use_).*_(dim|position_embeddings|stride|layers|vocab_size)"
         r"|(embedding|intermediate|chunk)_size.*|sliding_window|local_attention",
         lambda value: _whole(value, 0),
         "a whole number from 0 up, within 32 bits",

@@ -159,6 +159,10 @@ class Spec:
         """Whether a space has rotations, so that gains on it must be folded first."""
         return isinstance(self.spaces[space].group, Orthogonal | OrthogonalFixingOnes)
 
+    def weight_of(self, module: str) -> str:
+        """The tensor of a linear map; experts have no module of their own, only a tensor."""
+        return module if module in self.tensors else f"{module}.weight"
+
     def axis_of(self, tensor: str, space: str, role: Role) -> int:
         """The axis where a space occurs in a role, alone or as one block of a sum."""
         wanted = Product((Atom(space, role),))

@@ -26,8 +26,6 @@ PLACES = 4096  # at a time, where weights stay in memory
 HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", "head_size"}
 # Ends of the names of other classes of transformers that compute in float32.
 ROUNDING = ("Norm", "Router")
-# Norms of transformers' own that subtract the mean, as torch's LayerNorm does.
-CENTRED = ("CohereLayerNorm", "Cohere2LayerNorm")
 
 
 @torch.no_grad()
@@ -103,7 +101,7 @@ def _without_layers(module: Any, count: int) -> nn.Module:
         for name, child in owner.named_children()
         if isinstance(child, nn.ModuleList) and len(child) == count
     )
-    # Layers that are run more than once are counted by the config (ALBERT).
+    # Layers that are run more than once are counted by the config alone.
     shared = count != module.config.num_hidden_layers
     setattr(owner, name, nn.ModuleList([_Nothing() for _ in range(count if shared else 0)]))
     return module
@@ -133,7 +131,7 @@ def _drop_scales(module: nn.Module, spec: Spec) -> None:
 
 
 def _without_scale(norm: Any, x: Tensor) -> Tensor:
-    centres = isinstance(norm, nn.LayerNorm) or type(norm).__name__ in CENTRED
+    centres = type(norm).__name__.endswith("LayerNorm")  # torch's or another; else RMSNorm
     centred = x - x.mean(-1, keepdim=True) if centres else x
     shift = getattr(norm, "bias", None)
     return norm.weight * centred if shift is None else norm.weight * centred + shift

@@ -5,8 +5,8 @@ makes spheres. But epsilon shortens the output of small rows, so a row e of the 
 any vector u that is short enough (d is the width):
 ``c e / sqrt(|e|^2 / d + epsilon)`` is u for ``e = u / c * sqrt(epsilon / (1 - |u|^2 / d c^2))``.
 Only means are lost. Later norms remove them anyway, and a map that reads the stream before any
-norm (BLOOM has none) can recover them: without its shift, a norm of gain g gives outputs orthogonal
-to 1 / g.
+norm (if there is one) can recover them: without its shift, a norm of gain g gives outputs
+orthogonal to 1 / g.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _commutes(norm: Norm, model: Model) -> bool:
 
 def _untie_readers(model: Model, norms: list[Norm]) -> Model:
     """Give a tied head its own weights where a gain goes into it, or into the embedding alone."""
-    readers = [f"{reader}.weight" for norm in norms for reader in norm.readers]
+    readers = [model.spec.weight_of(reader) for norm in norms for reader in norm.readers]
     absorbing = {f"{norm.writer}.weight" for norm in norms if norm.writer}
     tied = [
         name for name, target in model.spec.ties.items() if name in readers or target in absorbing
@@ -88,7 +88,7 @@ def _folded_norm(model: Model, norm: Norm) -> Computed:
         return _reset(model, norm)
     computed: Computed = {norm.gain: partial(_ones, model.weights, norm.gain)}
     for reader in norm.readers:
-        name = f"{reader}.weight"
+        name = model.spec.weight_of(reader)
         axis = model.spec.axis_of(name, norm.stream, Role.READS)
         computed[name] = partial(_scaled, model.weights, name, norm.gain, axis)
     return computed | (_folded_shift(model, norm, norm.shift) if norm.shift else {})
@@ -160,8 +160,9 @@ def _refuse_lost_shift(norm: Norm, shift: str, model: Model) -> None:
     if not lost.any():
         return
     for reader in norm.readers:
-        axis = model.spec.axis_of(f"{reader}.weight", norm.stream, Role.READS)
-        if model.weights[f"{reader}.weight"].movedim(axis, 0)[lost].any():
+        name = model.spec.weight_of(reader)
+        axis = model.spec.axis_of(name, norm.stream, Role.READS)
+        if model.weights[name].movedim(axis, 0)[lost].any():
             places = ", ".join(str(i) for i in lost.nonzero().flatten()[:4].tolist())
             raise SymmetryError(
                 f"{norm.gain} is zero, or too small to divide by, at {places} where {shift}"

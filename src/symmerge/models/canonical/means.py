@@ -85,7 +85,7 @@ def _untouched(model: Model) -> set[str]:
     """Tensors to skip: shifts, and heads whose norm has one, since they read its mean."""
     shifts = {norm.shift for norm in model.spec.norms if norm.shift}
     return shifts | {
-        f"{reader}.weight"
+        model.spec.weight_of(reader)
         for norm in model.spec.norms
         if norm.shift and model.weights[norm.shift].any()
         for reader in norm.readers
