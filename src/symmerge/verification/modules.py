@@ -41,6 +41,8 @@ def logits_of(
     Weights are streamed in, one module at a time, so the model need not fit in memory.
     """
     module = empty_module(model, dtype, layers=sample.layers)
+    if sample.every_expert:
+        _take_every_expert(module)
     if sample.layers:
         _narrow_head(module, sample)
         for name, owner in module.named_modules():
@@ -75,6 +77,12 @@ def _batches(sample: Sample) -> Iterator[dict[str, Tensor]]:
     rows = len(first) if sample.layers else max(1, PLACES // first.shape[1])
     for start in range(0, len(first), rows):
         yield {name: value[start : start + rows] for name, value in sample.inputs.items()}
+
+
+def _take_every_expert(module: nn.Module) -> None:
+    for router in module.modules():
+        if {"top_k", "num_experts"} <= vars(router).keys():
+            vars(router)["top_k"] = router.num_experts
 
 
 def _narrow_head(module: Any, sample: Sample) -> None:
