@@ -165,11 +165,11 @@ def planted(family: str, options: argparse.Namespace) -> Cell:
     spaces = [name for name in model.spec.spaces if name.startswith("expert.")]
     right = [
         torch.equal(
-            found.alignment[name]["index"][moved_by[name]["index"]],
+            found.solution.alignment[name]["index"][moved_by[name]["index"]],
             torch.arange(model.spec.sizes[name]),
         )
         or torch.equal(
-            moved_by[name]["index"][found.alignment[name]["index"]],
+            moved_by[name]["index"][found.solution.alignment[name]["index"]],
             torch.arange(model.spec.sizes[name]),
         )
         for name in spaces

@@ -47,6 +47,49 @@ OTHERS = {
     "XLMRobertaForQuestionAnswering": ("xlm-roberta", {}, Permutation(48)),
     "XLMRobertaModel": ("xlm-roberta", {}, Trivial(48)),
 }
+# Other heads of tables whose whole is tested: stems of the classes -> small model, kinds of heads.
+LABEL, TOKEN, ANSWER, BARE_MODEL = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "Model",
+)
+FURTHER = {
+    "Camembert": ("camembert", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "Electra": ("electra-detector", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "MPNet": ("mpnet", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "Albert": ("albert", "ForPreTraining", TOKEN, ANSWER, BARE_MODEL),
+    "DeiT": ("deit", BARE_MODEL),
+    "Beit": ("beit", BARE_MODEL),
+    "Dinov2": ("dinov2", BARE_MODEL),
+    "Dinov2WithRegisters": ("dinov2_with_registers", BARE_MODEL),
+    "Llama": ("llama", TOKEN),
+    "Mistral": ("mistral", TOKEN),
+    "Qwen2": ("qwen2", TOKEN),
+    "Granite": ("granite", BARE_MODEL),
+    "Qwen3": ("qwen3", LABEL, TOKEN, BARE_MODEL),
+    "Olmo2": ("olmo2", LABEL, BARE_MODEL),
+    "Olmo3": ("olmo3", LABEL, BARE_MODEL),
+    "Gemma2": ("gemma2", LABEL, TOKEN, BARE_MODEL),
+    "Gemma3Text": ("gemma3", LABEL, BARE_MODEL),
+    "SmolLM3": ("smollm3", LABEL, TOKEN, BARE_MODEL),
+    "Cohere": ("cohere", BARE_MODEL),
+    "Cohere2": ("cohere2", BARE_MODEL),
+    "Mixtral": ("mixtral", LABEL, TOKEN, BARE_MODEL),
+    "Qwen2Moe": ("qwen2_moe", LABEL, TOKEN, BARE_MODEL),
+    "Qwen3Moe": ("qwen3_moe", LABEL, TOKEN, BARE_MODEL),
+    "Olmoe": ("olmoe", BARE_MODEL),
+    "Phi3": ("phi3", LABEL, TOKEN, BARE_MODEL),
+    "Starcoder2": ("starcoder2", LABEL, TOKEN, BARE_MODEL),
+    "StableLm": ("stablelm", LABEL, TOKEN, BARE_MODEL),
+    "GPTJ": ("gptj", LABEL, ANSWER, BARE_MODEL),
+    "GPTNeo": ("gpt_neo", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "Phi": ("phi", LABEL, TOKEN, BARE_MODEL),
+    "Falcon": ("falcon", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "Bloom": ("bloom", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "Mpt": ("mpt", LABEL, TOKEN, ANSWER, BARE_MODEL),
+}
+KINDS = {stem + kind: name for stem, (name, *kinds) in FURTHER.items() for kind in kinds}
 NEW = [name for name in SMALL if name.endswith(("-tokens", "-answers", "-features"))]
 NEW += ["gpt2-classifier", "llama-classifier"]
 NEW += ["distilbert", "distilbert-classifier", "xlm-roberta", "opt", "opt-post-norm"]
@@ -76,6 +119,15 @@ def test_other_classes_of_the_same_tables_compute_the_same(kind):
     assert difference(model, other) > 1e-2  # the control
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_further_classes_are_the_same_after_a_random_element(kind):
+    model = load(KINDS[kind], kind, pad_token_id=0)
+    assert model.spec.architecture == kind
+    assert difference(model, random_member(model, 1)[1]) <= 1e-10
+    if kind.endswith("Model"):
+        assert model.spec.spaces["residual"].group == Trivial(48)
+
+
 IN_TURN = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -99,7 +151,7 @@ def test_a_member_passes_the_gate_and_is_the_same(name, dtype, tmp_path):
 
 
 def test_every_class_has_a_small_model():
-    listed = {architecture for architecture, _ in SMALL.values()} | {*OTHERS}
+    listed = {architecture for architecture, _ in SMALL.values()} | {*OTHERS} | {*KINDS}
     for family in FAMILIES:
         bare = family.bare.architectures if family.bare else {}
         assert {*family.architectures, *bare} <= listed

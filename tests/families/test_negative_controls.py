@@ -8,6 +8,7 @@ from functools import cache, partial
 
 import pytest
 import torch
+from further_controls import FURTHER
 from negative_controls import (
     ALLOWED,
     FORBIDDEN,
@@ -250,6 +251,7 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
         "negative scales on ReLU": wrong_group("ff", AnySign),
     },
     "neox": {**LAYER_NORM, **GELU, **ROTARY, **HEADS, **HEAD_LEFT},
+    **FURTHER,
 }
 CASES = [(name, case) for name, controls in FORBIDDEN_ELEMENTS.items() for case in controls]
 

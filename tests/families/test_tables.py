@@ -110,6 +110,12 @@ RESIDUAL = {
     "stablelm": OrthogonalFixingOnes(48),
     "roformer": Permutation(48),
     "modernbert": OrthogonalFixingOnes(48),
+    **dict.fromkeys(("gemma2", "gemma3"), SignedPermutation(48)),
+    **dict.fromkeys(("smollm3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"), Orthogonal(48)),
+    **dict.fromkeys(("electra", "mpnet", "albert"), Permutation(48)),
+    **dict.fromkeys(("cohere", "gptj", "gpt_neo", "phi"), OrthogonalFixingOnes(48)),
+    **dict.fromkeys(("falcon", "bloom", "mpt", "deit", "beit"), OrthogonalFixingOnes(48)),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers"), OrthogonalFixingOnes(48)),
 }
 QUERY_KEY = {
     "llama": RotaryPairs(12, 12),
@@ -135,12 +141,21 @@ QUERY_KEY = {
     "stablelm-parallel": RotaryPairs(12, 6),
     "granite-tied": RotaryPairs(12, 12),
     "neox": RotaryPairs(12, 6),
+    "gemma2": RotaryPairs(12, 12),
+    "gemma3": Signs(8),
+    "cohere": RotaryPairs(12, 12, "interleaved"),
+    # the second layers of smollm3 and cohere2 have no positions
+    "gptj": RotaryPairs(12, 8, "interleaved"),
+    "phi": RotaryPairs(12, 6),
+    **dict.fromkeys(("falcon", "falcon-mqa", "mixtral", "qwen2_moe"), RotaryPairs(12, 12)),
+    "qwen3_moe": Signs(8),
+    "olmoe": Signs(6),
     "neox-sequential": RotaryPairs(12, 3 + 1),  # a quarter of 12 by default, and pairs are whole
 }
 # roformer-classifier rotates its values, too
 VALUES = {
     "mistral": GeneralLinear(16),
-    "qwen3": GeneralLinear(16),
+    **dict.fromkeys(("qwen3", "gemma3", "qwen3_moe"), GeneralLinear(16)),
     "roformer-classifier": RotaryPairs(12, 12, "interleaved"),
 }
 GATED = ("llama", "qwen3", "olmo2", "phi3", "stablelm", "modernbert")
@@ -150,12 +165,17 @@ GATED = ("llama", "qwen3", "olmo2", "phi3", "stablelm", "modernbert")
 def test_groups_follow_from_the_config(name):
     table = spec(name)
     groups = {space: table.spaces[space].group for space in table.spaces}
+    last = sum(space.startswith("ff.") for space in groups) - 1  # one layer may be run many times
+    head = "head.0" if f"head.{last}" not in groups else f"head.{last}"  # layers may share them
     assert groups["residual"] == RESIDUAL.get(name, RESIDUAL.get(table.family))
-    assert groups["qk.1"] == QUERY_KEY.get(name, GeneralLinear(12))
-    assert groups["vo.1"] == VALUES.get(name, GeneralLinear(12))
-    assert table.spaces["qk.1"].per == table.spaces["vo.1"].per == "head.1"
+    assert groups[f"qk.{last}"] == QUERY_KEY.get(name, GeneralLinear(12))
+    assert groups[f"vo.{last}"] == VALUES.get(name, GeneralLinear(12))
+    assert table.spaces[f"qk.{last}"].per == table.spaces[f"vo.{last}"].per == head
     if table.family in GATED or name == "dinov3-classifier":
         assert groups["ff.1"] == ScaledPermutation(96, positive=False)  # gated
+    if "expert.0" in groups:
+        assert groups["ff.1"] == ScaledPermutation(96 if name == "mixtral" else 32, positive=False)
+        assert (groups["expert.1"], table.spaces["ff.1"].per) == (Permutation(4), "expert.1")
     assert {"vocabulary", "position", "label", "channel"} & groups.keys()
     visible = {"vocabulary", "position", "angle", "type", "label", "channel", "one", "half"}
     assert all(isinstance(groups[space], Trivial) for space in visible & groups.keys())

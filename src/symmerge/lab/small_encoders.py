@@ -40,15 +40,17 @@ ENCODERS: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "deit": ("DeiTForImageClassification", _VISION),
     "deit-teacher": ("DeiTForImageClassificationWithTeacher", _VISION),
-    "beit": ("BeitForImageClassification", {**_VISION, "use_relative_position_bias": True}),
-    "beit-first": (
+    "beit": (
+        "BeitForImageClassification",
+        {**_VISION, "use_relative_position_bias": True, "use_mean_pooling": False},
+    ),
+    "beit-mean": (
         "BeitForImageClassification",
         {
             **_VISION,
             "use_mask_token": True,
             "use_absolute_position_embeddings": True,
             "layer_scale_init_value": 0.0,
-            "use_mean_pooling": False,
         },
     ),
     "dinov2": ("Dinov2ForImageClassification", _DINO),
