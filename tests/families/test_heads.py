@@ -119,13 +119,28 @@ def test_other_classes_of_the_same_tables_compute_the_same(kind):
     assert difference(model, other) > 1e-2  # the control
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# One class for each way of writing a head: running all 83 takes a minute.
+RUN = (
+    *("ElectraForSequenceClassification", "MPNetForQuestionAnswering", "AlbertForPreTraining"),
+    *("AlbertForTokenClassification", "MPNetModel", "BeitModel", "Dinov2Model", "ElectraModel"),
+    *("Gemma2ForSequenceClassification", "Phi3ForTokenClassification", "MixtralModel"),
+    *("FalconForSequenceClassification", "BloomForTokenClassification", "BloomModel"),
+    *("GPTJForQuestionAnswering", "PhiForTokenClassification"),
+)
+
+
+@pytest.mark.parametrize("kind", RUN)
 def test_further_classes_are_the_same_after_a_random_element(kind):
     model = load(KINDS[kind], kind, pad_token_id=0)
-    assert model.spec.architecture == kind
     assert difference(model, random_member(model, 1)[1]) <= 1e-10
-    if kind.endswith("Model"):
-        assert model.spec.spaces["residual"].group == Trivial(48)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_further_classes_have_the_tensors_of_their_tables(kind):
+    model = load(KINDS[kind], kind, pad_token_id=0)
+    assert model.spec.architecture == kind
+    shown = kind.endswith("Model")
+    assert (model.spec.spaces["residual"].group == Trivial(48)) is shown
 
 
 IN_TURN = (torch.bfloat16, torch.float16, torch.float32)
