@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from symmerge.families import FAMILIES
-from symmerge.lab.small_models import SMALL, small_model
+from symmerge.lab.small_models import EVERY, small_model
 from symmerge.models.inspection import spaces
 from symmerge.models.model import load
 from symmerge.symmetry.groups import Group, RotaryPairs, ScaledPermutation, Trivial
@@ -62,14 +62,14 @@ def families_table() -> str:
 
 def variants_table() -> str:
     """One row per small model of the tests: what each of its spaces may do."""
-    rows = [row(name) for name in SMALL]
+    rows = [row(name) for name in EVERY]
     header = ("model_type", "class", "settings", "task", *PLACES, "elsewhere", "spaces", "freedom")
     return table(header, list(dict.fromkeys(rows)))
 
 
 def row(name: str) -> tuple[str, ...]:
     """The row of one small model."""
-    architecture, config = SMALL[name]
+    architecture, config = EVERY[name]
     model = small_model(name)
     spec = load(model).spec
     places = [place(spec, name) for name in PLACES.values()]
@@ -140,4 +140,4 @@ def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 if __name__ == "__main__":
     DOCUMENT.write_text(with_tables(DOCUMENT.read_text("utf-8")), "utf-8")
-    print(f"wrote {DOCUMENT.name}: {len(FAMILIES)} families, {len(SMALL)} variants")
+    print(f"wrote {DOCUMENT.name}: {len(FAMILIES)} families, {len(EVERY)} variants")

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from symmerge.checkpoints import folders
 from symmerge.cli import app
-from symmerge.families import BY_MODEL_TYPE
 from symmerge.lab.small_models import small_model
 
 

@@ -10,7 +10,7 @@ from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import FunctionChanged, MismatchError, UnsupportedModel
 from symmerge.families import FAMILIES
-from symmerge.lab.small_models import SMALL, small_model
+from symmerge.lab.small_models import EVERY, small_model
 from symmerge.merging.verdict import cannot_judge
 from symmerge.models.orbit import random_member
 from symmerge.symmetry.groups import (
@@ -27,7 +27,7 @@ from symmerge.verification.written import gate
 
 LABELS = {"num_labels": 3, "pad_token_id": 0}
 # Class -> the small model whose config it takes, further settings, the group of its stream.
-# They share tables with classes of SMALL, and the whole of the tests with those.
+# They share tables with classes of EVERY, and the whole of the tests with those.
 OTHERS = {
     "MistralForSequenceClassification": ("mistral", LABELS, Orthogonal(48)),
     "Qwen2ForSequenceClassification": ("qwen2", LABELS, Orthogonal(48)),
@@ -90,10 +90,10 @@ FURTHER = {
     "Mpt": ("mpt", LABEL, TOKEN, ANSWER, BARE_MODEL),
 }
 KINDS = {stem + kind: name for stem, (name, *kinds) in FURTHER.items() for kind in kinds}
-NEW = [name for name in SMALL if name.endswith(("-tokens", "-answers", "-features"))]
+NEW = [name for name in EVERY if name.endswith(("-tokens", "-answers", "-features"))]
 NEW += ["gpt2-classifier", "llama-classifier"]
 NEW += ["distilbert", "distilbert-classifier", "xlm-roberta", "opt", "opt-post-norm"]
-BARE = [name for name in SMALL if name.endswith("-features")]
+BARE = [name for name in EVERY if name.endswith("-features")]
 
 
 def load(name, kind=None, **changes):
@@ -166,7 +166,7 @@ def test_a_member_passes_the_gate_and_is_the_same(name, dtype, tmp_path):
 
 
 def test_every_class_has_a_small_model():
-    listed = {architecture for architecture, _ in SMALL.values()} | {*OTHERS} | {*KINDS}
+    listed = {architecture for architecture, _ in EVERY.values()} | {*OTHERS} | {*KINDS}
     for family in FAMILIES:
         bare = family.bare.architectures if family.bare else {}
         assert {*family.architectures, *bare} <= listed

@@ -4,10 +4,12 @@ from functools import cache
 from math import prod
 
 import pytest
+import transformers
 
 import symmerge as sm
-from symmerge.families import FAMILIES
-from symmerge.lab.small_models import SMALL, small_model
+from symmerge.errors import UnsupportedModel
+from symmerge.families import FAMILIES, family_of, nearest
+from symmerge.lab.small_models import EVERY, small_model
 from symmerge.symmetry.groups import (
     GeneralLinear,
     Orthogonal,
@@ -24,7 +26,7 @@ from symmerge.symmetry.spec import Spec
 
 pytestmark = pytest.mark.quick
 
-every = pytest.mark.parametrize("name", SMALL)
+every = pytest.mark.parametrize("name", EVERY)
 
 
 @cache
@@ -92,7 +94,7 @@ def test_the_activation_decides_the_hidden_group(name, setting, activation):
 
 RESIDUAL = {
     "dinov3": Trivial(48),  # all it pools is shown
-    **{name: Trivial(48) for name in SMALL if name.endswith("-features")},
+    **{name: Trivial(48) for name in EVERY if name.endswith("-features")},
     "dinov3-classifier": OrthogonalFixingOnes(43),  # the first five coordinates are scores
     "bert": Permutation(48),
     "roberta": Permutation(48),
@@ -243,7 +245,7 @@ def test_a_projected_embedding_is_a_space_of_its_own(size, tied):
 
 
 def test_only_heads_that_are_there_are_tied():
-    assert not any(spec(name).ties for name in SMALL if name.endswith("-classifier"))
+    assert not any(spec(name).ties for name in EVERY if name.endswith("-classifier"))
 
 
 @pytest.mark.parametrize(
@@ -285,8 +287,24 @@ def test_every_gain_on_a_rotating_stream_belongs_to_a_norm_or_scale(name):
     assert table.joined or riding <= gains
 
 
+def test_classes_are_those_of_the_installed_transformers():
+    for family in FAMILIES:
+        bare = family.bare.architectures if family.bare else {}
+        kinds = [
+            getattr(transformers, name).config_class for name in [*family.architectures, *bare]
+        ]
+        assert {kind.model_type for kind in kinds} == {*family.model_types}
+        assert set(family.model_types) <= transformers.CONFIG_MAPPING.keys()
+
+
+def test_an_unknown_type_names_its_nearest_relatives():
+    assert nearest("qwen2_vl")[0] == "qwen2" and nearest("gemma4")[0].startswith("gemma")
+    with pytest.raises(UnsupportedModel, match=r"nearest supported: qwen2, .*new-family\.md"):
+        family_of("qwen2_vl", "folder")
+
+
 def test_used_spaces_only():
     """A classifier has no transform, a decoder-only model no label."""
-    for name in SMALL:
+    for name in EVERY:
         used = {atom.space for axes in spec(name).tensors.values() for atom in atoms(axes)}
         assert spec(name).spaces.keys() == used
