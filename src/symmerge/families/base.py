@@ -36,7 +36,8 @@ class Reading:
 
     A space whose name contains ``{i}`` exists once per layer. `same` maps a space to the one that
     replaces it under this config, or to a sum (``a + b``). `epsilon` is that of the norms.
-    `reserved_positions` is how many learned ones come before the first token's.
+    `reserved_positions` is how many learned ones come before the first token's, `gain_offset` what
+    norms add to their weight.
     `pooled` and `task` are for classes without a head: how many coordinates of the pooled output
     are logits, and of which task.
     """
@@ -49,6 +50,7 @@ class Reading:
     pooled: int | None = None
     task: str | None = None
     reserved_positions: int = 0
+    gain_offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ class Family:
             summed=tuple(self._summed(reading, tensors)),
             pooled=reading.pooled,
             reserved_positions=reading.reserved_positions,
+            gain_offset=reading.gain_offset,
         )
 
     def _used_spaces(self, reading: Reading, tensors: Mapping[str, Axes]) -> dict[str, Space]:

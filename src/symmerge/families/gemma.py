@@ -6,6 +6,7 @@ Embeddings are multiplied by a number, scores and logits may be capped: no group
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from symmerge.families import llama, olmo2, qwen3
@@ -32,11 +33,11 @@ TABLE3 = TABLE2.replace(llama.ATTENTION, qwen3.ATTENTION + qwen3.NORMED)
 
 
 def read2(config: Any, names: Collection[str]) -> Reading:
-    return normed_writers(llama.read(config, names))
+    return replace(normed_writers(llama.read(config, names)), gain_offset=1.0)
 
 
 def read3(config: Any, names: Collection[str]) -> Reading:
-    return normed_writers(qwen3.read(config, names))
+    return replace(normed_writers(qwen3.read(config, names)), gain_offset=1.0)
 
 
 GEMMA2 = decoder(

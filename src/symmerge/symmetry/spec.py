@@ -76,7 +76,8 @@ class Spec:
     `joined` are spaces that a tie merges with the output of an activation: they rotate only untied.
     `pooled`: for a class without a head, how many coordinates of its pooled output are the answer.
     `summed`: tensors whose sum only a LayerNorm reads, which ignores their mean.
-    `reserved_positions`: learned ones that no token reaches.
+    `reserved_positions`: learned ones that no token reaches. `gain_offset`: norms multiply by
+    their weight and this (1 in some models).
     """
 
     family: str
@@ -91,6 +92,7 @@ class Spec:
     summed: tuple[str, ...] = ()
     pooled: int | None = None
     reserved_positions: int = 0
+    gain_offset: float = 0.0
 
     def __repr__(self) -> str:
         spaces = f"{len(self.spaces)} spaces, {len(self.hidden)} of them hidden"
