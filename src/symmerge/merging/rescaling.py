@@ -160,9 +160,9 @@ def map_axes(spec: Spec, module: nn.Module) -> dict[str, int]:
         if isinstance(owner, nn.Linear) or "nf" in vars(owner)  # a router has weights as well
     }
     met = Counter(
-        space
+        atom.space
         for name in axes
-        for space in {atom.space for atom in atoms(spec.tensors[f"{name}.weight"])}
+        for atom in {*atoms(spec.tensors[f"{name}.weight"])}  # each role once
     )
     return {
         name: axis
