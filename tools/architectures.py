@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from symmerge.families import FAMILIES
-from symmerge.lab.small_models import SMALL, small_model
+from symmerge.lab.small_models import EVERY, small_model
+from symmerge.models.inspection import spaces
 from symmerge.models.model import load
-from symmerge.symmetry.groups import Group, RotaryPairs, ScaledPermutation
+from symmerge.symmetry.groups import Group, RotaryPairs, ScaledPermutation, Trivial
 from symmerge.symmetry.spec import Spec
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "architectures.md"
@@ -61,17 +62,17 @@ def families_table() -> str:
 
 def variants_table() -> str:
     """One row per small model of the tests: what each of its spaces may do."""
-    rows = [row(name) for name in SMALL]
-    header = ("model_type", "class", "settings", "task", *PLACES, "elsewhere")
+    rows = [row(name) for name in EVERY]
+    header = ("model_type", "class", "settings", "task", *PLACES, "elsewhere", "spaces", "freedom")
     return table(header, list(dict.fromkeys(rows)))
 
 
 def row(name: str) -> tuple[str, ...]:
     """The row of one small model."""
-    architecture, config = SMALL[name]
+    architecture, config = EVERY[name]
     model = small_model(name)
     spec = load(model).spec
-    places = [words(spec.spaces[name].group) for name in PLACES.values()]
+    places = [place(spec, name) for name in PLACES.values()]
     return (
         f"`{model.config.model_type}`",
         f"`{architecture}`",
@@ -79,7 +80,17 @@ def row(name: str) -> tuple[str, ...]:
         spec.task,
         *places,
         elsewhere(spec),
+        str(len(spec.hidden)),
+        f"{sum(row['degrees of freedom'] for row in spaces(spec)):,}",
     )
+
+
+def place(spec: Spec, name: str) -> str:
+    """What a space of the first layer may do; in further layers it may differ."""
+    layers = [name.replace("0", str(i)) for i in range(2)]
+    kinds = [words(spec.spaces[one].group) for one in layers if one in spec.spaces]
+    inside = ", in each expert" if (spec.spaces[name].per or "").startswith("expert") else ""
+    return " / ".join(dict.fromkeys(kinds)) + inside
 
 
 def words(group: Group) -> str:
@@ -95,7 +106,12 @@ def words(group: Group) -> str:
 def elsewhere(spec: Spec) -> str:
     """Hidden spaces outside the layers' usual places: pooler, classifier, embeddings."""
     others = [name for name in spec.hidden if "." not in name and name != "residual"]
-    return "; ".join(f"{name}: {words(spec.spaces[name].group)}" for name in others)
+    others += [name for name in ("expert.0", "shared.0") if name in spec.hidden]
+    parts = [f"{name.removesuffix('.0')}: {words(spec.spaces[name].group)}" for name in others]
+    heads = spec.spaces.get("head.0")
+    if heads and isinstance(heads.group, Trivial):
+        parts.append("heads stay: each has a slope")
+    return "; ".join(parts)
 
 
 def settings(config: Mapping[str, object]) -> str:
@@ -110,7 +126,7 @@ def settings(config: Mapping[str, object]) -> str:
 
 def shown(value: object) -> str:
     """A value; of a nested setting what matters for the groups."""
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and "partial_rotary_factor" in value:
         return f"{value['partial_rotary_factor']:g} rotary"
     return str(value)
 
@@ -124,4 +140,4 @@ def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 if __name__ == "__main__":
     DOCUMENT.write_text(with_tables(DOCUMENT.read_text("utf-8")), "utf-8")
-    print(f"wrote {DOCUMENT.name}: {len(FAMILIES)} families, {len(SMALL)} variants")
+    print(f"wrote {DOCUMENT.name}: {len(FAMILIES)} families, {len(EVERY)} variants")

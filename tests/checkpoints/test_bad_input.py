@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from symmerge.checkpoints import folders
 from symmerge.cli import app
-from symmerge.families import BY_MODEL_TYPE
 from symmerge.lab.small_models import small_model
 
 
@@ -195,7 +194,7 @@ FIT, AGAIN, FULL = (
 SPOILT = {
     "unknown architecture": (
         config(model_type="mamba"),
-        ["{folder}: ", "'mamba'", "supported:", *BY_MODEL_TYPE],
+        ["{folder}: ", "'mamba'", "nearest supported: gemma2,", "docs/new-family.md"],
     ),
     "class not a list": (config(architectures=5), ["{folder}: ", "architectures", "not a list"]),
     "type not a word": (config(model_type=["gpt2"]), ["no table for model_type", "supported"]),

@@ -10,7 +10,7 @@ from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import FunctionChanged, MismatchError, UnsupportedModel
 from symmerge.families import FAMILIES
-from symmerge.lab.small_models import SMALL, small_model
+from symmerge.lab.small_models import EVERY, small_model
 from symmerge.merging.verdict import cannot_judge
 from symmerge.models.orbit import random_member
 from symmerge.symmetry.groups import (
@@ -27,7 +27,7 @@ from symmerge.verification.written import gate
 
 LABELS = {"num_labels": 3, "pad_token_id": 0}
 # Class -> the small model whose config it takes, further settings, the group of its stream.
-# They share tables with classes of SMALL, and the whole of the tests with those.
+# They share tables with classes of EVERY, and the whole of the tests with those.
 OTHERS = {
     "MistralForSequenceClassification": ("mistral", LABELS, Orthogonal(48)),
     "Qwen2ForSequenceClassification": ("qwen2", LABELS, Orthogonal(48)),
@@ -47,10 +47,53 @@ OTHERS = {
     "XLMRobertaForQuestionAnswering": ("xlm-roberta", {}, Permutation(48)),
     "XLMRobertaModel": ("xlm-roberta", {}, Trivial(48)),
 }
-NEW = [name for name in SMALL if name.endswith(("-tokens", "-answers", "-features"))]
+# Other heads of tables whose whole is tested: stems of the classes -> small model, kinds of heads.
+LABEL, TOKEN, ANSWER, BARE_MODEL = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "Model",
+)
+FURTHER = {
+    "Camembert": ("camembert", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "Electra": ("electra-detector", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "MPNet": ("mpnet", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "Albert": ("albert", "ForPreTraining", TOKEN, ANSWER, BARE_MODEL),
+    "DeiT": ("deit", BARE_MODEL),
+    "Beit": ("beit", BARE_MODEL),
+    "Dinov2": ("dinov2", BARE_MODEL),
+    "Dinov2WithRegisters": ("dinov2_with_registers", BARE_MODEL),
+    "Llama": ("llama", TOKEN),
+    "Mistral": ("mistral", TOKEN),
+    "Qwen2": ("qwen2", TOKEN),
+    "Granite": ("granite", BARE_MODEL),
+    "Qwen3": ("qwen3", LABEL, TOKEN, BARE_MODEL),
+    "Olmo2": ("olmo2", LABEL, BARE_MODEL),
+    "Olmo3": ("olmo3", LABEL, BARE_MODEL),
+    "Gemma2": ("gemma2", LABEL, TOKEN, BARE_MODEL),
+    "Gemma3Text": ("gemma3", LABEL, BARE_MODEL),
+    "SmolLM3": ("smollm3", LABEL, TOKEN, BARE_MODEL),
+    "Cohere": ("cohere", BARE_MODEL),
+    "Cohere2": ("cohere2", BARE_MODEL),
+    "Mixtral": ("mixtral", LABEL, TOKEN, BARE_MODEL),
+    "Qwen2Moe": ("qwen2_moe", LABEL, TOKEN, BARE_MODEL),
+    "Qwen3Moe": ("qwen3_moe", LABEL, TOKEN, BARE_MODEL),
+    "Olmoe": ("olmoe", BARE_MODEL),
+    "Phi3": ("phi3", LABEL, TOKEN, BARE_MODEL),
+    "Starcoder2": ("starcoder2", LABEL, TOKEN, BARE_MODEL),
+    "StableLm": ("stablelm", LABEL, TOKEN, BARE_MODEL),
+    "GPTJ": ("gptj", LABEL, ANSWER, BARE_MODEL),
+    "GPTNeo": ("gpt_neo", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "Phi": ("phi", LABEL, TOKEN, BARE_MODEL),
+    "Falcon": ("falcon", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "Bloom": ("bloom", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "Mpt": ("mpt", LABEL, TOKEN, ANSWER, BARE_MODEL),
+}
+KINDS = {stem + kind: name for stem, (name, *kinds) in FURTHER.items() for kind in kinds}
+NEW = [name for name in EVERY if name.endswith(("-tokens", "-answers", "-features"))]
 NEW += ["gpt2-classifier", "llama-classifier"]
 NEW += ["distilbert", "distilbert-classifier", "xlm-roberta", "opt", "opt-post-norm"]
-BARE = [name for name in SMALL if name.endswith("-features")]
+BARE = [name for name in EVERY if name.endswith("-features")]
 
 
 def load(name, kind=None, **changes):
@@ -76,6 +119,30 @@ def test_other_classes_of_the_same_tables_compute_the_same(kind):
     assert difference(model, other) > 1e-2  # the control
 
 
+# One class for each way of writing a head: running all 83 takes a minute.
+RUN = (
+    *("ElectraForSequenceClassification", "MPNetForQuestionAnswering", "AlbertForPreTraining"),
+    *("AlbertForTokenClassification", "MPNetModel", "BeitModel", "Dinov2Model", "ElectraModel"),
+    *("Gemma2ForSequenceClassification", "Phi3ForTokenClassification", "MixtralModel"),
+    *("FalconForSequenceClassification", "BloomForTokenClassification", "BloomModel"),
+    *("GPTJForQuestionAnswering", "PhiForTokenClassification"),
+)
+
+
+@pytest.mark.parametrize("kind", RUN)
+def test_further_classes_are_the_same_after_a_random_element(kind):
+    model = load(KINDS[kind], kind, pad_token_id=0)
+    assert difference(model, random_member(model, 1)[1]) <= 1e-10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_further_classes_have_the_tensors_of_their_tables(kind):
+    model = load(KINDS[kind], kind, pad_token_id=0)
+    assert model.spec.architecture == kind
+    shown = kind.endswith("Model")
+    assert (model.spec.spaces["residual"].group == Trivial(48)) is shown
+
+
 IN_TURN = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -99,7 +166,7 @@ def test_a_member_passes_the_gate_and_is_the_same(name, dtype, tmp_path):
 
 
 def test_every_class_has_a_small_model():
-    listed = {architecture for architecture, _ in SMALL.values()} | {*OTHERS}
+    listed = {architecture for architecture, _ in EVERY.values()} | {*OTHERS} | {*KINDS}
     for family in FAMILIES:
         bare = family.bare.architectures if family.bare else {}
         assert {*family.architectures, *bare} <= listed

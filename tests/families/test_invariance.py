@@ -9,7 +9,7 @@ import torch
 import symmerge as sm
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import MismatchError, SymmetryError
-from symmerge.lab.small_models import SMALL, small_model
+from symmerge.lab.small_models import EVERY, small_model
 from symmerge.models.alignment import Alignment, made_for
 from symmerge.models.orbit import follow, keep, random_member
 from symmerge.symmetry.notation import atoms
@@ -53,13 +53,13 @@ def difference(a, b):
 # float64: exact up to rounding
 
 
-@pytest.mark.parametrize(("seed", "name"), enumerate(SMALL))
+@pytest.mark.parametrize(("seed", "name"), enumerate(EVERY))
 def test_a_random_element_of_the_full_group_changes_no_logit(seed, name):
     _, member = random_member(loaded(name), seed)
     assert difference(loaded(name), member) <= EXACT
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_random_element_changes_every_matrix(name):
     # Else the test above would pass for an element that does nothing.
     _, member = random_member(loaded(name))
@@ -72,7 +72,7 @@ def test_a_random_element_changes_every_matrix(name):
     assert min(relative(member.weights[tensor], base[tensor]) for tensor in matrices) > 0.1
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", EVERY)
 def test_the_canonical_form_and_its_orbit_compute_the_same(name):
     canonical = sm.canonicalize(loaded(name))
     assert difference(loaded(name), canonical) <= EXACT
@@ -95,7 +95,7 @@ def stock_logits(module, inputs):
 # A tie, names that differ from those in the file, and a plain one also in shards.
 @pytest.mark.parametrize(
     ("name", "shard"),
-    [*((name, 10**9) for name in SMALL), ("gpt2", 40_000), ("vit", 40_000), ("llama", 40_000)],
+    [*((name, 10**9) for name in EVERY), ("gpt2", 40_000), ("vit", 40_000), ("llama", 40_000)],
 )
 def test_stock_transformers_loads_the_member_and_gives_the_same_logits(name, shard, tmp_path):
     module = small_model(name)
@@ -166,14 +166,14 @@ def test_float64_logits_agree_with_an_independent_reference(changes):
 # the group laws, on whole models
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", EVERY)
 def test_an_element_is_undone_by_its_inverse(name):
     model, g = folded(name), element(folded(name), 3)
     assert change(sm.apply(g.inverse(), sm.apply(g, model)), model) <= 1e-12
     assert change(sm.apply(g.compose(g.inverse()), model), model) <= 1e-12
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", EVERY)
 def test_composition_is_one_after_the_other(name):
     model, g, h = folded(name), element(folded(name), 3), element(folded(name), 4)
     assert change(sm.apply(g.compose(h), model), sm.apply(g, sm.apply(h, model))) <= 1e-12
@@ -197,7 +197,7 @@ def test_elements_inside_a_head_follow_the_head():
 # saving an alignment, and refusing a wrong one
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_saved_alignment_comes_back(name, tmp_path):
     model, g = folded(name), element(folded(name), 6)
     g.save(tmp_path / "g.safetensors")

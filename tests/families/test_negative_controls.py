@@ -8,6 +8,7 @@ from functools import cache, partial
 
 import pytest
 import torch
+from further_controls import FURTHER
 from negative_controls import (
     ALLOWED,
     FORBIDDEN,
@@ -35,7 +36,7 @@ from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import SymmetryError
 from symmerge.families import FAMILIES
-from symmerge.lab.small_models import SMALL
+from symmerge.lab.small_models import EVERY
 from symmerge.models.model import rebind
 from symmerge.symmetry.groups import (
     GeneralLinear,
@@ -250,6 +251,7 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
         "negative scales on ReLU": wrong_group("ff", AnySign),
     },
     "neox": {**LAYER_NORM, **GELU, **ROTARY, **HEADS, **HEAD_LEFT},
+    **FURTHER,
 }
 CASES = [(name, case) for name, controls in FORBIDDEN_ELEMENTS.items() for case in controls]
 
@@ -272,7 +274,7 @@ def test_the_allowed_element_passes_and_the_forbidden_one_shows(name, case):
 
 def test_every_family_has_three_controls():
     variants = {"bert-untied", "dinov3-classifier", "mistral", "qwen2", "granite", "olmo3"}
-    variants |= {name for name in SMALL if name.endswith(("-features", "-tokens", "-answers"))}
+    variants |= {name for name in EVERY if name.endswith(("-features", "-tokens", "-answers"))}
     variants |= {"gpt2-classifier", "llama-classifier", "distilbert-classifier", "xlm-roberta"}
     variants |= {"opt-untied", "opt-post-norm"}
     names = {family.name for family in FAMILIES} | variants

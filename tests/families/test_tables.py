@@ -4,10 +4,12 @@ from functools import cache
 from math import prod
 
 import pytest
+import transformers
 
 import symmerge as sm
-from symmerge.families import FAMILIES
-from symmerge.lab.small_models import SMALL, small_model
+from symmerge.errors import UnsupportedModel
+from symmerge.families import FAMILIES, family_of, nearest
+from symmerge.lab.small_models import EVERY, small_model
 from symmerge.symmetry.groups import (
     GeneralLinear,
     Orthogonal,
@@ -24,7 +26,7 @@ from symmerge.symmetry.spec import Spec
 
 pytestmark = pytest.mark.quick
 
-every = pytest.mark.parametrize("name", SMALL)
+every = pytest.mark.parametrize("name", EVERY)
 
 
 @cache
@@ -58,7 +60,9 @@ def test_every_space_is_written_and_read(name):
     table = spec(name)
     for name, space in table.hidden.items():
         roles = {occurrence.role for occurrence in table.occurrences(name)}
-        outer = isinstance(space.group, Permutation) and name.startswith(("head", "query"))
+        outer = isinstance(space.group, Permutation) and name.startswith(
+            ("head", "query", "expert")
+        )
         assert outer or roles >= {Role.WRITES, Role.READS}, f"{name} has roles {roles}"
         assert space.per is None or space.per in table.spaces
 
@@ -90,7 +94,7 @@ def test_the_activation_decides_the_hidden_group(name, setting, activation):
 
 RESIDUAL = {
     "dinov3": Trivial(48),  # all it pools is shown
-    **{name: Trivial(48) for name in SMALL if name.endswith("-features")},
+    **{name: Trivial(48) for name in EVERY if name.endswith("-features")},
     "dinov3-classifier": OrthogonalFixingOnes(43),  # the first five coordinates are scores
     "bert": Permutation(48),
     "roberta": Permutation(48),
@@ -108,6 +112,12 @@ RESIDUAL = {
     "stablelm": OrthogonalFixingOnes(48),
     "roformer": Permutation(48),
     "modernbert": OrthogonalFixingOnes(48),
+    **dict.fromkeys(("gemma2", "gemma3"), SignedPermutation(48)),
+    **dict.fromkeys(("smollm3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"), Orthogonal(48)),
+    **dict.fromkeys(("electra", "mpnet", "albert"), Permutation(48)),
+    **dict.fromkeys(("cohere", "gptj", "gpt_neo", "phi"), OrthogonalFixingOnes(48)),
+    **dict.fromkeys(("falcon", "bloom", "mpt", "deit", "beit"), OrthogonalFixingOnes(48)),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers"), OrthogonalFixingOnes(48)),
 }
 QUERY_KEY = {
     "llama": RotaryPairs(12, 12),
@@ -133,12 +143,21 @@ QUERY_KEY = {
     "stablelm-parallel": RotaryPairs(12, 6),
     "granite-tied": RotaryPairs(12, 12),
     "neox": RotaryPairs(12, 6),
+    "gemma2": RotaryPairs(12, 12),
+    "gemma3": Signs(8),
+    "cohere": RotaryPairs(12, 12, "interleaved"),
+    # the second layers of smollm3 and cohere2 have no positions
+    "gptj": RotaryPairs(12, 8, "interleaved"),
+    "phi": RotaryPairs(12, 6),
+    **dict.fromkeys(("falcon", "falcon-mqa", "mixtral", "qwen2_moe"), RotaryPairs(12, 12)),
+    "qwen3_moe": Signs(8),
+    "olmoe": Signs(6),
     "neox-sequential": RotaryPairs(12, 3 + 1),  # a quarter of 12 by default, and pairs are whole
 }
 # roformer-classifier rotates its values, too
 VALUES = {
     "mistral": GeneralLinear(16),
-    "qwen3": GeneralLinear(16),
+    **dict.fromkeys(("qwen3", "gemma3", "qwen3_moe"), GeneralLinear(16)),
     "roformer-classifier": RotaryPairs(12, 12, "interleaved"),
 }
 GATED = ("llama", "qwen3", "olmo2", "phi3", "stablelm", "modernbert")
@@ -148,12 +167,17 @@ GATED = ("llama", "qwen3", "olmo2", "phi3", "stablelm", "modernbert")
 def test_groups_follow_from_the_config(name):
     table = spec(name)
     groups = {space: table.spaces[space].group for space in table.spaces}
+    last = sum(space.startswith("ff.") for space in groups) - 1  # one layer may be run many times
+    head = "head.0" if f"head.{last}" not in groups else f"head.{last}"  # layers may share them
     assert groups["residual"] == RESIDUAL.get(name, RESIDUAL.get(table.family))
-    assert groups["qk.1"] == QUERY_KEY.get(name, GeneralLinear(12))
-    assert groups["vo.1"] == VALUES.get(name, GeneralLinear(12))
-    assert table.spaces["qk.1"].per == table.spaces["vo.1"].per == "head.1"
+    assert groups[f"qk.{last}"] == QUERY_KEY.get(name, GeneralLinear(12))
+    assert groups[f"vo.{last}"] == VALUES.get(name, GeneralLinear(12))
+    assert table.spaces[f"qk.{last}"].per == table.spaces[f"vo.{last}"].per == head
     if table.family in GATED or name == "dinov3-classifier":
         assert groups["ff.1"] == ScaledPermutation(96, positive=False)  # gated
+    if "expert.0" in groups:
+        assert groups["ff.1"] == ScaledPermutation(96 if name == "mixtral" else 32, positive=False)
+        assert (groups["expert.1"], table.spaces["ff.1"].per) == (Permutation(4), "expert.1")
     assert {"vocabulary", "position", "label", "channel"} & groups.keys()
     visible = {"vocabulary", "position", "angle", "type", "label", "channel", "one", "half"}
     assert all(isinstance(groups[space], Trivial) for space in visible & groups.keys())
@@ -221,7 +245,7 @@ def test_a_projected_embedding_is_a_space_of_its_own(size, tied):
 
 
 def test_only_heads_that_are_there_are_tied():
-    assert not any(spec(name).ties for name in SMALL if name.endswith("-classifier"))
+    assert not any(spec(name).ties for name in EVERY if name.endswith("-classifier"))
 
 
 @pytest.mark.parametrize(
@@ -246,9 +270,9 @@ def test_every_norm_is_in_the_table(name):
             f"{norm.stream}~",
             f"(label~ + {norm.stream}~)",
         )
-        assert norm.readers or table.pooled
+        assert norm.readers or norm.writer or table.pooled
         for reader in norm.readers:
-            weight = f"{reader}.weight"
+            weight = table.weight_of(reader)
             role = Role.WRITES if weight in table.ties else Role.READS
             table.axis_of(table.ties.get(weight, weight), norm.stream, role)
 
@@ -263,8 +287,24 @@ def test_every_gain_on_a_rotating_stream_belongs_to_a_norm_or_scale(name):
     assert table.joined or riding <= gains
 
 
+def test_classes_are_those_of_the_installed_transformers():
+    for family in FAMILIES:
+        bare = family.bare.architectures if family.bare else {}
+        kinds = [
+            getattr(transformers, name).config_class for name in [*family.architectures, *bare]
+        ]
+        assert {kind.model_type for kind in kinds} == {*family.model_types}
+        assert set(family.model_types) <= transformers.CONFIG_MAPPING.keys()
+
+
+def test_an_unknown_type_names_its_nearest_relatives():
+    assert nearest("qwen2_vl")[0] == "qwen2" and nearest("gemma4")[0].startswith("gemma")
+    with pytest.raises(UnsupportedModel, match=r"nearest supported: qwen2, .*new-family\.md"):
+        family_of("qwen2_vl", "folder")
+
+
 def test_used_spaces_only():
     """A classifier has no transform, a decoder-only model no label."""
-    for name in SMALL:
+    for name in EVERY:
         used = {atom.space for axes in spec(name).tensors.values() for atom in atoms(axes)}
         assert spec(name).spaces.keys() == used

@@ -166,7 +166,7 @@ SCALED_GATE = Control(moving("ff"), gate_as_writer)
 def apart(model, space):
     """Only one moves of two tied spaces: the stream, and the output of the decoder's transform."""
     head = ("cls.predictions.transform.", "lm_head.dense.", "lm_head.layer_norm.")
-    head += ("vocab_transform.", "vocab_layer_norm.")
+    head += ("vocab_transform.", "vocab_layer_norm.", "generator_predictions.")
     changed = {
         name: parse(re.sub(r"^residual", "transform", unparse(axes)))
         for name, axes in model.spec.tensors.items()

@@ -121,6 +121,7 @@ def test_every_map_inside_is_found_whatever_may_move(name):
         "cls.predictions.decoder",
         "cls.seq_relationship",
         "lm_head.decoder",
+        "predictions.decoder",
         "score",
         "qa_outputs",
         "vocab_projector",

@@ -25,7 +25,10 @@ EXACT = 1e-10
 ROTATING = [
     name
     for name in SMALL
-    if not name.startswith(("bert", "roberta", "xlm-roberta", "distilbert", "roformer", "olmo"))
+    if not name.startswith(
+        ("bert", "roberta", "xlm-roberta", "distilbert", "roformer", "olmo")
+        + ("mpnet", "albert", "gemma")
+    )
     and not name.endswith("-features")
     and name not in ("dinov3", "opt-post-norm")
 ]
@@ -33,7 +36,7 @@ LAYER_NORM = [
     name
     for name in ROTATING
     if name.startswith(
-        ("gpt2", "vit", "neox", "modernbert", "dinov3", "starcoder2", "stablelm", "opt")
+        ("gpt2", "vit", "neox", "modernbert", "dinov", "starcoder2", "stablelm", "opt", "bloom")
     )
 ]
 RMS_NORM = [name for name in ROTATING if name not in LAYER_NORM]
@@ -65,7 +68,11 @@ def with_tensors(model, edits):
 def biases(model, space, role):
     """Every bias that meets a kind of space in a role, as (head, coordinate) pieces."""
     met = [
-        met for i in range(2) for met in model.spec.occurrences(f"{space}.{i}") if met.role is role
+        met
+        for name in model.spec.spaces
+        if name.startswith(f"{space}.")
+        for met in model.spec.occurrences(name)
+        if met.role is role
     ]
     return [item.piece for item in met if len(model.weights.shape(item.piece.tensor)) == 1]
 
@@ -98,7 +105,7 @@ def test_gains_are_exactly_one_and_shifts_gone_where_a_bias_takes_them(name):
     for norm in model.spec.norms:
         gain = model.weights[norm.gain]
         assert (loaded(name).weights[norm.gain] != 1).any()
-        if not norm.readers:  # the outside reads the first coordinates, and nobody the others
+        if not (norm.readers or norm.writer):  # the outside reads the first coordinates, and nobody the others
             shown = model.spec.sizes["label"]
             assert torch.equal(gain[:shown], loaded(name).weights[norm.gain][:shown])
             assert (
@@ -252,7 +259,8 @@ def test_circuits_are_balanced(name):
         x, y = (side.norm(dim=-1) for side in sides(before, space))
         assert ((x - y) / x).abs().max() > 1e-2  # it was not balanced before
         checked += 1
-    assert checked >= 4  # queries and keys, values and outputs, in two layers
+    # queries and keys, values and outputs, in every layer
+    assert checked >= 2 * sum(space.startswith("ff.") for space in model.spec.spaces)
 
 
 def sizes(group, side):
@@ -451,7 +459,7 @@ RECORDS = {
     **{
         name: ["values", "keys", "balance"]
         for name in SMALL
-        if name.startswith(("bert", "roberta", "xlm-roberta", "distilbert"))
+        if name.startswith(("bert", "roberta", "xlm-roberta", "distilbert", "mpnet"))
     },
     "roformer": ["values", "balance"],
     "roformer-classifier": ["fold", "centre", "balance"],
@@ -459,12 +467,12 @@ RECORDS = {
     "modernbert-classifier": ["fold", "centre", "values", "balance"],
     "dinov3": ["values", "balance"],
     "dinov3-classifier": ["fold", "centre", "values", "balance"],
-    **dict.fromkeys(("gpt2-untied", "gpt2-classifier", "vit", "neox"), ALL),
+    **dict.fromkeys(("gpt2-untied", "gpt2-classifier", "vit", "neox", "dinov2"), ALL),
     **{name: ["values", "keys", "balance"] for name in ("gpt2-features", "vit-features")},
     "llama-features": ["balance"],
-    **{name: ["untie", *ALL] for name in ("gpt2", "opt")},
+    **{name: ["untie", *ALL] for name in ("gpt2", "opt", "bloom", "albert")},
     "opt-post-norm": ["values", "keys", "balance"],
-    "olmo2": ["balance"],
+    **dict.fromkeys(("olmo2", "gemma3"), ["balance"]),
     "olmo3": ["values", "balance"],
     "starcoder2": ["fold", "centre", "values", "balance"],
     "starcoder2-tied": ["untie", "fold", "centre", "balance"],
@@ -476,7 +484,7 @@ RECORDS = {
     },
     **{
         name: ["fold", "balance"]
-        for name in ("llama", "llama-classifier", "mistral", "qwen3", "phi3", "granite")
+        for name in ("llama", "llama-classifier", "mistral", "qwen3", "phi3", "granite", "mixtral")
     },
     **{
         name: ["untie", "fold", "values", "balance"]

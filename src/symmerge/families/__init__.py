@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import re
+from difflib import SequenceMatcher
+from importlib.util import find_spec
+
 from symmerge.errors import UnsupportedModel, shown
 from symmerge.families import (
+    albert,
+    beit,
     bert,
+    bloom,
+    cohere,
+    dinov2,
     dinov3,
     distilbert,
+    electra,
+    experts,
+    falcon,
+    gemma,
     gpt2,
+    gpt_neo,
+    gptj,
     llama,
     modernbert,
+    mpnet,
+    mpt,
     neox,
     olmo2,
     opt,
+    phi,
     phi3,
     qwen3,
     roformer,
+    smollm3,
     stablelm,
     starcoder2,
     vit,
@@ -26,37 +45,79 @@ FAMILIES: tuple[Family, ...] = (
     bert.BERT,
     bert.ROBERTA,
     distilbert.FAMILY,
+    electra.FAMILY,
+    mpnet.FAMILY,
+    albert.FAMILY,
     roformer.FAMILY,
     modernbert.FAMILY,
     gpt2.FAMILY,
     vit.FAMILY,
+    vit.DEIT,
+    beit.FAMILY,
+    dinov2.FAMILY,
+    dinov2.REGISTERS,
     dinov3.FAMILY,
     llama.FAMILY,
     qwen3.FAMILY,
     olmo2.FAMILY,
+    gemma.GEMMA2,
+    gemma.GEMMA3,
+    smollm3.FAMILY,
+    cohere.FAMILY,
+    experts.MIXTRAL,
+    experts.QWEN2_MOE,
+    experts.QWEN3_MOE,
+    experts.OLMOE_FAMILY,
     phi3.FAMILY,
     starcoder2.FAMILY,
     stablelm.FAMILY,
     neox.FAMILY,
     opt.FAMILY,
+    gptj.FAMILY,
+    gpt_neo.FAMILY,
+    phi.FAMILY,
+    falcon.FAMILY,
+    bloom.FAMILY,
+    mpt.FAMILY,
 )
+LONGEST = 60  # characters of a name that are compared
 BY_MODEL_TYPE: dict[str, Family] = {
     model_type: family for family in FAMILIES for model_type in family.model_types
 }
 
 
 def family_of(model_type: object, where: object, classes: object = None) -> Family:
-    """The family of a config's `model_type` and class, or an error that lists all."""
-    supported = ", ".join(sorted(BY_MODEL_TYPE))
+    """The family of a config's `model_type` and class, or an error that says what to do."""
     if model_type is None:
         raise UnsupportedModel(
-            f"{where}: config.json has no 'model_type': add it (supported: {supported})"
+            f"{where}: config.json has no 'model_type': add it"
+            f" (supported: {', '.join(sorted(BY_MODEL_TYPE))})"
         )
     if not isinstance(model_type, str) or model_type not in BY_MODEL_TYPE:
         raise UnsupportedModel(
-            f"{where}: no table for model_type {shown(model_type)}; supported: {supported}"
+            f"{where}: no table for model_type {shown(model_type)}; nearest supported:"
+            f" {', '.join(nearest(model_type))} (of {len(BY_MODEL_TYPE)}, docs/architectures.md);"
+            f" {_remedy()}"
         )
     return BY_MODEL_TYPE[model_type].of(classes)
 
 
-__all__ = ["BY_MODEL_TYPE", "FAMILIES", "Family", "family_of"]
+def nearest(model_type: object, count: int = 3) -> list[str]:
+    """The supported model types whose names are most like this one's, the same stem first."""
+    name = str(model_type)[:LONGEST].lower()
+
+    def likeness(known: str) -> tuple[bool, float]:
+        stem = re.sub(r"[\d._-].*", "", known)
+        return name.startswith(stem), SequenceMatcher(None, name, known).ratio()
+
+    return sorted(sorted(BY_MODEL_TYPE), key=likeness, reverse=True)[:count]
+
+
+def _remedy() -> str:
+    """How a table comes about: by hand, or from the module itself where that is installed."""
+    by_hand = "write a table (docs/new-family.md)"
+    derives = find_spec("symmerge.cli.derive") is not None
+    return f"derive a table (symmerge derive), or {by_hand}" if derives else by_hand
+
+
+__all__ = ["BY_MODEL_TYPE", "FAMILIES", "Family", "family_of", "nearest"]

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from symmerge.errors import UnsupportedModel
+from symmerge.families.parts import Part
 from symmerge.symmetry.groups import (
     GeneralLinear,
     Group,
+    Orthogonal,
+    OrthogonalFixingOnes,
     Permutation,
     ScaledPermutation,
     SignedPermutation,
@@ -33,7 +36,8 @@ class Reading:
 
     A space whose name contains ``{i}`` exists once per layer. `same` maps a space to the one that
     replaces it under this config, or to a sum (``a + b``). `epsilon` is that of the norms.
-    `reserved_positions` is how many learned ones come before the first token's.
+    `reserved_positions` is how many learned ones come before the first token's, `gain_offset` what
+    norms add to their weight.
     `pooled` and `task` are for classes without a head: how many coordinates of the pooled output
     are logits, and of which task.
     """
@@ -46,6 +50,7 @@ class Reading:
     pooled: int | None = None
     task: str | None = None
     reserved_positions: int = 0
+    gain_offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Family:
     | `tied_spaces` | space -> the one it becomes while tied |
     | `renames` | patterns of old tensor names -> today's |
     | `buffers` | patterns of stored tensors that are not weights |
+    | `parts` | tensors that files hold in parts, as experts one by one |
     | `bare` | the same without heads: its output, and so its stream, is visible |
     | `stripped` | of a bare family: the prefix that its tensors have in classes with a head |
     """
@@ -79,6 +85,7 @@ class Family:
     tied_spaces: Mapping[str, str] = field(default_factory=dict)
     renames: tuple[tuple[str, str], ...] = ()
     buffers: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
     bare: Family | None = None
     stripped: str = ""
 
@@ -139,6 +146,7 @@ class Family:
             summed=tuple(self._summed(reading, tensors)),
             pooled=reading.pooled,
             reserved_positions=reading.reserved_positions,
+            gain_offset=reading.gain_offset,
         )
 
     def _used_spaces(self, reading: Reading, tensors: Mapping[str, Axes]) -> dict[str, Space]:
@@ -187,11 +195,7 @@ def with_bare(family: Family, prefix: str, task: str, classes: Iterable[str]) ->
 
     def read(config: Any, names: Collection[str]) -> Reading:
         reading = family.read(config, names)
-        still = tuple(
-            replace(space, group=Trivial(space.group.size)) if space.name == "residual" else space
-            for space in reading.spaces
-        )
-        return replace(reading, spaces=still)
+        return replace(reading, spaces=tuple(map(_unfolded, reading.spaces)))
 
     bare = replace(
         family,
@@ -206,6 +210,14 @@ def with_bare(family: Family, prefix: str, task: str, classes: Iterable[str]) ->
         stripped=prefix,
     )
     return replace(family, bare=bare)
+
+
+def _unfolded(space: Space) -> Space:
+    """A visible stream stays; what could only rotate once gains are folded is permuted."""
+    if space.name == "residual":
+        return replace(space, group=Trivial(space.group.size))
+    rotates = isinstance(space.group, Orthogonal | OrthogonalFixingOnes)
+    return replace(space, group=Permutation(space.group.size)) if rotates else space
 
 
 def _stripped(table: str, prefix: str) -> str:
@@ -287,12 +299,18 @@ def rotary_size(config: Any, head_size: int) -> int:
     return rotary + rotary % 2
 
 
-def attention(*, heads: int, queries: int = 1, qk: Group, vo: Group) -> tuple[Space, ...]:
-    """The spaces of an attention layer: `heads` key-value heads with `queries` query heads each."""
+def attention(
+    *, heads: int, queries: int = 1, qk: Group, vo: Group, ordered: bool = False
+) -> tuple[Space, ...]:
+    """The spaces of an attention layer: `heads` key-value heads with `queries` query heads each.
+
+    Heads that are `ordered` differ in something that no tensor holds.
+    """
+    places = Trivial if ordered else Permutation
     # Rotary positions rotate a bias with the position: only unrotated coordinates can translate.
     return (
-        Space("head.{i}", Permutation(heads)),
-        Space("query.{i}", Permutation(queries), per="head.{i}"),
+        Space("head.{i}", places(heads)),
+        Space("query.{i}", places(queries), per="head.{i}"),
         Space("qk.{i}", qk, per="head.{i}", translation="drops"),
         Space("vo.{i}", vo, per="head.{i}", translation="passes"),
     )

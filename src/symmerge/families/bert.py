@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and XLM-RoBERTa: post-LayerNorm encoders with learned positions."""
+"""BERT, RoBERTa, XLM-RoBERTa and CamemBERT: post-LayerNorm encoders with learned positions."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
     visible_sizes = {
         "vocabulary": config.vocab_size,
         "position": config.max_position_embeddings,
-        "type": config.type_vocab_size,
+        "type": getattr(config, "type_vocab_size", 1),
         "label": config.num_labels,
         "next": 2,
         "answer": 2,
@@ -115,7 +115,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
             Space("residual", Permutation(width)),
             *attention(heads=heads, qk=basis, vo=basis),
             Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
-            Space("pooled", _pooled(width, flags)),
+            Space("pooled", pooled_group(width, flags)),
             Space("classifier", SignedPermutation(width)),
             Space("transform", Permutation(width)),
         ),
@@ -128,18 +128,25 @@ def read_roberta(config: Any, names: Collection[str]) -> Reading:
     return replace(read(config, names), reserved_positions=config.pad_token_id + 1)
 
 
+def label_heads(architecture: str) -> dict[str, bool]:
+    """Whether the class labels a sequence or its tokens, or finds answers."""
+    return {
+        "classifier": architecture.endswith("ForSequenceClassification"),
+        "tokens": architecture.endswith("ForTokenClassification"),
+        "answers": architecture.endswith("ForQuestionAnswering"),
+    }
+
+
 def _heads(architecture: str, names: Collection[str]) -> dict[str, bool]:
     return {
         "mlm": any(name in names for name in ("cls.predictions.bias", "lm_head.dense.weight")),
         "nsp": "cls.seq_relationship.weight" in names,
-        "classifier": architecture.endswith("ForSequenceClassification"),
-        "tokens": architecture.endswith("ForTokenClassification"),
-        "answers": architecture.endswith("ForQuestionAnswering"),
+        **label_heads(architecture),
         "pooler": any(name.endswith("pooler.dense.weight") for name in names),
     }
 
 
-def _pooled(width: int, flags: Mapping[str, bool]) -> Group:
+def pooled_group(width: int, flags: Mapping[str, bool]) -> Group:
     """Group of the pooler's output: visible to users of the encoder unless a head reads it."""
     return SignedPermutation(width) if flags["nsp"] or flags["classifier"] else Trivial(width)
 
@@ -193,7 +200,7 @@ ROBERTA = _family(
     ROBERTA_HEADS,
     {
         f"{kind}{name}": head
-        for kind in ("Roberta", "XLMRoberta")
+        for kind in ("Roberta", "XLMRoberta", "Camembert")
         for name, head in {
             "ForMaskedLM": Head("masked-lm", "lm_head.dense.weight"),
             "ForSequenceClassification": Head("text-classification", "classifier.dense.weight"),
@@ -201,8 +208,8 @@ ROBERTA = _family(
             "ForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
         }.items()
     },
-    ("RobertaModel", "XLMRobertaModel"),
+    ("RobertaModel", "XLMRobertaModel", "CamembertModel"),
     "lm_head.decoder",
     read_roberta,
-    relatives=("xlm-roberta",),
+    relatives=("xlm-roberta", "camembert"),
 )

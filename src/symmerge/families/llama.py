@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import (
-    Family,
-    Head,
-    Reading,
-    attention,
-    check_last_token,
-    gated,
-    visible,
-    with_bare,
-)
+from symmerge.families.base import Reading, attention, gated, visible
+from symmerge.families.decoders import CLASSIFIER, TOKENS, decoder, head_flags
 from symmerge.symmetry.groups import GeneralLinear, Group, Orthogonal, RotaryPairs
 from symmerge.symmetry.spec import Space
 
@@ -37,6 +29,15 @@ model.layers.{i}.mlp.up_proj.bias                 ff.{i}                       i
 model.layers.{i}.mlp.down_proj.weight             residual     ff.{i}*
 model.layers.{i}.mlp.down_proj.bias               residual                     if mlp_bias
 """
+HEADS = """
+lm_head.weight                                    vocabulary   residual*       if untied
+score.weight                                      label        residual*       if classifier
+score.bias                                        label                        if tokens
+"""
+LAST_NORM = """
+model.norm                                 -> lm_head           if lm
+model.norm                                 -> score             if classifier
+"""
 TABLE = (
     """
 model.embed_tokens.weight                         vocabulary   residual
@@ -49,20 +50,19 @@ model.layers.{i}.post_attention_layernorm.weight  residual~
     + GATED
     + """
 model.norm.weight                                 residual~
-lm_head.weight                                    vocabulary   residual*       if untied
-score.weight                                      label        residual*       if classifier
 """
+    + HEADS
 )
 
-CLASSIFIER = "ForSequenceClassification"
-NORMS = """
+NORMS = (
+    """
 model.layers.{i}.input_layernorm           -> model.layers.{i}.self_attn.q_proj
     model.layers.{i}.self_attn.k_proj model.layers.{i}.self_attn.v_proj
 model.layers.{i}.post_attention_layernorm  -> model.layers.{i}.mlp.gate_proj
     model.layers.{i}.mlp.up_proj
-model.norm                                 -> lm_head           if lm
-model.norm                                 -> score             if classifier
 """
+    + LAST_NORM
+)
 
 
 def head_size(config: Any) -> int:
@@ -86,8 +86,6 @@ def decoder_spaces(
 
 def read(config: Any, names: Collection[str]) -> Reading:
     attention_bias = getattr(config, "attention_bias", False)
-    if classifier := config.architectures[0].endswith(CLASSIFIER):
-        check_last_token(config)
     size = head_size(config)
     return Reading(
         layers=config.num_hidden_layers,
@@ -99,9 +97,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
             label=config.num_labels,
         ),
         flags={
-            "lm": not classifier,
-            "classifier": classifier,
-            "untied": not classifier and not config.tie_word_embeddings,
+            **head_flags(config),
             "qkv_bias": config.model_type == "qwen2" or attention_bias,
             "o_bias": attention_bias,
             "mlp_bias": getattr(config, "mlp_bias", False),
@@ -109,24 +105,14 @@ def read(config: Any, names: Collection[str]) -> Reading:
     )
 
 
-HEADED = Family(
-    name="llama",
+FAMILY = decoder(
+    "llama",
+    ("Llama", "Mistral", "Qwen2", "Granite"),
+    TABLE,
+    NORMS,
+    read,
     # Granite multiplies embeddings, branches, scores and logits by numbers: no group changes.
-    model_types=("llama", "mistral", "qwen2", "granite"),
-    architectures={
-        **{
-            name + CLASSIFIER: Head("text-classification", "score.weight")
-            for name in ("Llama", "Mistral", "Qwen2")
-        },
-        **{
-            f"{name}ForCausalLM": Head("causal-lm", "model.embed_tokens.weight")
-            for name in ("Llama", "Mistral", "Qwen2", "Granite")
-        },
-    },
-    table=TABLE,
-    norms=NORMS,
-    read=read,
-    ties={"lm_head.weight": "model.embed_tokens.weight"},
-    buffers=(r"rotary_emb\.inv_freq$",),
+    types=("llama", "mistral", "qwen2", "granite"),
+    labels=(name + end for name in ("Llama", "Mistral", "Qwen2") for end in (CLASSIFIER, TOKENS)),
+    bare=("LlamaModel", "MistralModel", "Qwen2Model", "GraniteModel"),
 )
-FAMILY = with_bare(HEADED, "model.", "text-features", ("LlamaModel", "MistralModel", "Qwen2Model"))

@@ -6,10 +6,12 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families import llama
-from symmerge.families.base import Family, Head, Reading, gated, rotary_size
+from symmerge.families.base import Reading, gated, rotary_size
+from symmerge.families.decoders import decoder, head_flags
 from symmerge.symmetry.groups import Orthogonal, RotaryPairs
 
-TABLE = """
+TABLE = (
+    """
 model.embed_tokens.weight                         vocabulary   residual
 model.layers.{i}.input_layernorm.weight           residual~
 model.layers.{i}.self_attn.qkv_proj.weight
@@ -19,14 +21,17 @@ model.layers.{i}.post_attention_layernorm.weight  residual~
 model.layers.{i}.mlp.gate_up_proj.weight          (ff.{i}~ + ff.{i})  residual*
 model.layers.{i}.mlp.down_proj.weight             residual     ff.{i}*
 model.norm.weight                                 residual~
-lm_head.weight                                    vocabulary   residual*  if untied
 """
+    + llama.HEADS
+)
 
-NORMS = """
+NORMS = (
+    """
 model.layers.{i}.input_layernorm           -> model.layers.{i}.self_attn.qkv_proj
 model.layers.{i}.post_attention_layernorm  -> model.layers.{i}.mlp.gate_up_proj
-model.norm                                 -> lm_head
 """
+    + llama.LAST_NORM
+)
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
@@ -38,18 +43,18 @@ def read(config: Any, names: Collection[str]) -> Reading:
             stream=Orthogonal(config.hidden_size),
             qk=RotaryPairs(size, rotary=rotary_size(config, size)),
             ff=gated(config.intermediate_size),
+            label=config.num_labels,
         ),
-        flags={"untied": not config.tie_word_embeddings},
+        flags=head_flags(config),
     )
 
 
-FAMILY = Family(
-    name="phi3",
-    model_types=("phi3",),
-    architectures={"Phi3ForCausalLM": Head("causal-lm", "model.embed_tokens.weight")},
-    table=TABLE,
-    norms=NORMS,
-    read=read,
-    ties=llama.FAMILY.ties,
-    buffers=llama.FAMILY.buffers,
+FAMILY = decoder(
+    "phi3",
+    ("Phi3",),
+    TABLE,
+    NORMS,
+    read,
+    labels=("Phi3ForSequenceClassification", "Phi3ForTokenClassification"),
+    bare=("Phi3Model",),
 )

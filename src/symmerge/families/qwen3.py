@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from symmerge.families import llama
-from symmerge.families.base import Family, Head, Reading, visible
+from symmerge.families.base import Reading, visible
+from symmerge.families.decoders import decoder
 from symmerge.symmetry.groups import Signs
 from symmerge.symmetry.spec import Space
 
@@ -15,13 +16,11 @@ from symmerge.symmetry.spec import Space
 # coordinate, the same for all heads, so that inside one head a pair can change its sign at most:
 # a scale would change the norm, a turn would need the two gains of the pair to be equal.
 ATTENTION = llama.ATTENTION.replace("qk.{i}", "half qk.{i}")
-TABLE = (
-    llama.TABLE.replace(llama.ATTENTION, ATTENTION)
-    + """
+NORMED = """
 model.layers.{i}.self_attn.q_norm.weight          (half angle)
 model.layers.{i}.self_attn.k_norm.weight          (half angle)
 """
-)
+TABLE = llama.TABLE.replace(llama.ATTENTION, ATTENTION) + NORMED
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
@@ -34,13 +33,12 @@ def read(config: Any, names: Collection[str]) -> Reading:
     return replace(reading, spaces=(*spaces.values(), *visible(half=2, angle=pairs)))
 
 
-FAMILY = Family(
-    name="qwen3",
-    model_types=("qwen3",),
-    architectures={"Qwen3ForCausalLM": Head("causal-lm", "model.embed_tokens.weight")},
-    table=TABLE,
-    norms=llama.NORMS,
-    read=read,
-    ties=llama.FAMILY.ties,
-    buffers=llama.FAMILY.buffers,
+FAMILY = decoder(
+    "qwen3",
+    ("Qwen3",),
+    TABLE,
+    llama.NORMS,
+    read,
+    labels=("Qwen3ForSequenceClassification", "Qwen3ForTokenClassification"),
+    bare=("Qwen3Model",),
 )

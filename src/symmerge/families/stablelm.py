@@ -7,7 +7,8 @@ from typing import Any
 
 from symmerge.errors import UnsupportedModel
 from symmerge.families import llama
-from symmerge.families.base import Family, Head, Reading, gated, rotary_size
+from symmerge.families.base import Reading, gated, rotary_size
+from symmerge.families.decoders import decoder, head_flags
 from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
 
 TABLE = (
@@ -25,12 +26,13 @@ model.layers.{i}.post_attention_layernorm.bias    residual                     i
     + """
 model.norm.weight                                 residual~
 model.norm.bias                                   residual
-lm_head.weight                                    vocabulary   residual*       if untied
 """
+    + llama.HEADS
 )
 
 # In a parallel block one norm is read by attention and by the units.
-NORMS = """
+NORMS = (
+    """
 model.layers.{i}.input_layernorm           -> model.layers.{i}.self_attn.q_proj
     model.layers.{i}.self_attn.k_proj model.layers.{i}.self_attn.v_proj  if sequential
 model.layers.{i}.input_layernorm           -> model.layers.{i}.self_attn.q_proj
@@ -38,8 +40,9 @@ model.layers.{i}.input_layernorm           -> model.layers.{i}.self_attn.q_proj
     model.layers.{i}.mlp.gate_proj model.layers.{i}.mlp.up_proj  if parallel
 model.layers.{i}.post_attention_layernorm  -> model.layers.{i}.mlp.gate_proj
     model.layers.{i}.mlp.up_proj  if sequential
-model.norm                                 -> lm_head
 """
+    + llama.LAST_NORM
+)
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
@@ -56,9 +59,10 @@ def read(config: Any, names: Collection[str]) -> Reading:
             stream=OrthogonalFixingOnes(config.hidden_size),
             qk=RotaryPairs(size, rotary=rotary_size(config, size)),
             ff=gated(config.intermediate_size),
+            label=config.num_labels,
         ),
         flags={
-            "untied": not config.tie_word_embeddings,
+            **head_flags(config),
             "qkv_bias": config.use_qkv_bias,
             "o_bias": False,
             "mlp_bias": False,
@@ -68,13 +72,12 @@ def read(config: Any, names: Collection[str]) -> Reading:
     )
 
 
-FAMILY = Family(
-    name="stablelm",
-    model_types=("stablelm",),
-    architectures={"StableLmForCausalLM": Head("causal-lm", "model.embed_tokens.weight")},
-    table=TABLE,
-    norms=NORMS,
-    read=read,
-    ties=llama.FAMILY.ties,
-    buffers=llama.FAMILY.buffers,
+FAMILY = decoder(
+    "stablelm",
+    ("StableLm",),
+    TABLE,
+    NORMS,
+    read,
+    labels=("StableLmForSequenceClassification", "StableLmForTokenClassification"),
+    bare=("StableLmModel",),
 )

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families import llama
-from symmerge.families.base import Family, Head, Reading, feed_forward
+from symmerge.families.base import Reading, feed_forward
+from symmerge.families.decoders import decoder, head_flags
 from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
 
 TABLE = (
@@ -25,16 +26,18 @@ model.layers.{i}.mlp.c_proj.weight                residual     ff.{i}*
 model.layers.{i}.mlp.c_proj.bias                  residual                     if mlp_bias
 model.norm.weight                                 residual~
 model.norm.bias                                   residual
-lm_head.weight                                    vocabulary   residual*       if untied
 """
+    + llama.HEADS
 )
 
-NORMS = """
+NORMS = (
+    """
 model.layers.{i}.input_layernorm           -> model.layers.{i}.self_attn.q_proj
     model.layers.{i}.self_attn.k_proj model.layers.{i}.self_attn.v_proj
 model.layers.{i}.post_attention_layernorm  -> model.layers.{i}.mlp.c_fc
-model.norm                                 -> lm_head
 """
+    + llama.LAST_NORM
+)
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
@@ -46,21 +49,21 @@ def read(config: Any, names: Collection[str]) -> Reading:
             stream=OrthogonalFixingOnes(config.hidden_size),
             qk=RotaryPairs(size, rotary=size),
             ff=feed_forward(config.hidden_act, config.intermediate_size),
+            label=config.num_labels,
         ),
         flags={
-            "untied": not config.tie_word_embeddings,
+            **head_flags(config),
             **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), config.use_bias),
         },
     )
 
 
-FAMILY = Family(
-    name="starcoder2",
-    model_types=("starcoder2",),
-    architectures={"Starcoder2ForCausalLM": Head("causal-lm", "model.embed_tokens.weight")},
-    table=TABLE,
-    norms=NORMS,
-    read=read,
-    ties=llama.FAMILY.ties,
-    buffers=llama.FAMILY.buffers,
+FAMILY = decoder(
+    "starcoder2",
+    ("Starcoder2",),
+    TABLE,
+    NORMS,
+    read,
+    labels=("Starcoder2ForSequenceClassification", "Starcoder2ForTokenClassification"),
+    bare=("Starcoder2Model",),
 )

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from symmerge.lab.small_decoders import DECODERS
+from symmerge.lab.small_encoders import ENCODERS
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -60,7 +63,7 @@ _ROTARY_VIT: dict[str, object] = {
 }
 _MODERN_BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 
-# Class and config of every family, and of every variant that changes its table or its groups.
+# Class and config of families, and of every variant that changes a table or its groups.
 SMALL: dict[str, tuple[str, dict[str, object]]] = {
     "bert": ("BertForMaskedLM", _TEXT),
     "bert-untied": ("BertForMaskedLM", {**_TEXT, "tie_word_embeddings": False}),
@@ -227,7 +230,12 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    # New in kind: norms on both sides, experts, slopes; heads of all layers, one layer, two means.
+    **{name: DECODERS[name] for name in ("gemma3", "mixtral", "bloom")},
+    **{name: ENCODERS[name] for name in ("mpnet", "albert", "dinov2")},
 }
+EVERY: dict[str, tuple[str, dict[str, object]]] = {**SMALL, **DECODERS, **ENCODERS}
+"""All; the tests of the tables run every one of them, others one of each kind (`SMALL`)."""
 
 
 def small_model(
@@ -238,13 +246,13 @@ def small_model(
     dtype: torch.dtype = torch.float32,
     **changes: object,
 ) -> PreTrainedModel:
-    """A model of `SMALL`, determined by its seed; `changes` override its config.
+    """A model of `EVERY`, determined by its seed; `changes` override its config.
 
     `kind` is another class that takes this config.
     """
     import transformers
 
-    architecture, config = SMALL[name]
+    architecture, config = EVERY[name]
     stock = getattr(transformers, kind or architecture)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -94,11 +94,12 @@ def repair(
         for parent in parents
     ]
     before, changes = _metrics(module, held_out), {}
+    offset = merged.spec.gain_offset if part == "norms" else 0.0
     steps = stages(module, list(axes), fitted)
     for number, names in enumerate(steps, 1):
         for name, spread in measure_spreads(module, names, fitted).items():
             targets = [goal[name] for goal in goals]
-            changes[name] = _change(axes[name], spread, targets, shares)
+            changes[name] = replace(_change(axes[name], spread, targets, shares), offset=offset)
             changes[name].fold_into(module.get_submodule(name))
         if progress:
             progress(f"step {number} of {len(steps)}")
@@ -156,12 +157,12 @@ def map_axes(spec: Spec, module: nn.Module) -> dict[str, int]:
         name: 0 if isinstance(owner, nn.Linear) else 1
         for name, owner in module.named_modules()
         if len(spec.tensors.get(f"{name}.weight", ())) == 2 and name not in tables
+        if isinstance(owner, nn.Linear) or "nf" in vars(owner)  # a router has weights as well
     }
     met = Counter(
         atom.space
         for name in axes
-        for piece in spec.pieces[f"{name}.weight"]
-        for atom in piece.atoms
+        for atom in {*atoms(spec.tensors[f"{name}.weight"])}  # each role once
     )
     return {
         name: axis
@@ -188,10 +189,11 @@ class Change:
     scale: Float[Tensor, " n"]
     shift: Float[Tensor, " n"]
     left_alone: int
+    offset: float = 0.0  # what the module adds to its weight, as norms that multiply by 1 + w do
 
     def weight(self, old: Tensor) -> Tensor:
         shape = [-1 if dim == self.axis else 1 for dim in range(old.ndim)]
-        return old * self.scale.to(old).reshape(shape)
+        return (old + self.offset) * self.scale.to(old).reshape(shape) - self.offset
 
     def bias(self, old: Tensor) -> Tensor:
         return old * self.scale.to(old) + self.shift.to(old)

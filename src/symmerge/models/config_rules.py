@@ -50,6 +50,10 @@ def _ids(value: object) -> bool:
     return all(_whole(one, -(2**31)) for one in every)
 
 
+def _flags(value: object) -> bool:
+    return isinstance(value, list) and all(_whole(one, 0, 1) for one in value)
+
+
 RULES = (
     Rule(
         r"(hidden_)?activation|(hidden|pooler)_act|activation_function|classifier_activation",
@@ -69,11 +73,12 @@ RULES = (
         "a positive whole number",
     ),
     Rule(
-        r"(n|num)_(?!labels).*|.*_(dim|position_embeddings|stride|layers|vocab_size)"
+        r"(n|num)_(?!labels).*|(?!no_rope_|attention_layers|mlp_only_|use_).*_(dim|position_embeddings|stride|layers|vocab_size)"
         r"|(embedding|intermediate|chunk)_size.*|sliding_window|local_attention",
         lambda value: _whole(value, 0),
         "a whole number from 0 up, within 32 bits",
     ),
+    Rule(r"no_rope_layers", _flags, "a list of ones and zeros"),
     Rule(r"(image|patch)_size", _sides, f"one or two whole numbers of pixels, to {LONGEST_SIDE:,}"),
     Rule(
         r"(text|vision|audio|encoder|decoder)_config",

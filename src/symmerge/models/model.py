@@ -17,6 +17,7 @@ from symmerge.checkpoints.files import write_json, write_text
 from symmerge.checkpoints.folders import new_folder
 from symmerge.checkpoints.hub import is_hub_name, local_folder
 from symmerge.checkpoints.licenses import read_license
+from symmerge.checkpoints.parts import put_together
 from symmerge.checkpoints.provenance import HistoryStep, Provenance, Verdict
 from symmerge.checkpoints.reading import open_checkpoint
 from symmerge.checkpoints.versions import installed_versions
@@ -216,6 +217,7 @@ def _model(
     files: tuple[Path, ...],
 ) -> Model:
     family = family_of(config.get("model_type"), where, config.get("architectures"))
+    weights = put_together(weights, family.parts, where)
     check_counts(config, weights, where)
     stored_as = current_names(family, weights, where)
     config = untangle_ties(family, weights, stored_as, config, where)

@@ -24,6 +24,11 @@ WIDTHS = {
     "num_key_value_heads",
     "head_dim",
     "pooler_output_size",
+    "d_model",
+    "ffn_hidden_size",
+    "embedding_size",
+    "mlp_ratio",
+    "moe_intermediate_size",
 }
 """Sizes of hidden spaces, which the table has as well."""
 NO_MATTER = re.compile(
@@ -44,7 +49,7 @@ def behaviour(model: Model) -> Mapping[str, object]:
     if _turns_alike_at_any_length(typed):
         known -= {"max_position_embeddings"}
     return {
-        key: value
+        key: _plain(value)
         for key, value in typed.to_dict().items()
         if key in known and (key in SHARED or not NO_MATTER.search(key))
     } | {
@@ -52,6 +57,13 @@ def behaviour(model: Model) -> Mapping[str, object]:
         "problem_type": _problem_type(model, typed),
         "pooler_act": getattr(typed, "pooler_act", None) if "pooled" in model.spec.sizes else None,
     }
+
+
+def _plain(value: object) -> object:
+    """A value; of a config inside the config only what it sets itself."""
+    if isinstance(value, dict) and "model_type" in value:
+        return {key: one for key, one in value.items() if not NO_MATTER.search(str(key))}
+    return value
 
 
 def _turns_alike_at_any_length(typed: Any) -> bool:

@@ -31,6 +31,7 @@ def _build(config: Mapping[str, Any], architecture: str) -> Any:
     typed.return_dict, typed.chunk_size_feed_forward = True, 0
     # SDPA keeps float64, which eager attention may round.
     typed._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
+    typed._experts_implementation = "eager"  # others multiply in bfloat16 alone
     with torch.device("meta"):
         return kind(typed).eval()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -47,13 +48,14 @@ class Gatherer:
         """Run one batch through both; labels are ignored, and outputs dropped: they are large."""
         inputs = {key: value.to(self.device) for key, value in batch.items() if key != "labels"}
         mask = inputs.get("attention_mask")
-        waiting: dict[str, Tensor] = {}
+        # A layer may be run many times: its runs meet in their order.
+        waiting: dict[str, deque[Tensor]] = defaultdict(deque)
 
         def keep(name: str, axis: Product, values: Tensor) -> None:
-            waiting[name] = _token_rows(values, mask)
+            waiting[name].append(_token_rows(values, mask))
 
         def meet(name: str, axis: Product, values: Tensor) -> None:
-            self._add(name, axis, waiting.pop(name), _token_rows(values, mask))
+            self._add(name, axis, waiting[name].popleft(), _token_rows(values, mask))
 
         for module, callback in zip(self.modules, (keep, meet), strict=True):
             with watch(self.spec, module, callback):

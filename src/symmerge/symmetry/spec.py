@@ -38,8 +38,8 @@ class Norm:
     """A normalisation of a stream, and the linear maps that read its output.
 
     A norm with a `writer` sits on the stream itself, right after an embedding; its `readers` are
-    the maps that no other norm precedes. A norm without readers is the last: its output is visible
-    from outside.
+    the maps that no other norm precedes, if any. Another norm without readers is the last: its
+    output is visible from outside.
     """
 
     gain: str
@@ -76,7 +76,8 @@ class Spec:
     `joined` are spaces that a tie merges with the output of an activation: they rotate only untied.
     `pooled`: for a class without a head, how many coordinates of its pooled output are the answer.
     `summed`: tensors whose sum only a LayerNorm reads, which ignores their mean.
-    `reserved_positions`: learned ones that no token reaches.
+    `reserved_positions`: learned ones that no token reaches. `gain_offset`: norms multiply by
+    their weight and this (1 in some models).
     """
 
     family: str
@@ -91,6 +92,7 @@ class Spec:
     summed: tuple[str, ...] = ()
     pooled: int | None = None
     reserved_positions: int = 0
+    gain_offset: float = 0.0
 
     def __repr__(self) -> str:
         spaces = f"{len(self.spaces)} spaces, {len(self.hidden)} of them hidden"
@@ -158,6 +160,10 @@ class Spec:
     def rotates(self, space: str) -> bool:
         """Whether a space has rotations, so that gains on it must be folded first."""
         return isinstance(self.spaces[space].group, Orthogonal | OrthogonalFixingOnes)
+
+    def weight_of(self, module: str) -> str:
+        """The tensor of a linear map; experts have no module of their own, only a tensor."""
+        return module if module in self.tensors else f"{module}.weight"
 
     def axis_of(self, tensor: str, space: str, role: Role) -> int:
         """The axis where a space occurs in a role, alone or as one block of a sum."""

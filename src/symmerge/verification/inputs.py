@@ -9,7 +9,7 @@ then keeps the length of what it reads.)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,7 +31,9 @@ class Sample:
     """Inputs, and what to run on them.
 
     Without `layers`, the model is run without its layers. `outputs` are the vocabulary rows whose
-    logits are compared (None: all), `positions` the places (None: all).
+    logits are compared (None: all), `positions` the places (None: all). Which experts a token takes
+    may hang on a rounding, which then changes all of its logits: `every_expert` gives it all of
+    them, and where it has its own, only the `typical` place is judged.
     """
 
     inputs: dict[str, Tensor]
@@ -39,6 +41,8 @@ class Sample:
     layers: bool = True
     outputs: Tensor | None = None
     positions: Tensor | None = None
+    every_expert: bool = False
+    typical: bool = False
 
 
 def samples(model: Model, seed: int, *, long: bool = True) -> list[Sample]:
@@ -50,7 +54,20 @@ def samples(model: Model, seed: int, *, long: bool = True) -> list[Sample]:
     generator = torch.Generator().manual_seed(seed)
     if "channel" in model.spec.sizes:
         return [_images(model, generator, IMAGES if long else IMAGES // 2)]
-    return [*_sequences(model, generator, long), *_rows(model, generator)]
+    sequences = _sequences(model, generator, long)
+    if routes(model):
+        sequences = [kind for sample in sequences for kind in _of_experts(sample)]
+    return [*sequences, *_rows(model, generator)]
+
+
+def routes(model: Model) -> bool:
+    """Whether tokens take different ways, to the experts that a router chooses."""
+    return any(name.startswith("expert.") for name in model.spec.spaces)
+
+
+def _of_experts(sample: Sample) -> tuple[Sample, Sample]:
+    every = replace(sample, every_expert=True, what=f"{sample.what} through all experts")
+    return every, replace(sample, typical=True)
 
 
 def image_shape(model: Model) -> tuple[int, int, int]:

@@ -47,15 +47,24 @@ class Judgement:
 
 
 def judge(
-    first: Logits, second: Logits, noise: Sequence[Logits], *, softmax: bool, what: str
+    first: Logits,
+    second: Logits,
+    noise: Sequence[Logits],
+    *,
+    softmax: bool,
+    what: str,
+    typical: bool = False,
 ) -> Judgement:
-    """Compare the logits of two models; `noise` is what single roundings change."""
+    """Compare the logits of two models; `noise` is what single roundings change.
+
+    With `typical`, only the median row counts: in single ones rounding may change everything.
+    """
     if not all(logits.isfinite().all() for logits in (first, second, *noise)):
         return Judgement(difference=inf, rounding=0.0, largest=inf, units=inf, where=what)
     apart = _centred(first.double() - second.double(), softmax)
     moved = torch.stack([_centred(change.double(), softmax) for change in noise])
     size = rms(_centred(first.double(), softmax)).clamp_min(torch.finfo(torch.float64).tiny)
-    units, where = _units(apart, moved, size)
+    units, where = _units(apart, moved, size, typical)
     units /= 1 + CHANCE / _independent(moved)
     return Judgement(
         difference=(rms(apart) / size).item(),
@@ -66,7 +75,9 @@ def judge(
     )
 
 
-def _units(apart: Logits, moved: Float[Tensor, "draws rows columns"], size: Tensor):
+def _units(
+    apart: Logits, moved: Float[Tensor, "draws rows columns"], size: Tensor, typical: bool
+) -> tuple[float, str]:
     """The worst of four comparisons with rounding, and where it is."""
     column = rms(moved, (0, 1))
     # Few draws may miss a column's error: none counts as smaller than is usual.
@@ -81,6 +92,8 @@ def _units(apart: Logits, moved: Float[Tensor, "draws rows columns"], size: Tens
         "everywhere": (by_row / noise_by_row.clamp_min(LEAST)).median() / TYPICAL,
         f"entry {_place(entries, apart.shape[1])}": entries.max() / ENTRY,
     }
+    if typical:
+        return scores["everywhere"].item(), "everywhere"
     if apart.shape[1] >= ENOUGH:
         rows = by_row / row_unit
         scores[f"row {int(rows.argmax())}"] = rows.max() / ROW

@@ -26,6 +26,8 @@ PLACES = 4096  # at a time, where weights stay in memory
 
 # Attributes that hold the size of a head, in transformers' attention modules.
 HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", "head_size"}
+# Ends of the names of other classes of transformers that compute in float32.
+ROUNDING = ("Norm", "Router")
 
 
 @torch.no_grad()
@@ -49,6 +51,8 @@ def logits_of(
 def _logits(
     module: nn.Module, model: Model, sample: Sample, dtype: torch.dtype, progress: Progress | None
 ) -> dict[str, Tensor]:
+    if sample.every_expert:
+        _take_every_expert(module)
     if sample.layers:
         _narrow_head(module, sample)
         for name, owner in module.named_modules():
@@ -85,6 +89,12 @@ def _batches(sample: Sample) -> Iterator[dict[str, Tensor]]:
         yield {name: value[start : start + rows] for name, value in sample.inputs.items()}
 
 
+def _take_every_expert(module: nn.Module) -> None:
+    for router in module.modules():
+        if {"top_k", "num_experts"} <= vars(router).keys():
+            vars(router)["top_k"] = router.num_experts
+
+
 def _narrow_head(module: Any, sample: Sample) -> None:
     """Compute the logits of the sample's outputs and positions alone."""
     head = module.get_output_embeddings()
@@ -100,18 +110,26 @@ def _narrowed(head: Any, outputs: Tensor | None, positions: Tensor | None, x: Te
 
 
 @lru_cache(maxsize=4)
-def _without_layers(module: nn.Module, count: int) -> nn.Module:
+def _without_layers(module: Any, count: int) -> nn.Module:
     """Without its layers, so that embeddings, norms and heads remain."""
     module = _copy(module, {})
-    stacks = [
+    owner, name = next(
         (owner, name)
-        for owner in module.modules()
+        for owner in module.modules()  # outer ones first
         for name, child in owner.named_children()
         if isinstance(child, nn.ModuleList) and len(child) == count
-    ]
-    assert len(stacks) == 1, f"{type(module).__name__}: {len(stacks)} stacks of {count} layers"
-    setattr(*stacks[0], nn.ModuleList())
+    )
+    # Layers that are run more than once are counted by the config alone.
+    shared = count != module.config.num_hidden_layers
+    setattr(owner, name, nn.ModuleList([_Nothing() for _ in range(count if shared else 0)]))
     return module
+
+
+class _Nothing(nn.Module):
+    """A layer that changes nothing."""
+
+    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+        return x
 
 
 def _drop_scales(module: nn.Module, spec: Spec) -> None:
@@ -131,7 +149,8 @@ def _drop_scales(module: nn.Module, spec: Spec) -> None:
 
 
 def _without_scale(norm: Any, x: Tensor) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x
+    centres = type(norm).__name__.endswith("LayerNorm")  # torch's or another; else RMSNorm
+    centred = x - x.mean(-1, keepdim=True) if centres else x
     shift = getattr(norm, "bias", None)
     return norm.weight * centred if shift is None else norm.weight * centred + shift
 
@@ -251,27 +270,31 @@ def _empty(owner: nn.Module, args: object, output: object) -> None:
 def _compute_in_float64(module: nn.Module) -> None:
     """Keep float64 where transformers computes in float32 whatever the weights' precision."""
     for owner in module.modules():
-        if owner._parameters and hasattr(owner, "variance_epsilon"):
-            owner.forward = partial(_rms_norm, owner)
-        if HEAD_SIZES & vars(owner).keys():
+        if _rounds(owner):
             owner.forward = partial(_unrounded, owner.forward)
 
 
+def _rounds(owner: nn.Module) -> bool:
+    """Norms of transformers' own, attention layers and the routers of experts may."""
+    name = type(owner).__name__
+    own = not type(owner).__module__.startswith("torch.")
+    return bool(HEAD_SIZES & vars(owner).keys()) or (own and name.endswith(ROUNDING))
+
+
 class _KeepDouble(TorchFunctionMode):
-    """`tensor.float()` leaves float64 as it is."""
+    """What would become float32 stays float64: `float()`, `to(float32)`, a softmax in float32."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.float and args[0].dtype == torch.float64:
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if args and getattr(args[0], "dtype", None) == torch.float64:
+            if func is Tensor.float or (func is Tensor.to and args[1:] == (torch.float32,)):
+                return args[0]
+            if kwargs.get("dtype") == torch.float32 and "softmax" in getattr(func, "__name__", ""):
+                kwargs = {key: value for key, value in kwargs.items() if key != "dtype"}
+        return func(*args, **kwargs)
 
 
 def _unrounded(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `forward` in float64: some attention layers rotate queries and keys in float32."""
+    """Call `forward` in float64: some layers compute in float32 whatever they are given."""
     with _KeepDouble():
         return forward(*args, **kwargs)
-
-
-def _rms_norm(owner: Any, x: Tensor) -> Tensor:
-    mean_square = x.pow(2).mean(-1, keepdim=True)
-    return owner.weight * (x * torch.rsqrt(mean_square + owner.variance_epsilon))

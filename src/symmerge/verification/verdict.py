@@ -133,6 +133,7 @@ class _Runs:
                 _unit(changes, logits),
                 softmax=_has_softmax(self._model, logits),
                 what=f"{name} on {self._sample.what}",
+                typical=self._sample.typical,
             )
 
 

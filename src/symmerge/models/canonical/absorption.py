@@ -5,7 +5,8 @@ makes spheres. But epsilon shortens the output of small rows, so a row e of the 
 any vector u that is short enough (d is the width):
 ``c e / sqrt(|e|^2 / d + epsilon)`` is u for ``e = u / c * sqrt(epsilon / (1 - |u|^2 / d c^2))``.
 Only means are lost. Later norms remove them anyway, and a map that reads the stream before any
-norm can recover them: without its shift, a norm of gain g gives outputs orthogonal to 1 / g.
+norm (if there is one) can recover them: without its shift, a norm of gain g gives outputs
+orthogonal to 1 / g.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ CANCELLED = 1e3  # how much recovering the mean may magnify rounding
 
 def absorb(spec: Spec, weights: Weights, norm: Norm) -> dict[str, Callable[[], Tensor]]:
     """The tensors that change when a norm's gain becomes constant and the embedding absorbs it."""
-    _refuse_cancelled(norm, weights)
+    if norm.readers:
+        _refuse_cancelled(norm, weights)
     embedding = f"{norm.writer}.weight"
     axis = spec.axis_of(embedding, norm.stream, Role.WRITES)
     computed: dict[str, Callable[[], Tensor]] = {
         embedding: partial(_embedding, weights, norm, axis),
         norm.gain: partial(_gain, weights, norm, axis),
     }
-    if norm.shift:
+    if norm.shift and norm.readers:  # else the mean of the shift is read by norms alone
         computed[norm.shift] = partial(_shift, weights, norm)
     for reader in norm.readers:
         name = f"{reader}.weight"

@@ -53,9 +53,12 @@ def _commutes(norm: Norm, model: Model) -> bool:
 
 
 def _untie_readers(model: Model, norms: list[Norm]) -> Model:
-    """Give a tied head its own weights where a gain must be folded into it."""
-    readers = [f"{reader}.weight" for norm in norms for reader in norm.readers]
-    tied = [name for name in readers if name in model.spec.ties]
+    """Give a tied head its own weights where a gain goes into it, or into the embedding alone."""
+    readers = [model.spec.weight_of(reader) for norm in norms for reader in norm.readers]
+    absorbing = {f"{norm.writer}.weight" for norm in norms if norm.writer}
+    tied = [
+        name for name, target in model.spec.ties.items() if name in readers or target in absorbing
+    ]
     return own_copies(model, tied, "the final gain is folded into it") if tied else model
 
 
@@ -79,13 +82,13 @@ def _folded_scale(model: Model, scale: Scale) -> Computed:
 
 
 def _folded_norm(model: Model, norm: Norm) -> Computed:
-    if not norm.readers:
-        return _reset(model, norm)
     if norm.writer:
         return absorb(model.spec, model.weights, norm)
+    if not norm.readers:
+        return _reset(model, norm)
     computed: Computed = {norm.gain: partial(_ones, model.weights, norm.gain)}
     for reader in norm.readers:
-        name = f"{reader}.weight"
+        name = model.spec.weight_of(reader)
         axis = model.spec.axis_of(name, norm.stream, Role.READS)
         computed[name] = partial(_scaled, model.weights, name, norm.gain, axis)
     return computed | (_folded_shift(model, norm, norm.shift) if norm.shift else {})
@@ -114,13 +117,19 @@ def _folded_shift(model: Model, norm: Norm, shift: str) -> Computed:
 
 def _scaled(weights: Weights, name: str, gain: str, axis: int) -> Tensor:
     weight = weights[name]
-    return weight * weights[gain].reshape([-1 if dim == axis else 1 for dim in range(weight.ndim)])
+    factor = _along(weights[gain], weight.shape[axis])
+    return weight * factor.reshape([-1 if dim == axis else 1 for dim in range(weight.ndim)])
+
+
+def _along(stream: Tensor, length: int) -> Tensor:
+    """A vector of the stream for an axis that may read it several times, one after the other."""
+    return stream.repeat(length // len(stream))
 
 
 def _shifted(weights: Weights, reader: str, shift: str, axis: int) -> Tensor:
     # The old weight, because the shift is added after the gain.
     weight = weights[f"{reader}.weight"].movedim(axis, -1)
-    return weights[f"{reader}.bias"] + weight @ weights[shift]
+    return weights[f"{reader}.bias"] + weight @ _along(weights[shift], weight.shape[-1])
 
 
 def _divided(weights: Weights, gain: str, shift: str) -> Tensor:
@@ -151,8 +160,9 @@ def _refuse_lost_shift(norm: Norm, shift: str, model: Model) -> None:
     if not lost.any():
         return
     for reader in norm.readers:
-        axis = model.spec.axis_of(f"{reader}.weight", norm.stream, Role.READS)
-        if model.weights[f"{reader}.weight"].movedim(axis, 0)[lost].any():
+        name = model.spec.weight_of(reader)
+        axis = model.spec.axis_of(name, norm.stream, Role.READS)
+        if model.weights[name].movedim(axis, 0)[lost].any():
             places = ", ".join(str(i) for i in lost.nonzero().flatten()[:4].tolist())
             raise SymmetryError(
                 f"{norm.gain} is zero, or too small to divide by, at {places} where {shift}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from symmerge.checkpoints.weights import Weights
 from symmerge.models.canonical.step import Computed, derived
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import OrthogonalFixingOnes
-from symmerge.symmetry.notation import Role, atoms
+from symmerge.symmetry.notation import Product, Role, atoms
 
 
 def centre(model: Model) -> Model:
@@ -24,7 +25,8 @@ def centre(model: Model) -> Model:
             tensor, role = occurrence.piece.tensor, occurrence.role
             if role is not Role.RIDES and tensor not in untouched:
                 axis = model.spec.axis_of(tensor, name, role)
-                computed[tensor] = partial(_centred, model.weights, tensor, axis)
+                times = _times(model.spec.tensors[tensor][axis], name)
+                computed[tensor] = partial(_centred, model.weights, tensor, axis, times)
     what = f"the mean over the stream taken out of {len(computed)} tensors"
     return derived(model, computed, "centre", what)
 
@@ -83,13 +85,19 @@ def _untouched(model: Model) -> set[str]:
     """Tensors to skip: shifts, and heads whose norm has one, since they read its mean."""
     shifts = {norm.shift for norm in model.spec.norms if norm.shift}
     return shifts | {
-        f"{reader}.weight"
+        model.spec.weight_of(reader)
         for norm in model.spec.norms
         if norm.shift and model.weights[norm.shift].any()
         for reader in norm.readers
     }
 
 
-def _centred(weights: Weights, name: str, axis: int) -> Tensor:
+def _times(axis: Product, space: str) -> int:
+    """How often an axis reads the stream, one time after the other."""
+    return sum(atom.space == space for atom in atoms((axis,)))
+
+
+def _centred(weights: Weights, name: str, axis: int, times: int = 1) -> Tensor:
     tensor = weights[name]
-    return tensor - tensor.mean(axis, keepdim=True)
+    parts = [part - part.mean(axis, keepdim=True) for part in tensor.chunk(times, axis)]
+    return parts[0] if times == 1 else torch.cat(parts, axis)

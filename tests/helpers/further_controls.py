@@ -1,0 +1,184 @@
+"""Forbidden elements of further families: for each of their symmetries, what is one too many."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from negative_controls import (
+    QUERIES_ACROSS_GROUPS,
+    SCALED_GATE,
+    TIED_DECODER,
+    TORN_HEADS,
+    AnySign,
+    Control,
+    edit,
+    left_behind,
+    move,
+    moving,
+    regroup,
+    wrong_group,
+    wrong_pairs,
+)
+
+from symmerge.checkpoints.weights import DerivedWeights
+from symmerge.symmetry.groups import (
+    GeneralLinear,
+    Orthogonal,
+    Permutation,
+    RotaryPairs,
+    ScaledPermutation,
+    SignedPermutation,
+    Signs,
+)
+
+HEADS = {"torn heads": TORN_HEADS}
+ACROSS = {"queries across groups": QUERIES_ACROSS_GROUPS}
+GATE = {"scaled gate": SCALED_GATE}
+SCALES = {"scales on the stream": wrong_group("residual", ScaledPermutation)}
+ONES = {"rotation that moves ones": wrong_group("residual", Orthogonal)}
+SIGNS = {"signs on the stream": wrong_group("residual", SignedPermutation)}
+GELU = {"signs on GELU": wrong_group("ff", SignedPermutation)}
+ANY_QK = {"any matrix on rotary QK": wrong_group("qk", GeneralLinear)}
+WRONG_LAYOUT = {
+    layout: wrong_group("qk", lambda size, layout=layout: RotaryPairs(size, size, layout))
+    for layout in ("halves", "interleaved")
+}
+
+
+def move_heads(model):
+    """Heads change places, as if no slope or number went with them."""
+    return move(regroup(model, "head", Permutation), "head")
+
+
+ALIBI = {"heads change slopes": Control(moving("qk"), move_heads)}
+
+
+def only_without_positions(model):
+    """All of the first layer's queries and keys may change their basis, as the second's may."""
+    return move(regroup(model, "qk", GeneralLinear), "qk")
+
+
+def rolled(end, space, axis=0):
+    """Tensors of a space go to other places alone: a router, or numbers for each head."""
+
+    def forbidden(model):
+        computed = {
+            name: partial(torch.roll, model.weights[name], 1, axis)
+            for name in model.spec.tensors
+            if name.endswith(end)
+        }
+        return replace(model, weights=DerivedWeights(model.weights, computed))
+
+    return Control(moving(space), forbidden)
+
+
+def experts_torn(model):
+    """Units go to the next expert at one side only."""
+
+    def change(view, spaces):
+        if {"expert", "ff"} <= {*spaces} and spaces.index("residual") < spaces.index("ff"):
+            return view.roll(1, spaces.index("expert"))
+        return None
+
+    return edit(model, change)
+
+
+EXPERTS = {
+    "router left behind": rolled("mlp.gate.weight", "expert"),
+    "torn experts": Control(moving("expert"), experts_torn),
+    **GATE,
+}
+
+FURTHER: dict[str, dict[str, Control]] = {
+    "gemma2": {**SCALES, **ANY_QK, **HEADS, **GATE, **ACROSS},
+    "gemma3": {
+        **SCALES,
+        "signs inside rotary pairs": wrong_pairs(Signs),
+        **GATE,
+        **ACROSS,
+    },
+    "smollm3": {
+        **SCALES,
+        "any matrix where positions turn": Control(moving("qk"), only_without_positions),
+        **HEADS,
+    },
+    "cohere": {**ONES, "pairs in halves": WRONG_LAYOUT["halves"], **GATE, **ACROSS},
+    "cohere2": {
+        **ONES,
+        "any matrix where positions turn": Control(moving("qk"), only_without_positions),
+        "output bias left behind": left_behind("model.layers.0.self_attn.o_proj.bias"),
+    },
+    "gptj": {**ONES, **GELU, **ANY_QK, **HEADS},
+    "gpt_neo": {
+        **ONES,
+        **GELU,
+        **HEADS,
+        "positions left behind": left_behind("transformer.wpe.weight"),
+    },
+    "phi": {**ONES, **GELU, **ANY_QK, **ACROSS},
+    "falcon": {
+        **ONES,
+        **ANY_QK,
+        "interleaved pairs": WRONG_LAYOUT["interleaved"],
+        **ACROSS,
+    },
+    "falcon-alibi": {**ONES, **GELU, **ALIBI},
+    "bloom": {
+        **ONES,
+        **ALIBI,
+        **GELU,
+        "embedding left behind": left_behind("transformer.word_embeddings.weight"),
+    },
+    "mpt": {**ONES, **ALIBI, **GELU, "head left behind": left_behind("lm_head.weight")},
+    "mixtral": {**SCALES, **ANY_QK, **EXPERTS},
+    "qwen2_moe": {
+        **EXPERTS,
+        "shared expert's gate left behind": left_behind(
+            "model.layers.0.mlp.shared_expert_gate.weight"
+        ),
+    },
+    "qwen3_moe": {**SCALES, "signs inside rotary pairs": wrong_pairs(Signs), **EXPERTS},
+    "olmoe": {**SCALES, "permutation of pairs": wrong_group("qk", Permutation), **EXPERTS},
+    "camembert": {**SIGNS, **GELU, **HEADS},
+    "electra": {**SIGNS, **GELU, **HEADS, **TIED_DECODER},
+    "electra-detector": {
+        **SIGNS,
+        "rotation of the embedding that moves ones": wrong_group("embedding", Orthogonal),
+        "signs on the GELU detector": wrong_group("detector", SignedPermutation),
+    },
+    "mpnet": {
+        **SIGNS,
+        **GELU,
+        "distances of other heads": rolled("relative_attention_bias.weight", "head", 1),
+    },
+    "albert": {
+        **SIGNS,
+        **HEADS,
+        "rotation of the tied embedding that moves ones": wrong_group("embedding", Orthogonal),
+    },
+    "albert-classifier": {
+        "negative scales on ReLU": wrong_group("ff", AnySign),
+        "scales on the tanh pooler": wrong_group("pooled", ScaledPermutation),
+        "mapping left behind": left_behind("albert.encoder.embedding_hidden_mapping_in.weight"),
+    },
+    "deit": {
+        **ONES,
+        **GELU,
+        **HEADS,
+        "distillation token left behind": left_behind("deit.embeddings.distillation_token"),
+    },
+    "deit-teacher": {
+        "one head left behind": left_behind("distillation_classifier.weight"),
+    },
+    "beit": {
+        **ONES,
+        **GELU,
+        "distances of other heads": rolled("relative_position_bias_table", "head", 1),
+    },
+    "dinov2": {**ONES, **GELU, "both means left behind": left_behind("classifier.weight")},
+    "dinov2_with_registers": {
+        **ONES,
+        **GATE,
+        "registers left behind": left_behind("dinov2_with_registers.embeddings.register_tokens"),
+    },
+}
