@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from symmerge.matching.soft import SoftMatching
     from symmerge.matching.weights import WeightMatching
     from symmerge.merging.combining import combine
+    from symmerge.merging.healing import heal
     from symmerge.merging.means import average
     from symmerge.merging.mergekit_reading import read_mergekit
     from symmerge.merging.pipeline import merge
@@ -68,6 +69,7 @@ __all__ = [
     "canonicalize",
     "combine",
     "evaluate",
+    "heal",
     "judge",
     "load",
     "load_aligned",

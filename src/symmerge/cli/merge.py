@@ -97,8 +97,13 @@ def merge(
         console.warn(line)
     with dropping_if_quick(resume_file):
         result = job.align(console.note, resume_file)
-        merged = to_dtype(job.combine(result, console.note), output.dtype or job.dtype)
-        verdict = None if output.no_verdict else job.judge(result, merged, console.note)
+        combined = job.combine(result, console.note)
+        merged = healed = job.heal(result, combined, console.note)
+        merged = to_dtype(merged, output.dtype or job.dtype)
+        unhealed = None if healed is combined else combined
+        verdict = None
+        if not output.no_verdict:
+            verdict = job.judge(result, merged, console.note, unhealed)
         best = aligning.effort == "best"
         verdict = verdict and advice(verdict, best=best)
         with console.progress("writing", len(merged.weights.names())) as tick:

@@ -11,6 +11,7 @@ from symmerge.aligning.inputs import make_inputs
 from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import Task
 from symmerge.merging.combining import METHODS, combine, normalised_weights
+from symmerge.merging.healing import HealOptions
 from symmerge.merging.means import Attention, average
 from symmerge.merging.mergekit_methods import MergekitMerge
 from symmerge.merging.rescaling import Part, repair
@@ -36,6 +37,8 @@ class MergePlan:
     repair: str | None = None
     calibration: str | Task | None = None
     calibration_samples: int | None = None
+    heal: int | None = None  # steps
+    heal_lr: float | None = None
     seed: int = 0
     device: str = "cpu"
     mergekit: MergekitMerge | None = None  # a config that says all of the above
@@ -63,6 +66,16 @@ class MergePlan:
             )
         piece_time(models[0].spec, 0.5, self.at)
         self._check_repair()
+        self._check_heal()
+
+    def _check_heal(self) -> None:
+        if self.heal is None and self.heal_lr is not None:
+            raise MismatchError(f"--heal-lr {self.heal_lr:g}: nothing is healed; add --heal STEPS")
+        if self.heal is not None and self.attention == "circuits":
+            raise MismatchError(
+                "--heal works on stock checkpoints: --attention circuits makes none;"
+                " use factors or svd"
+            )
 
     def _check_mergekit(self, config: MergekitMerge) -> None:
         """Refuse options of a merge beside a config that says how to merge."""
@@ -118,10 +131,30 @@ class MergePlan:
         task.check_labels()
         return task
 
-    def _task(self, models: Sequence[Model], data: str | Task, samples: int | None) -> Task:
+    def heal_options(self, models: Sequence[Model]) -> HealOptions | None:
+        """How to heal, with its data; refuses what cannot be healed."""
+        if self.heal is None:
+            return None
+        task = None
+        if self.data is not None and self.data != "self":
+            task = self._task(models, self.data, self.samples, learned=True)
+        how = {"steps": self.heal, "lr": self.heal_lr, "seed": self.seed, "device": self.device}
+        options = HealOptions(data=task, **how)  # type: ignore[arg-type]
+        options.check(models[0], len(models))
+        return options
+
+    def _task(
+        self,
+        models: Sequence[Model],
+        data: str | Task,
+        samples: int | None,
+        *,
+        learned: bool = False,
+    ) -> Task:
         if isinstance(data, Task):
             return data
-        how = {"seed": self.seed, "device": self.device}
+        how = {"seed": self.seed, "device": self.device, "learned": learned}
+        how |= {"part": "learn"} if learned else {}  # the rest is for the verdict
         return make_inputs(models, data, samples=samples, **how)  # type: ignore[arg-type]
 
     def combined(

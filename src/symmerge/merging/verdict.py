@@ -34,6 +34,7 @@ from symmerge.merging.verdict_results import (
     ENSEMBLE,
     MERGE,
     PARENT,
+    UNHEALED,
     MergeVerdict,
     VerdictRow,
 )
@@ -77,6 +78,7 @@ def judge(
     weights: Sequence[float] | None = None,
     aligned: Sequence[Model] = (),
     plain: bool = True,
+    unhealed: Model | None = None,
     seed: int = 0,
     device: str = "cpu",
     progress: ProgressLike = None,
@@ -85,14 +87,18 @@ def judge(
 
     Without data it is measured on text that the parents sample, or on synthetic images. `weights`
     are those of the parents in their plain average (not `plain`: none). Of two `aligned` models the
-    line between them is measured, too. One model at a time is in memory.
+    line between them is measured, too, and `unhealed` is what a healed merge was before. One model
+    at a time is in memory.
     """
     result, sources = open_model(merged), [open_model(parent) for parent in parents]
     if reason := cannot_judge(result, data, device):
         raise MismatchError(f"{result.where} cannot be judged: {reason}")
     tell = reporter(progress)
     tell(Phase("measuring the merge beside its parents"))
-    judged = [*_judged(result, sources, weights, plain), *_lines(sources, aligned, plain)]
+    judged = _judged(result, sources, weights, plain)
+    if unhealed is not None:
+        judged.insert(-1, Judged("merge before healing", UNHEALED, unhealed))
+    judged += _lines(sources, aligned, plain)
     # The same bytes whatever the number of threads; of a large model that would take too long.
     with one_thread() if result.parameters < ONE_THREAD else nullcontext():
         task = judging_task(sources, data, seed=seed, device=device, progress=tell)
@@ -132,7 +138,7 @@ def judge_alignment(
     reason = cannot_judge(merged, data, how["device"])
     if reason is None:
         try:
-            parents, more = _parents(result, models)
+            parents, more = parents_of(result, models)
             return judge(merged, parents, data, **more, **how)
         except SymmergeError as error:  # a tokenizer that cannot be opened, logits that overflow
             if data is not None:
@@ -142,7 +148,7 @@ def judge_alignment(
     return None
 
 
-def _parents(
+def parents_of(
     result: Aligned | AlignedMany | AlignedFolder | None, models: Sequence[Model]
 ) -> tuple[Sequence[Model], dict[str, Any]]:
     """What a merge is compared with, and more options of `judge`."""

@@ -9,7 +9,8 @@ from typing import Annotated
 from symmerge.checkpoints.json_results import OMIT, Record, ResultFile
 from symmerge.evaluation.results import LinePoint, Metrics, TaskRecord
 
-PARENT, AVERAGE, MERGE, ENSEMBLE = KINDS = "parent", "average", "merge", "ensemble"
+KINDS = "parent", "average", "merge", "unhealed", "ensemble"
+PARENT, AVERAGE, MERGE, UNHEALED, ENSEMBLE = KINDS
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class VerdictRow(Record):
     """One model that was measured."""
 
     name: Annotated[str, "For people: `A: seed-0`, `plain average`, `merge`, `ensemble`."]
-    kind: Annotated[str, "`parent`, `average`, `merge` or `ensemble`."]
+    kind: Annotated[str, "`parent`, `average`, `merge`, `unhealed` (before healing) or `ensemble`."]
     metrics: Annotated[Metrics, "Value of each metric; `loss` is one of them."]
 
     def __post_init__(self) -> None:

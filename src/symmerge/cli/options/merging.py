@@ -17,7 +17,7 @@ class Merging:
     """How aligned models are combined."""
 
     panel: ClassVar[str] = "Merging"
-    main: ClassVar[tuple[str, ...]] = ("t", "weights", "combine")
+    main: ClassVar[tuple[str, ...]] = ("t", "weights", "heal")
     t: Annotated[
         float | None,
         typer.Option(
@@ -73,6 +73,20 @@ class Merging:
             " variance, measured on --calibration.",
             show_default="no",
         ),
+    ] = None
+    heal: Annotated[
+        int | None,
+        typer.Option(
+            help="After merging, so many steps of distillation from the parents into all weights,"
+            " on --data or on text that they sample.",
+            metavar="STEPS",
+            min=1,
+            show_default="no",
+        ),
+    ] = None
+    heal_lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate of --heal.", show_default="by width"),
     ] = None
 
     def keywords(self) -> dict[str, object]:

@@ -155,6 +155,7 @@ class Hooks(Generic[State]):
     report: Callable[[str], None] = _nothing
     after_step: Callable[[int], None] = _nothing
     progress: Callable[[int, int], None] = _nothing
+    remedy: str = "lower --lr"  # of a loss that is not finite
     saver: Saver[State] | None = None
 
 
@@ -189,7 +190,7 @@ class Loop(Generic[State]):
             self.history.interrupted, self.history.stopped = True, "interrupted"
         except NotFinite as reason:
             self.history.failed, self.history.stopped = True, str(reason)
-            self.hooks.report(f"{reason}: the best state before it is kept; lower --lr")
+            self.hooks.report(f"{reason}: the best state before it is kept; {self.hooks.remedy}")
         return self.history
 
     def _advance(self) -> None:
