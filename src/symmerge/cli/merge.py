@@ -103,7 +103,8 @@ def merge(
         unhealed = None if healed is combined else combined
         verdict = None
         if not output.no_verdict:
-            verdict = job.judge(result, merged, console.note, unhealed)
+            more = {"unhealed": unhealed, "skills": tuple(merging.skill or ())}
+            verdict = job.judge(result, merged, console.note, **more)
         best = aligning.effort == "best"
         verdict = verdict and advice(verdict, best=best)
         with console.progress("writing", len(merged.weights.names())) as tick:

@@ -170,14 +170,15 @@ class MergeJob:
         merged: Model,
         progress: Progress,
         unhealed: Model | None = None,
+        skills: Sequence[str] = (),
     ) -> MergeVerdict | None:
         """How good the merge of what `align` gave is; None where it cannot be measured.
 
-        A healed one is shown beside what it was before.
+        A healed one is shown beside what it was before; `skills` are data that are measured apart.
         """
         plan = self.plan
         how = {"weights": self.shares_of(result), "seed": plan.seed, "device": plan.device}
-        how |= {"unhealed": None if unhealed is merged else unhealed}
+        how |= {"unhealed": unhealed, "skills": skills}
         return judge_alignment(result, merged, self.models, plan.data, progress=progress, **how)
 
     def shares_of(self, result: Result | None) -> list[float]:

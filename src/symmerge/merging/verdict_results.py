@@ -32,6 +32,19 @@ class VerdictRow(Record):
         return self.metrics["loss"]
 
 
+@dataclass(frozen=True)
+class SkillRecord(Record):
+    """Every model on one kind of input: what one parent writes, or data of its own."""
+
+    name: Annotated[str, "For people: `text of A`, or the name of the data."]
+    task: Annotated[TaskRecord, "What was measured."]
+    rows: Annotated[tuple[VerdictRow, ...], "The models of the verdict, in the same order."]
+
+    def losses(self, kind: str) -> list[float]:
+        """The losses of a kind of model."""
+        return [row.loss for row in self.rows if row.kind == kind]
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MergeVerdict(ResultFile):
     """A merge beside its parents, their plain average and their ensemble."""
@@ -46,6 +59,9 @@ class MergeVerdict(ResultFile):
     ]
     verdict: Annotated[str, "`better`, `good`, `usable`, `poor`, or `unknown` (synthetic images)."]
     sentences: Annotated[tuple[str, ...], "The verdict in plain words."]
+    skills: Annotated[
+        tuple[SkillRecord, ...], OMIT, "The same on each skill: text of each parent, or `--skill`."
+    ] = ()
     next: Annotated[tuple[str, ...], "Commands worth running next."] = ()
     aligned_line: Annotated[
         tuple[LinePoint, ...] | None, OMIT, "Of two models: the line between them, aligned."
@@ -71,7 +87,14 @@ class MergeVerdict(ResultFile):
 
     def table(self) -> list[dict[str, object]]:
         """The rows for a printed table."""
-        return [{"model": row.name, **_shown(row.metrics, self.task.metrics)} for row in self.rows]
+        return [
+            {
+                "model": row.name,
+                **_shown(row.metrics, self.task.metrics),
+                **{f"on {skill.name}": skill.rows[at].loss for skill in self.skills},
+            }
+            for at, row in enumerate(self.rows)
+        ]
 
 
 def _shown(metrics: Metrics, names: Sequence[str]) -> dict[str, object]:

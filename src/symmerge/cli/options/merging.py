@@ -88,10 +88,19 @@ class Merging:
         float | None,
         typer.Option(help="Learning rate of --heal.", show_default="by width"),
     ] = None
+    skill: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Data that the verdict measures apart, as --data. May be repeated.",
+            metavar="DATA",
+            show_default="text of each parent",
+        ),
+    ] = None
 
     def keywords(self) -> dict[str, object]:
         """Keyword arguments of `merge`, with strings parsed to numbers."""
-        return {**vars(self), "weights": _weights(self.weights), "at": _times(self.at or [])}
+        values = {name: value for name, value in vars(self).items() if name != "skill"}
+        return {**values, "weights": _weights(self.weights), "at": _times(self.at or [])}
 
 
 def _weights(text: str | None) -> list[float] | None:
