@@ -114,6 +114,14 @@ def test_what_a_stock_class_does_not_train_stays(name):
     assert moved and all("embed_positions" in key for key in still)
 
 
+def test_the_model_that_is_healed_stays_as_it_was(gpt2):
+    models, task = gpt2
+    before = {name: value.clone() for name, value in weights(models[0]).items()}
+    result = heal(models[0], models, options=2, data=task, batch_size=8, lr=3e-3)
+    assert all(torch.equal(value, models[0].weights[name]) for name, value in before.items())
+    assert not same(models[0], result.model)  # the control
+
+
 def test_the_precision_of_the_merge_is_kept(gpt2):
     models, task = gpt2
     half = [sm.load(small_model("gpt2", seed=seed).half()) for seed in (0, 1)]

@@ -175,7 +175,7 @@ class Healer:
         assert options.lr is not None
         self.options, self.data, self.device = options, data, data.train.device
         self.module = full_module(merged, torch.float32).to(self.device)
-        self.parameters = _trainable(self.module, merged)
+        self.parameters = trainable(self.module, merged)
         self.best = {name: value.detach().clone() for name, value in self.parameters.items()}
         steps = options.steps
         self.rate = LearningRate(lr=options.lr, steps=steps, warmup=steps // 10, overlap=True)
@@ -258,10 +258,11 @@ class Healer:
         }
 
 
-def _trainable(module: nn.Module, model: Model) -> dict[str, nn.Parameter]:
-    """The module's parameters by the names of the table; tied ones become one.
+def trainable(module: nn.Module, model: Model) -> dict[str, nn.Parameter]:
+    """Parameters of its own for a module, by the names of the table; tied ones become one.
 
-    Stored tables that the stock class does not train, as sinusoids, stay as they are.
+    A module may share its memory with the model it was made of, which must stay as it is. Stored
+    tables that the stock class does not train, as sinusoids, stay as they are.
     """
     stock = dict(empty_module(model, torch.float32).named_parameters(remove_duplicate=False))
     found: dict[str, nn.Parameter] = {}
@@ -272,6 +273,7 @@ def _trainable(module: nn.Module, model: Model) -> dict[str, nn.Parameter]:
                 continue
             name = model.spec.ties.get(name, name)
             if name in model.spec.tensors:
-                owner._parameters[key] = found.setdefault(name, parameter)
-                found[name].requires_grad_(True)
+                if name not in found:
+                    found[name] = nn.Parameter(parameter.detach().clone())
+                owner._parameters[key] = found[name]
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 from symmerge.aligning.aligned import Aligned
 from symmerge.aligning.folders import AlignedFolder, load_aligned
@@ -45,7 +45,7 @@ def merge(
     density: float = 0.5,
     data: str | Task | None = None,
     samples: int | None = None,
-    at: Mapping[str, float] | None = None,
+    at: Mapping[str, float] | Literal["learned"] | None = None,
     attention: str = "factors",
     repair: str | None = None,
     calibration: str | Task | None = None,
@@ -71,7 +71,7 @@ def merge(
     | `t`, `weights` | position between two models; weight of each model |
     | `combine`, `density` | mean, slerp, ties, dare, dare_ties or soup; share of differences kept |
     | `data`, `samples` | what is learned from, and what a soup is chosen by |
-    | `at`, `attention` | another t for parts; how heads are averaged: see `average` |
+    | `at`, `attention` | another t for parts, or "learned"; how heads are averaged: see `average` |
     | `repair` | REPAIR of "maps" or "norms" |
     | `calibration`, `calibration_samples` | what activations and REPAIR look at; else `data` |
     | `heal` | steps of distillation from the parents into all weights, after merging |
@@ -153,7 +153,8 @@ class MergeJob:
         if result is not None:
             models = list(result.models)
             evidence = {**result.evidence(), **prove_parents(result, progress)}
-        merged = self.plan.combined(models, shares, evidence, progress)
+        plan = self.plan.with_shares(models, shares, progress)
+        merged = plan.combined(models, shares, evidence, progress)
         merged = self.plan.repaired(merged, models, shares, self.repair_task)
         return self.folder.with_origins(merged) if self.folder else merged
 

@@ -9,7 +9,7 @@ import typer
 
 from symmerge.aligning.choices import either
 from symmerge.errors import MismatchError
-from symmerge.merging.plan import COMBINE
+from symmerge.merging.plan import COMBINE, LEARNED
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Merging:
         list[str] | None,
         typer.Option(
             help="Another t for a part: ff=0.3, vo.2=0.1, layer.0=0.4, residual=0.5."
-            " May be repeated.",
+            " May be repeated. Or learned: each part's t by gradient, from -t on.",
             show_default=False,
         ),
     ] = None
@@ -114,7 +114,9 @@ def _weights(text: str | None) -> list[float] | None:
         ) from None
 
 
-def _times(items: list[str]) -> dict[str, float]:
+def _times(items: list[str]) -> dict[str, float] | str:
+    if items == [LEARNED]:
+        return LEARNED
     times = {}
     for item in items:
         name, _, value = item.partition("=")
