@@ -16,7 +16,7 @@ from symmerge.evaluation.tasks import make_task
 from symmerge.evaluation.tasks.sampling import Sampling
 from symmerge.lab.small_models import small_model
 from symmerge.merging.verdict_results import MergeVerdict, SkillRecord, VerdictRow
-from symmerge.merging.verdict_words import advice, conclude, markdown
+from symmerge.merging.verdict_words import advice, check_worth, conclude, markdown
 from symmerge.verification.modules import full_module
 
 TASK = TaskRecord(
@@ -100,6 +100,14 @@ def test_a_verdict_can_be_written_and_read(tmp_path):
         MergeVerdict.from_json({**verdict.to_json(), "rows": []})
 
 
+def test_a_merge_of_no_use_is_refused():
+    useless = conclude(TASK, rows(5.9))
+    with pytest.raises(MismatchError, match=r"far worse than its parents.*--anyway"):
+        check_worth(useless)
+    for fine in (conclude(TASK, rows(4.5)), conclude(TASK, rows(3.4, average=3.3)), None):
+        check_worth(fine)  # the control
+
+
 # what is measured
 
 
@@ -173,6 +181,17 @@ def test_merge_ends_with_a_verdict(tmp_path):
     page = tmp_path / "page.html"
     run("report", tmp_path / "out", "--out", page)
     assert verdict.sentences[0] in html.unescape(page.read_text())
+
+
+def test_what_is_of_no_use_is_written_if_asked_for(tmp_path, monkeypatch):
+    a, b = (checkpoint(tmp_path / name, "gpt2", seed=seed) for seed, name in enumerate("ab"))
+    useless = conclude(TASK, rows(5.9))
+    monkeypatch.setattr("symmerge.merging.pipeline.judge_alignment", lambda *_, **__: useless)
+    flags = ("--effort", "fast", "--out", tmp_path / "out")
+    assert "Nothing was written" in run("merge", a, b, *flags, expect=2).stderr
+    assert not (tmp_path / "out").exists()
+    run("merge", a, b, *flags, "--anyway")
+    assert MergeVerdict.read(tmp_path / "out" / "verdict.json").verdict == "poor"
 
 
 def test_no_verdict_if_not_asked_for(tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import combinations
 from statistics import fmean, pstdev
 
+from symmerge.errors import MismatchError
 from symmerge.evaluation.results import TaskRecord
 from symmerge.matching.learning.targets import DISAGREE
 from symmerge.merging.verdict_results import (
@@ -23,6 +24,7 @@ from symmerge.merging.verdict_results import (
 # Loss above the mean of the parents, in nats: a perplexity 5 % and 65 % higher.
 AS_GOOD, STILL_USABLE = 0.05, 0.5
 SKILLS_APART = 0.25  # nats: on real data two seeds differ by .1, two domains by 1
+WORTH = 0.1  # share of averaging's damage that is repaired, where a merge is poor
 NO_DAMAGE = 0.02  # an average that costs less does no harm
 UNLABELLED_METRICS = "loss", "agreement"
 
@@ -138,6 +140,18 @@ def _about_average(
         f"It repairs {100 * min(repaired, 1):.0f} % of what plain averaging breaks ({value}),"
         " measured in loss."
     ]
+
+
+def check_worth(verdict: MergeVerdict | None) -> None:
+    """Refuse a merge that is far worse than its parents, and no better than their plain average."""
+    if verdict is None or verdict.verdict != "poor" or verdict.repaired is None:
+        return
+    if verdict.repaired < WORTH:
+        raise MismatchError(
+            f"{verdict.sentences[0]} {verdict.sentences[1]} Nothing was written: these models have"
+            " too little in common for this effort; try --effort best, --data FILE or --heal 300,"
+            " or write it as it is with --anyway"
+        )
 
 
 def _about_skills(skills: Sequence[SkillRecord]) -> list[str]:

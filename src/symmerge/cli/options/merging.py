@@ -11,6 +11,8 @@ from symmerge.aligning.choices import either
 from symmerge.errors import MismatchError
 from symmerge.merging.plan import COMBINE, LEARNED
 
+OF_VERDICT = "skill", "anyway"
+
 
 @dataclass(frozen=True)
 class Merging:
@@ -96,10 +98,16 @@ class Merging:
             show_default="text of each parent",
         ),
     ] = None
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway", help="Write the merge even if the verdict is that it is of no use."
+        ),
+    ] = False
 
     def keywords(self) -> dict[str, object]:
         """Keyword arguments of `merge`, with strings parsed to numbers."""
-        values = {name: value for name, value in vars(self).items() if name != "skill"}
+        values = {name: value for name, value in vars(self).items() if name not in OF_VERDICT}
         return {**values, "weights": _weights(self.weights), "at": _times(self.at or [])}
 
 
