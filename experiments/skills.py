@@ -1,7 +1,8 @@
 """Merges of models with different skills, healed, beside controls of equal cost.
 
     python experiments/skills.py --data DIR --work OUT/skills --out FILE.json [--device cuda]
-        [--zoo DIR] [--images FILE.npz] [--pairs 3] [--steps 1500] [--size 6,256] [--tiny]
+        [--tokenizer FILE] [--zoo DIR] [--images FILE.npz] [--pairs 3] [--steps 1500]
+        [--size 6,256] [--seconds S] [--tiny]
 
 DIR holds books_train.txt.xz, books_valid.txt.xz and agnews/{train,test}.tsv; `--tokenizer` is a
 tokenizers file (else one is trained). For every pair a GPT-2 is trained on novels and another, from
@@ -99,7 +100,9 @@ def _weights(setting: Setting) -> Any:
     return setting.alignments["weights"]
 
 
-def learned(setting: Setting, target: Target, data: Task | None = None) -> Model:
+def learned(
+    setting: Setting, target: Target, data: Task | None = None, steps: int = LEARNED_STEPS
+) -> Model:
     """The midpoint after learned alignment from weights."""
 
     def make() -> Model:
@@ -107,7 +110,7 @@ def learned(setting: Setting, target: Target, data: Task | None = None) -> Model
         method = sm.LearnedMatching(
             data=data or setting.text("learn"),
             start=start.solution.alignment,
-            steps=setting.steps(LEARNED_STEPS),
+            steps=setting.steps(steps),
             lr=learning_rate(a, task_of(a)),
             permutations=False,
             target=target,
@@ -115,7 +118,8 @@ def learned(setting: Setting, target: Target, data: Task | None = None) -> Model
         )
         return sm.merge(sm.align(a, b, method))
 
-    return setting.stored(f"learned-{target}{'-data' if data else ''}", make)
+    name = f"learned-{target}{'-data' if data else ''}"
+    return setting.stored(name if steps == LEARNED_STEPS else f"{name}-{steps}", make)
 
 
 def healed(setting: Setting, model: Model, steps: int, target: Target, **more: Any) -> Model:
@@ -154,17 +158,23 @@ ROWS: dict[str, Make] = {
         s, learned(s, "parents"), HEAL_STEPS, "parents"
     ),
     "weights, healed 300": lambda s: healed(s, weights(s), HEAL_STEPS, "bayes"),
-    "control: A healed 300": lambda s: healed(s, s.models[0], HEAL_STEPS, "bayes"),
     f"control: A healed {COST}": lambda s: healed(s, s.models[0], COST, "bayes"),
-    f"control: B healed {COST}": lambda s: healed(s, s.models[1], COST, "bayes"),
     f"control: ensemble into A, {COST}": lambda s: healed(s, s.models[0], COST, "parents"),
     f"control: average healed {COST}": lambda s: healed(s, ROWS["average"](s), COST, "bayes"),
     f"control: fresh model, {COST}": lambda s: healed(s, scratch(s), COST, "bayes"),
+}
+MORE: dict[str, Make] = {
+    "control: A healed 300": lambda s: healed(s, s.models[0], HEAL_STEPS, "bayes"),
+    f"control: B healed {COST}": lambda s: healed(s, s.models[1], COST, "bayes"),
     "learned, healed 300, lr x 1/2": lambda s: healed(
         s, learned(s, "bayes"), HEAL_STEPS, "bayes", lr=5e-4
     ),
     "learned, healed 300, lr x 2": lambda s: healed(
         s, learned(s, "bayes"), HEAL_STEPS, "bayes", lr=2e-3
+    ),
+    "learned, bayes, 1000 steps": lambda s: learned(s, "bayes", steps=1000),
+    "learned, bayes, 1000 steps, healed 300": lambda s: healed(
+        s, learned(s, "bayes", steps=1000), HEAL_STEPS, "bayes"
     ),
 }
 SAME_DATA: dict[str, Make] = {
@@ -288,6 +298,9 @@ def run(setting: Setting, group: str, pair: str, rows: dict[str, Make], cells: l
     for row, measure in measured.items():
         if any((c["group"], c["pair"], c["row"]) == (group, pair, row) for c in cells):
             continue
+        if time.perf_counter() > setting.options.until:
+            print(f"out of time before {group} {pair} {row}: the same command goes on", flush=True)
+            return
         began = time.perf_counter()
         try:
             found = measure()
@@ -349,11 +362,13 @@ def main() -> None:
     parser.add_argument("--size", default="6,256")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no cell after this")
     options = parser.parse_args()
+    options.until = time.perf_counter() + options.seconds
     files, cells = prepare(options), []
     if options.out.exists():
         cells = json.loads(options.out.read_text())
-    tokens, novels = tokenizer_file(options, files), []
+    tokens, settings = tokenizer_file(options, files), []
     held: dict[str, Task] = {}
     for number in range(options.pairs):
         models = []
@@ -369,13 +384,16 @@ def main() -> None:
         setting = Setting(options, options.work / f"skills-{number}", models, held)
         both = {f"{name}, text of both": make for name, make in with_data(options, files).items()}
         run(setting, "skills", str(number), {**ROWS, **both}, cells)
-        novels.append(models[0])
-    same = {"novels": held["novels"]}
-    for (i, a), (j, b) in combinations(enumerate(novels), 2):
-        setting = Setting(options, options.work / f"same-{i}-{j}", [a, b], same)
-        run(setting, "same data", f"{i}-{j}", SAME_DATA, cells)
+        settings.append(setting)
     for name, setting in zoo_pairs(options, files).items():
         run(setting, f"zoo {name}", name, SAME_DATA, cells)
+    same = {"novels": held["novels"]}
+    for i, j in combinations(range(options.pairs), 2):
+        models = [settings[number].models[0] for number in (i, j)]
+        setting = Setting(options, options.work / f"same-{i}-{j}", models, same)
+        run(setting, "same data", f"{i}-{j}", SAME_DATA, cells)
+    for number, setting in enumerate(settings):
+        run(setting, "skills", str(number), MORE, cells)
     print(table(cells))
 
 

@@ -59,13 +59,14 @@ def test_the_same_seed_heals_the_same(gpt2):
     assert same(first, again) and not same(first, other)
 
 
-def test_a_heal_that_diverges_keeps_the_last_good_state(gpt2):
+@pytest.mark.parametrize("lr", [1e38, 10.0])
+def test_a_heal_that_diverges_keeps_the_last_good_state(gpt2, lr):
     models, task = gpt2
     said = []
     merged = sm.average(*models)
-    options = HealOptions(steps=6, data=task, batch_size=8, lr=1e38)
+    options = HealOptions(steps=6, data=task, batch_size=8, lr=lr)
     result = heal(merged, models, options=options, progress=said.append)
-    assert result.history.failed and result.model is merged
+    assert result.history.failed and result.history.step < 6 and result.model is merged
     assert any("not healed" in line for line in said)
     assert any("lower --heal-lr" in line for line in said)
 

@@ -28,6 +28,7 @@ from symmerge.matching.optimization.buffers import StepLosses, copy_all
 from symmerge.matching.optimization.graphs import StepGraphs
 from symmerge.matching.optimization.loop import (
     CLIP_NORM,
+    Diverged,
     Evaluation,
     History,
     Hooks,
@@ -45,7 +46,7 @@ from symmerge.verification.modules import empty_module, full_module
 
 RATE_TIMES_WIDTH, HIGHEST_RATE = 1e-3 * 256, 3e-3  # wider models take smaller steps
 INPUTS_PER_STEP, MOST_INPUTS = 4, 4  # new inputs per step; times what an alignment generates
-PATIENCE = 6  # evaluations (20 per run) without improvement
+DIVERGED = 1.0  # nats above where it began
 COPIES = 6  # in float32: weights, gradients, two moments, the best so far, activations
 OTHER_SEED = 500  # text to heal by is not the text that was learned from
 
@@ -180,6 +181,7 @@ class Healer:
         steps = options.steps
         self.rate = LearningRate(lr=options.lr, steps=steps, warmup=steps // 10, overlap=True)
         self.losses = StepLosses(steps, self.device)
+        self._first: float | None = None  # held-out loss
         captured = self.device.type == "cuda"  # a captured graph needs the rate as a tensor
         self.optimizer = torch.optim.Adam(
             self.parameters.values(),
@@ -192,7 +194,8 @@ class Healer:
 
     @property
     def plan(self) -> LoopPlan:
-        return evenly(self.options.steps, patience=PATIENCE)
+        """Without patience: it gets worse before the learning rate falls, and then better."""
+        return evenly(self.options.steps)
 
     def advance(self, step: int) -> int:
         step += 1
@@ -238,7 +241,11 @@ class Healer:
             raise NotFinite(f"the loss was not finite at step {wrong}")
         batches = self.data.evaluation_batches()
         losses = [float(distillation_loss(self.module, batch)) for batch in batches]
-        return Evaluation(require_finite(sum(losses) / len(losses), "held-out loss", step))
+        loss = require_finite(sum(losses) / len(losses), "held-out loss", step)
+        self._first = loss if self._first is None else self._first
+        if loss > self._first + DIVERGED:
+            raise Diverged(f"the held-out loss rose from {self._first:.3g} to {loss:.3g}")
+        return Evaluation(loss)
 
     def keep_best(self) -> None:
         copy_all(list(self.best.values()), list(self.parameters.values()))

@@ -249,6 +249,7 @@ def _with_inputs(plan: MergePlan, method: Method) -> tuple[MergePlan, Method]:
         return plan, method
     given = {name: getattr(plan, name) or getattr(method, name) for name in INPUTS}
     plan, method = replace(plan, **given), replace(method, **given)
+    plan = replace(plan, target=method.target or plan.target)
     # What only REPAIR looks at is none of the alignment's.
     if plan.repair and (method.method == NONE or not method.observes):
         method = replace(method, calibration=None, calibration_samples=None)

@@ -10,6 +10,7 @@ from symmerge.aligning.choices import check_choice
 from symmerge.aligning.inputs import make_inputs
 from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import Task
+from symmerge.matching.learning.targets import Target
 from symmerge.merging.combining import METHODS, combine, normalised_weights
 from symmerge.merging.healing import HealOptions
 from symmerge.merging.means import Attention, average
@@ -41,6 +42,7 @@ class MergePlan:
     calibration_samples: int | None = None
     heal: int | None = None  # steps
     heal_lr: float | None = None
+    target: Target = "auto"  # of healing, and of learned shares
     seed: int = 0
     device: str = "cpu"
     mergekit: MergekitMerge | None = None  # a config that says all of the above
@@ -149,7 +151,7 @@ class MergePlan:
         task = None
         if self.data is not None and self.data != "self":
             task = self._task(models, self.data, self.samples, learned=True)
-        how = {"seed": self.seed, "device": self.device}
+        how = {"target": self.target, "seed": self.seed, "device": self.device}
         return HealOptions(data=task, steps=steps, lr=lr, **how)  # type: ignore[arg-type]
 
     def with_shares(

@@ -25,6 +25,10 @@ class NotFinite(SymmergeError):
     """A loss, or something that was learned, is no longer finite."""
 
 
+class Diverged(NotFinite):
+    """A loss that is far worse than where it began: no step from here on is worth its time."""
+
+
 def require_finite(loss: float, name: str, step: int) -> float:
     """Return the loss if it is finite, else raise."""
     if not math.isfinite(loss):
