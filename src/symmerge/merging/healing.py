@@ -45,6 +45,7 @@ from symmerge.models.progress import Notice, Phase, ProgressLike, reporter
 from symmerge.verification.modules import empty_module, full_module
 
 RATE_TIMES_WIDTH, HIGHEST_RATE = 1e-3 * 256, 3e-3  # wider models take smaller steps
+RATE_OF_IMAGES, SYNTHETIC = 3e-4, 1e-4  # 1e-3 made three pairs of ViTs worse (docs/log.md)
 INPUTS_PER_STEP, MOST_INPUTS = 4, 4  # new inputs per step; times what an alignment generates
 DIVERGED = 1.0  # nats above where it began
 COPIES = 6  # in float32: weights, gradients, two moments, the best so far, activations
@@ -79,7 +80,10 @@ class HealOptions(DataOptions):
         kind, width = task_of(model), model.spec.sizes[model.spec.stream]
         amount = AMOUNTS["standard", device_of(self.device).type].get(kind, LABELLED_TEXT)
         size = self.batch_size or (None if self.data else amount.batch_size)
-        rate = self.lr or min(HIGHEST_RATE, RATE_TIMES_WIDTH / width)
+        highest = HIGHEST_RATE
+        if kind == "image":
+            highest = RATE_OF_IMAGES if self.data else SYNTHETIC
+        rate = self.lr or min(highest, RATE_TIMES_WIDTH / width)
         values = {name: getattr(self, name) for name in asdict(self) if name != "data"}
         values |= {"lr": rate, "batch_size": size, "data": self.data}
         if self.data is None:
