@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -84,12 +84,12 @@ class HealOptions(DataOptions):
         if kind == "image":
             highest = RATE_OF_IMAGES if self.data else SYNTHETIC
         rate = self.lr or min(highest, RATE_TIMES_WIDTH / width)
-        values = {name: getattr(self, name) for name in asdict(self) if name != "data"}
-        values |= {"lr": rate, "batch_size": size, "data": self.data}
-        if self.data is None:
-            values["generated"] = self.generated or self._inputs(amount)
-            values["generated_length"] = self.generated_length or amount.generated_length
-        return HealOptions(**values)
+        filled = replace(self, lr=rate, batch_size=size)
+        if self.data is not None:
+            return filled
+        length = self.generated_length or amount.generated_length
+        generated = self.generated or self._inputs(amount)
+        return replace(filled, generated=generated, generated_length=length)
 
     def _inputs(self, amount: Amount) -> int:
         most = MOST_INPUTS * amount.generated
