@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from symmerge.matching.soft import SoftMatching
     from symmerge.matching.weights import WeightMatching
     from symmerge.merging.combining import combine
+    from symmerge.merging.healing import Healed, HealOptions, heal
     from symmerge.merging.means import average
     from symmerge.merging.mergekit_reading import read_mergekit
     from symmerge.merging.pipeline import merge
@@ -55,6 +56,8 @@ __all__ = [
     "Curve",
     "EvaluationFile",
     "Harness",
+    "HealOptions",
+    "Healed",
     "Kinship",
     "LearnedMatching",
     "MergeShares",
@@ -73,6 +76,7 @@ __all__ = [
     "canonicalize",
     "combine",
     "evaluate",
+    "heal",
     "judge",
     "kinship",
     "load",

@@ -162,7 +162,7 @@ def _shorten() -> None:
     catalog.EXPERIMENTS = {**catalog.EXPERIMENTS, **experiment_steps.EXPERIMENTS}
     engines.get_context = lambda _: multiprocessing.get_context("fork")
     recipe = with_changes(DEMO["vit-digits"], schedule={"steps": 3}, config={})
-    small = {"recipes": {"vit-digits": recipe}, "points": 3}
+    small = {"recipes": {"vit-digits": recipe}, "skills": {}, "points": 3}
     methods = {"methods": {"permutations": RECIPES["permutations"]}}
     demo.run_demo = partial(demo.run_demo, **small, **methods)
 

@@ -14,7 +14,7 @@ from symmerge.cli import demo as verb
 from symmerge.errors import CheckpointError
 from symmerge.lab import demonstration as module
 from symmerge.lab.demonstration import RECOMMENDED, demo
-from symmerge.lab.training.recipes import DEMO
+from symmerge.lab.training.recipes import DEMO, SKILLS
 from symmerge.matching.recipes import RECIPES, with_options
 from symmerge.merging.verdict_results import MergeVerdict
 
@@ -31,6 +31,12 @@ TINY = {
     for name, recipe in DEMO.items()
 }
 METHODS = {name: RECIPES[name] for name in ("permutations", "orthogonal")}
+SMALL_SKILLS = {
+    name: replace(
+        recipe, config={**recipe.config, **SIZES["gpt2-docs"]}, schedule=TINY["gpt2-docs"].schedule
+    )
+    for name, recipe in SKILLS.items()
+}
 ONE = {"vit-digits": TINY["vit-digits"]}
 
 
@@ -48,7 +54,10 @@ def out(tmp_path_factory, told):
         told.append((what, steps, len(ticks)))
 
     place = tmp_path_factory.mktemp("demo") / "out"
-    return place, demo(place, recipes=TINY, methods=METHODS, points=3, bar=bar)
+    options = {"recipes": TINY, "methods": METHODS, "skills": SMALL_SKILLS}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "GENERALIST", "fast")
+        return place, demo(place, **options, points=3, bar=bar)
 
 
 def test_the_table_has_every_method_for_every_pair(out):
@@ -68,7 +77,7 @@ def test_the_table_has_every_method_for_every_pair(out):
 
 
 def test_the_bars_reach_their_ends(out, told):
-    assert len(told) == 4 * len(DEMO) and all(steps == ticks for _, steps, ticks in told), told
+    assert len(told) == 4 * len(DEMO) + 2 and all(steps == ticks for _, steps, ticks in told), told
 
 
 def test_page_and_results_are_there(out):
@@ -87,7 +96,10 @@ def test_page_and_results_are_there(out):
 
 def test_merged_checkpoints_run_in_a_stock_pipeline(out):
     place, outcome = out
-    assert [*outcome.merged] == [place / name / "merged" for name in DEMO]
+    assert [*outcome.merged] == [
+        *(place / name / "merged" for name in DEMO),
+        place / "skills",
+    ]
     text = pipeline("text-generation", model=str(place / "gpt2-docs/merged"))(
         "The for statement", max_new_tokens=4, do_sample=False
     )
@@ -98,7 +110,9 @@ def test_the_verb(out, tmp_path, monkeypatch):
     """On models that exist, so nothing is trained: the same table, as JSON and as text."""
     place, outcome = out
     monkeypatch.setattr(module, "train", lambda *_, **__: pytest.fail("it trained again"))
-    monkeypatch.setattr(verb, "run_demo", partial(demo, recipes=ONE, methods=METHODS, points=3))
+    monkeypatch.setattr(
+        verb, "run_demo", partial(demo, recipes=ONE, skills={}, methods=METHODS, points=3)
+    )
     assert json.loads(
         CliRunner().invoke(app, ["demo", "--out", str(place), "--json"]).stdout
     ) == list(outcome.rows[: 1 + len(METHODS)])
@@ -129,21 +143,33 @@ def test_the_verdict_is_that_of_the_saved_model(out):
         assert verdict.of("average")[0].loss == rows["plain"]["merged loss"]
 
 
+def test_the_merge_of_skills_is_measured_on_each(out):
+    place, outcome = out
+    verdict = MergeVerdict.read(place / "skills" / "verdict.json")
+    assert verdict == outcome.merged[place / "skills"]
+    assert [skill.name for skill in verdict.skills] == ["python-docs", "python-code"]
+    assert [row.name for row in verdict.of("parent")] == [
+        "A: gpt2-docs-seed-0",
+        "B: gpt2-code-seed-1",
+    ]
+    assert "gpt2-code-seed-1" in outcome.page.read_text("utf-8")
+
+
 def test_other_seeds_are_other_models(out, monkeypatch):
     monkeypatch.setattr(module, "train", lambda *_, **__: pytest.fail("it trained again"))
     with pytest.raises(pytest.fail.Exception, match="it trained again"):
-        demo(out[0], 1, recipes=ONE, methods=METHODS, points=3)
+        demo(out[0], 1, recipes=ONE, skills={}, methods=METHODS, points=3)
 
 
 def test_what_is_not_ours_stays(out, tmp_path):
     (tmp_path / "vit-digits").mkdir()
     (tmp_path / "vit-digits/mine.txt").write_text("mine")
     with pytest.raises(CheckpointError, match="exists: choose another --out"):
-        demo(tmp_path, recipes=ONE, methods=METHODS, points=3)
+        demo(tmp_path, recipes=ONE, skills={}, methods=METHODS, points=3)
     assert (tmp_path / "vit-digits/mine.txt").read_text() == "mine"
     (tmp_path / "file").write_text("mine")
     with pytest.raises(CheckpointError, match="choose another --out"):
-        demo(tmp_path / "file", recipes=ONE, methods=METHODS, points=3)
+        demo(tmp_path / "file", recipes=ONE, skills={}, methods=METHODS, points=3)
 
 
 def test_an_interrupt_keeps_whole_models_only(tmp_path, monkeypatch):
@@ -157,7 +183,7 @@ def test_an_interrupt_keeps_whole_models_only(tmp_path, monkeypatch):
     monkeypatch.setitem(module.METHODS, "learned", quick)
     monkeypatch.setattr(module, "measure_lines", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        demo(tmp_path, recipes=ONE)
+        demo(tmp_path, recipes=ONE, skills={})
     assert [item.name for item in tmp_path.iterdir()] == ["models"]
     assert sorted(item.name for item in (tmp_path / "models").iterdir()) == [
         "vit-digits-seed-0",

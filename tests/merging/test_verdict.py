@@ -15,8 +15,8 @@ from symmerge.evaluation.results import TaskRecord
 from symmerge.evaluation.tasks import make_task
 from symmerge.evaluation.tasks.sampling import Sampling
 from symmerge.lab.small_models import small_model
-from symmerge.merging.verdict_results import MergeVerdict, VerdictRow
-from symmerge.merging.verdict_words import advice, conclude, markdown
+from symmerge.merging.verdict_results import MergeVerdict, SkillRecord, VerdictRow
+from symmerge.merging.verdict_words import advice, check_worth, conclude, markdown
 from symmerge.verification.modules import full_module
 
 TASK = TaskRecord(
@@ -100,6 +100,14 @@ def test_a_verdict_can_be_written_and_read(tmp_path):
         MergeVerdict.from_json({**verdict.to_json(), "rows": []})
 
 
+def test_a_merge_of_no_use_is_refused():
+    useless = conclude(TASK, rows(5.9))
+    with pytest.raises(MismatchError, match=r"far worse than its parents.*--anyway"):
+        check_worth(useless)
+    for fine in (conclude(TASK, rows(4.5)), conclude(TASK, rows(3.4, average=3.3)), None):
+        check_worth(fine)  # the control
+
+
 # what is measured
 
 
@@ -175,6 +183,17 @@ def test_merge_ends_with_a_verdict(tmp_path):
     assert verdict.sentences[0] in html.unescape(page.read_text())
 
 
+def test_what_is_of_no_use_is_written_if_asked_for(tmp_path, monkeypatch):
+    a, b = (checkpoint(tmp_path / name, "gpt2", seed=seed) for seed, name in enumerate("ab"))
+    useless = conclude(TASK, rows(5.9))
+    monkeypatch.setattr("symmerge.merging.pipeline.judge_alignment", lambda *_, **__: useless)
+    flags = ("--effort", "fast", "--out", tmp_path / "out")
+    assert "Nothing was written" in run("merge", a, b, *flags, expect=2).stderr
+    assert not (tmp_path / "out").exists()
+    run("merge", a, b, *flags, "--anyway")
+    assert MergeVerdict.read(tmp_path / "out" / "verdict.json").verdict == "poor"
+
+
 def test_no_verdict_if_not_asked_for(tmp_path):
     a, b = (checkpoint(tmp_path / name, "gpt2", seed=seed) for seed, name in enumerate("ab"))
     flags = ("--effort", "fast", "--no-verdict")
@@ -213,3 +232,51 @@ def test_models_of_one_origin_are_told_at_once(tmp_path):
     flags = ("--effort", "fast", "--dry-run", "--out", tmp_path / "out")
     assert "aligned already" in run("merge", a, tmp_path / "b", *flags).stdout
     assert "aligned already" not in run("merge", a, stranger, *flags).stdout
+
+
+# skills
+
+
+def skill(name, parents, merge, data="self"):
+    """Losses of two parents and their merge on one kind of text."""
+    losses = [("parent", parents[0]), ("parent", parents[1]), ("merge", merge)]
+    task = replace(TASK, data=data)
+    return SkillRecord(name, task, tuple(row(kind, loss) for kind, loss in losses))
+
+
+def test_skills_are_told_where_parents_know_different_texts():
+    apart = [skill("text of A", (3.9, 6.3), 4.1), skill("text of B", (6.8, 4.1), 4.3)]
+    alike = [skill("text of A", (3.9, 4.4), 4.1), skill("text of B", (4.5, 4.1), 4.3)]
+    told = " ".join(conclude(TASK, rows(3.1), apart).sentences)
+    assert "skills of their own" in told and "the merge 4.30" in told
+    assert "skills of their own" not in " ".join(conclude(TASK, rows(3.1), alike).sentences)
+    data = [replace(one, task=replace(TASK, data="x.txt")) for one in alike]
+    assert "skills of their own" in " ".join(conclude(TASK, rows(3.1), data).sentences)
+    worse = [skill("x", (3.0, 4.0), 4.1, "x"), skill("y", (3.1, 4.1), 4.1, "y")]  # the control
+    assert "skills of their own" not in " ".join(conclude(TASK, rows(3.1), worse).sentences)
+
+
+def test_every_model_is_measured_on_the_text_of_each_parent(pair):
+    verdict = sm.judge(sm.average(*pair), pair)
+    of_a, of_b = verdict.skills
+    assert (of_a.name, of_b.name) == ("text of A", "text of B")
+    assert of_a.rows[0].loss < of_a.rows[1].loss and of_b.rows[1].loss < of_b.rows[0].loss
+    for at, row in enumerate(verdict.rows):
+        each = [one.rows[at] for one in verdict.skills]
+        assert row.loss == pytest.approx(sum(one.loss for one in each) / 2, rel=1e-6)
+        assert {one.name for one in each} == {row.name}
+    assert verdict == MergeVerdict.from_json(json.loads(json.dumps(verdict.to_json())))
+    assert "on text of A" in markdown(verdict)
+
+
+def test_skills_may_be_data(tmp_path):
+    folders = [checkpoint(tmp_path / name, "gpt2", seed=seed) for seed, name in enumerate("ab")]
+    models = [sm.load(folder) for folder in folders]
+    for name, text in (("x.txt", "some words "), ("y.txt", "1 2 3 4 5 ")):
+        (tmp_path / name).write_text(text * 100)
+    files = [str(tmp_path / name) for name in ("x.txt", "y.txt")]
+    verdict = sm.judge(sm.average(*models), models, skills=files)
+    assert [one.name for one in verdict.skills] == ["x.txt", "y.txt"]
+    assert verdict.task.metrics == ("loss", "perplexity")
+    alone = sm.evaluate(models, files[0]).models[0].metrics["loss"]
+    assert verdict.skills[0].rows[0].loss == pytest.approx(alone, rel=1e-5)

@@ -14,6 +14,7 @@ from symmerge.evaluation.tasks import Task, make_task, task_of
 from symmerge.evaluation.tasks.sampling import Part
 from symmerge.matching.learning.data import max_inputs
 from symmerge.models.model import Model, load
+from symmerge.models.settings import check_same_labels
 from symmerge.models.tables import check_same_kind, layer_count
 from symmerge.models.widening import Units, widen
 
@@ -46,6 +47,7 @@ def open_models(models: Sequence[ModelLike], *, units: str = "zero") -> list[Mod
     check_choice("--units", units, get_args(Units))
     opened = [open_model(model) for model in models]
     check_same_kind(opened, "aligned or merged")
+    check_same_labels(opened, "aligned or merged")
     widest = max(opened, key=lambda model: model.parameters)
     return [_as_wide_as(model, widest, units) for model in opened]
 

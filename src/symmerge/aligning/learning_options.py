@@ -8,8 +8,8 @@ from typing import get_args
 
 from symmerge.aligning.choices import check_choice
 from symmerge.evaluation.tasks import Task
-from symmerge.matching.learning.distillation import Target
 from symmerge.matching.learning.start import activation_start
+from symmerge.matching.learning.targets import Target
 from symmerge.matching.weights import WeightMatching
 
 TARGETS, STARTS = get_args(Target), ("weights", "activations", "identity")

@@ -110,6 +110,8 @@ def _kind(provenance: Provenance, merge: HistoryStep | None) -> str:
     how = "averaged" if method == "mean" else f"combined by {method}"
     before = "aligned by their symmetries, then " if merge.evidence else ""
     after = "" if merge.evidence else " as they are, without alignment"
+    if any(step.step == "heal" for step in provenance.steps):
+        after += ", then healed: all weights learned from the parents' answers"
     return (
         f"A stock {provenance.architecture} of the parents' size: {len(merge.parents or ())} models"
         f" were {before}{how}{after}. {by}"

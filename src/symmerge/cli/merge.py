@@ -15,6 +15,7 @@ from symmerge.aligning.jobs import (
     relations,
     was_interrupted,
 )
+from symmerge.aligning.options import NONE
 from symmerge.checkpoints.folders import refuse
 from symmerge.checkpoints.memory import return_freed_memory
 from symmerge.cli import console
@@ -42,7 +43,7 @@ from symmerge.merging.pipeline import MergeJob, prepare_merge
 from symmerge.merging.plan import MergePlan
 from symmerge.merging.proof import NEW
 from symmerge.merging.verdict_results import MergeVerdict
-from symmerge.merging.verdict_words import advice
+from symmerge.merging.verdict_words import advice, check_worth
 from symmerge.models.model import Model, provenance_of
 from symmerge.models.precision import check_dtype, to_dtype
 from symmerge.report.published import publish
@@ -97,8 +98,16 @@ def merge(
         console.warn(line)
     with dropping_if_quick(resume_file):
         result = job.align(console.note, resume_file)
-        merged = to_dtype(job.combine(result, console.note), output.dtype or job.dtype)
-        verdict = None if output.no_verdict else job.judge(result, merged, console.note)
+        combined = job.combine(result, console.note)
+        merged = healed = job.heal(result, combined, console.note)
+        merged = to_dtype(merged, output.dtype or job.dtype)
+        unhealed = None if healed is combined else combined
+        verdict = None
+        if not output.no_verdict:
+            more = {"unhealed": unhealed, "skills": tuple(merging.skill or ())}
+            verdict = job.judge(result, merged, console.note, **more)
+        if aligning.method != NONE and not merging.anyway:
+            check_worth(verdict)
         best = aligning.effort == "best"
         verdict = verdict and advice(verdict, best=best)
         with console.progress("writing", len(merged.weights.names())) as tick:

@@ -1,6 +1,7 @@
 """The demo: models of two seeds, which averaging destroys, merged after alignment.
 
-Also a small model of every family, transformed by a random symmetry.
+Then two models of different skills, merged into one without data, and in the second part
+also a small model of every family, transformed by a random symmetry.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from symmerge.evaluation.results import CurveFile, MethodLine
 from symmerge.evaluation.tasks import Task, make_task
 from symmerge.lab.small_models import SMALL, small_model
 from symmerge.lab.training.loop import METRICS, train, trained
-from symmerge.lab.training.recipes import DEMO, TrainingRecipe
+from symmerge.lab.training.recipes import DEMO, SKILLS, TrainingRecipe
 from symmerge.matching.recipes import DATA_FREE, RECIPES, Recipe, with_options
 from symmerge.matching.weights import WeightMatching
 from symmerge.merging.means import average
+from symmerge.merging.verdict import judge
 from symmerge.merging.verdict_results import (
     AVERAGE,
     ENSEMBLE,
@@ -53,6 +55,7 @@ METHODS = {
     "correlation": RECIPES["correlation"],
     "learned": LEARNED,
 }
+GENERALIST = "standard"  # the effort by which skills are merged
 # Training samples that methods use, by task.
 SAMPLES = {"activations": {"image": 200, "clm": 48}, "learned": {"image": 1200, "clm": 200}}
 Bar = Callable[[str, int], AbstractContextManager[Progress]]
@@ -79,14 +82,16 @@ def demo(
     *,
     recipes: Mapping[str, TrainingRecipe] = DEMO,
     methods: Mapping[str, Recipe] = METHODS,
+    skills: Mapping[str, TrainingRecipe] = SKILLS,
     points: int = 21,
     bar: Bar = _silent,
 ) -> DemoOutcome:
     """Train two models per recipe, merge them by every method, and measure on held-out data.
 
+    Then one model for each of the `skills`, on data of its own; all of them merged without data.
     Models stay in OUT/models and are trained once. Methods may use training data only.
     OUT gets page.html, and a folder for each recipe: curve.json, curve.csv, curve.svg,
-    structure.json, averaged, merged.
+    structure.json, averaged, merged; OUT/skills is the merge of skills.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -97,8 +102,9 @@ def demo(
     with one_thread():
         demo_of = _Demo(out, seed, methods, points, bar)
         pairs = {name: demo_of.pair(name, recipe) for name, recipe in recipes.items()}
+        generalist = {out / "skills": demo_of.merge_skills(skills)} if skills else {}
     page = report.report(out, out / "page.html")
-    merged = {out / name / "merged": verdict for name, (_, verdict) in pairs.items()}
+    merged = {out / name / "merged": verdict for name, (_, verdict) in pairs.items()} | generalist
     return DemoOutcome(tuple(row for rows, _ in pairs.values() for row in rows), page, merged)
 
 
@@ -129,6 +135,23 @@ class _Demo:
         with new_folder(folder, overwrite=(folder / "curve.json").exists()) as new:
             verdict = _write(new, curves, a, b, pairs)
         return _rows(name, task, curves, pairs), verdict
+
+    def merge_skills(self, recipes: Mapping[str, TrainingRecipe]) -> MergeVerdict:
+        """One model of several that were trained on different data, without data of any."""
+        parents = [
+            load(self._parent(name, recipe, 2 * self.seed + which))
+            for which, (name, recipe) in enumerate(recipes.items())
+        ]
+        folder = self.out / "skills"
+        with self.bar("skills: merging", 2) as tick:
+            result = align(parents[0], parents[1], GENERALIST)
+            tick("aligned")
+            merged = average(*result.models, evidence=result.evidence())
+            data = [recipe.data for recipe in recipes.values()]
+            verdict = judge(merged, parents, skills=data, aligned=result.models)
+            tick("measured")
+        publish(merged, verdict, folder, overwrite=(folder / "verdict.json").exists())
+        return verdict
 
     def _parent(self, name: str, recipe: TrainingRecipe, seed: int) -> Path:
         """A trained model; an existing one with the same recipe and seed is reused."""

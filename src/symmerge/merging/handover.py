@@ -88,6 +88,7 @@ def check_handover(file: Path | None, plan: MergePlan, out: Path, overwrite: boo
         "--at": plan.at,
         f"--attention {plan.attention}": plan.attention != "factors",
         f"--repair {plan.repair}": plan.repair,
+        f"--heal {plan.heal}": plan.heal,
     }
     if problems := [option for option, given in own.items() if given]:
         raise MismatchError(

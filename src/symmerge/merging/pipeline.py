@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 from symmerge.aligning.aligned import Aligned
 from symmerge.aligning.folders import AlignedFolder, load_aligned
@@ -18,10 +18,11 @@ from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import Task
 from symmerge.matching.recipes import Recipe
 from symmerge.matching.resume import ResumeFile
+from symmerge.merging.healing import HealOptions, heal
 from symmerge.merging.mergekit_methods import MergekitMerge
 from symmerge.merging.plan import MergePlan
 from symmerge.merging.proof import prove_parents
-from symmerge.merging.verdict import judge_alignment
+from symmerge.merging.verdict import judge_alignment, parents_of
 from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.models.model import Model, Progress
 from symmerge.models.precision import check_dtype, to_dtype
@@ -44,11 +45,12 @@ def merge(
     density: float = 0.5,
     data: str | Task | None = None,
     samples: int | None = None,
-    at: Mapping[str, float] | None = None,
+    at: Mapping[str, float] | Literal["learned"] | None = None,
     attention: str = "factors",
     repair: str | None = None,
     calibration: str | Task | None = None,
     calibration_samples: int | None = None,
+    heal: int | None = None,
     units: str = "zero",
     shared_tokens: bool = False,
     reference: int | str = 0,
@@ -69,9 +71,10 @@ def merge(
     | `t`, `weights` | position between two models; weight of each model |
     | `combine`, `density` | mean, slerp, ties, dare, dare_ties or soup; share of differences kept |
     | `data`, `samples` | what is learned from, and what a soup is chosen by |
-    | `at`, `attention` | another t for parts; how heads are averaged: see `average` |
+    | `at`, `attention` | another t for parts, or "learned"; how heads are averaged: see `average` |
     | `repair` | REPAIR of "maps" or "norms" |
     | `calibration`, `calibration_samples` | what activations and REPAIR look at; else `data` |
+    | `heal` | steps of distillation from the parents into all weights, after merging |
     | `units`, `shared_tokens` | different widths and vocabularies: see `align` |
     | `reference`, `rounds` | for three models or more: see `align_many` |
     | `dtype` | precision of the result: float32, float16 or bfloat16; as the first model's |
@@ -90,11 +93,13 @@ def merge(
         repair=repair,
         calibration=calibration,
         calibration_samples=calibration_samples,
+        heal=heal,
         seed=seed,
         device=device,
     )
     if isinstance(models, Aligned | AlignedMany):
-        return to_dtype(_aligned_job(models, plan).combine(models, progress), dtype)
+        job = _aligned_job(models, plan)
+        return to_dtype(job.heal(models, job.combine(models, progress), progress), dtype)
     job = prepare_merge(
         models,
         plan,
@@ -104,7 +109,9 @@ def merge(
         reference=reference,
         rounds=rounds,
     )
-    return to_dtype(job.combine(job.align(progress), progress), dtype or job.dtype)
+    result = job.align(progress)
+    merged = job.heal(result, job.combine(result, progress), progress)
+    return to_dtype(merged, dtype or job.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +128,7 @@ class MergeJob:
     repair_task: Task | None
     many: Mapping[str, Any] = field(default_factory=dict)  # options of `align_models`
     folder: AlignedFolder | None = None  # models that were aligned before
+    healing: HealOptions | None = None
 
     @property
     def dtype(self) -> str | None:
@@ -145,16 +153,33 @@ class MergeJob:
         if result is not None:
             models = list(result.models)
             evidence = {**result.evidence(), **prove_parents(result, progress)}
-        merged = self.plan.combined(models, shares, evidence, progress)
+        plan = self.plan.with_shares(models, shares, progress)
+        merged = plan.combined(models, shares, evidence, progress)
         merged = self.plan.repaired(merged, models, shares, self.repair_task)
         return self.folder.with_origins(merged) if self.folder else merged
 
+    def heal(self, result: Result | None, merged: Model, progress: Progress | None = None) -> Model:
+        """The merge, healed if that was asked for; unchanged where healing does not help."""
+        if self.healing is None:
+            return merged
+        parents = parents_of(result, self.models)[0]
+        return heal(merged, parents, options=self.healing, progress=progress).model
+
     def judge(
-        self, result: Result | None, merged: Model, progress: Progress
+        self,
+        result: Result | None,
+        merged: Model,
+        progress: Progress,
+        unhealed: Model | None = None,
+        skills: Sequence[str] = (),
     ) -> MergeVerdict | None:
-        """How good the merge of what `align` gave is; None where it cannot be measured."""
+        """How good the merge of what `align` gave is; None where it cannot be measured.
+
+        A healed one is shown beside what it was before; `skills` are data that are measured apart.
+        """
         plan = self.plan
         how = {"weights": self.shares_of(result), "seed": plan.seed, "device": plan.device}
+        how |= {"unhealed": unhealed, "skills": skills}
         return judge_alignment(result, merged, self.models, plan.data, progress=progress, **how)
 
     def shares_of(self, result: Result | None) -> list[float]:
@@ -199,6 +224,7 @@ def prepare_merge(
         shares=shares,
         repair_task=plan.repair_task(readable) if generate else None,
         many=many,
+        healing=plan.heal_options(readable) if generate else None,
     )
 
 
@@ -223,6 +249,7 @@ def _with_inputs(plan: MergePlan, method: Method) -> tuple[MergePlan, Method]:
         return plan, method
     given = {name: getattr(plan, name) or getattr(method, name) for name in INPUTS}
     plan, method = replace(plan, **given), replace(method, **given)
+    plan = replace(plan, target=method.target or plan.target)
     # What only REPAIR looks at is none of the alignment's.
     if plan.repair and (method.method == NONE or not method.observes):
         method = replace(method, calibration=None, calibration_samples=None)
@@ -254,4 +281,5 @@ def _aligned_job(result: Result, plan: MergePlan) -> MergeJob:
         shares=plan.shares(models),
         repair_task=plan.repair_task(models),
         folder=result if isinstance(result, AlignedFolder) else None,
+        healing=plan.heal_options(models),
     )

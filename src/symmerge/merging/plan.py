@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import cast, get_args
+from dataclasses import dataclass, field, replace
+from typing import Literal, cast, get_args
 
 from symmerge.aligning.choices import check_choice
 from symmerge.aligning.inputs import make_inputs
 from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import Task
+from symmerge.matching.learning.targets import Target
 from symmerge.merging.combining import METHODS, combine, normalised_weights
+from symmerge.merging.healing import HealOptions
 from symmerge.merging.means import Attention, average
 from symmerge.merging.mergekit_methods import MergekitMerge
 from symmerge.merging.rescaling import Part, repair
+from symmerge.merging.shares import LR, STEPS, learn_shares
 from symmerge.merging.soups import soup
 from symmerge.models.interpolation import piece_time
 from symmerge.models.model import Model, Progress
 
 COMBINE = (*METHODS, "soup")
+LEARNED = "learned"  # shares of the parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +35,14 @@ class MergePlan:
     density: float = 0.5
     data: str | Task | None = None
     samples: int | None = None
-    at: Mapping[str, float] = field(default_factory=dict)
+    at: Mapping[str, float] | Literal["learned"] = field(default_factory=dict)
     attention: str = "factors"
     repair: str | None = None
     calibration: str | Task | None = None
     calibration_samples: int | None = None
+    heal: int | None = None  # steps
+    heal_lr: float | None = None
+    target: Target = "auto"  # of healing, and of learned shares
     seed: int = 0
     device: str = "cpu"
     mergekit: MergekitMerge | None = None  # a config that says all of the above
@@ -61,8 +68,22 @@ class MergePlan:
             raise MismatchError(
                 "--combine soup keeps the models that help on some data: give --data"
             )
-        piece_time(models[0].spec, 0.5, self.at)
+        if self.at == LEARNED and self.attention == "circuits":
+            raise MismatchError("--at learned learns stock checkpoints: use --attention factors")
+        if isinstance(self.at, str) and self.at != LEARNED:
+            raise MismatchError(f"at {self.at}: there is {LEARNED}, or a t for each part")
+        piece_time(models[0].spec, 0.5, {} if isinstance(self.at, str) else self.at)
         self._check_repair()
+        self._check_heal()
+
+    def _check_heal(self) -> None:
+        if self.heal is None and self.heal_lr is not None:
+            raise MismatchError(f"--heal-lr {self.heal_lr:g}: nothing is healed; add --heal STEPS")
+        if self.heal is not None and self.attention == "circuits":
+            raise MismatchError(
+                "--heal works on stock checkpoints: --attention circuits makes none;"
+                " use factors or svd"
+            )
 
     def _check_mergekit(self, config: MergekitMerge) -> None:
         """Refuse options of a merge beside a config that says how to merge."""
@@ -118,10 +139,44 @@ class MergePlan:
         task.check_labels()
         return task
 
-    def _task(self, models: Sequence[Model], data: str | Task, samples: int | None) -> Task:
+    def heal_options(self, models: Sequence[Model]) -> HealOptions | None:
+        """How to heal, with its data; refuses what cannot be healed."""
+        if self.heal is None:
+            return None
+        options = self._learning(models, self.heal, self.heal_lr)
+        options.check(models[0], len(models))
+        return options
+
+    def _learning(self, models: Sequence[Model], steps: int, lr: float | None) -> HealOptions:
+        task = None
+        if self.data is not None and self.data != "self":
+            task = self._task(models, self.data, self.samples, learned=True)
+        how = {"target": self.target, "seed": self.seed, "device": self.device}
+        return HealOptions(data=task, steps=steps, lr=lr, **how)  # type: ignore[arg-type]
+
+    def with_shares(
+        self, models: Sequence[Model], shares: Sequence[float], progress: Progress | None
+    ) -> MergePlan:
+        """The same plan with a share for each part, if they are to be learned."""
+        if self.at != LEARNED:
+            return self
+        options = self._learning(models, STEPS, LR)
+        a, b = models
+        learned = learn_shares(a, b, t=shares[1], options=options, progress=progress)
+        return replace(self, at=learned.at)
+
+    def _task(
+        self,
+        models: Sequence[Model],
+        data: str | Task,
+        samples: int | None,
+        *,
+        learned: bool = False,
+    ) -> Task:
         if isinstance(data, Task):
             return data
-        how = {"seed": self.seed, "device": self.device}
+        how = {"seed": self.seed, "device": self.device, "learned": learned}
+        how |= {"part": "learn"} if learned else {}  # the rest is for the verdict
         return make_inputs(models, data, samples=samples, **how)  # type: ignore[arg-type]
 
     def combined(

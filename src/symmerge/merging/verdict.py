@@ -7,7 +7,7 @@ ensemble gives the answers.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from string import ascii_uppercase
@@ -28,13 +28,16 @@ from symmerge.evaluation.results import LinePoint, Metrics
 from symmerge.evaluation.tasks import SELF_SOURCES, Task, make_task, task_of
 from symmerge.evaluation.tasks.base import Batch
 from symmerge.evaluation.tasks.catalog import TASKS
+from symmerge.evaluation.tasks.readouts import TokenReadout
 from symmerge.merging.combining import normalised_weights
 from symmerge.merging.verdict_results import (
     AVERAGE,
     ENSEMBLE,
     MERGE,
     PARENT,
+    UNHEALED,
     MergeVerdict,
+    SkillRecord,
     VerdictRow,
 )
 from symmerge.merging.verdict_words import UNLABELLED_METRICS, conclude
@@ -51,6 +54,7 @@ MEMORY = 1.5  # of a model in float32, for its activations, too
 ONE_THREAD = 200_000_000  # parameters
 BETWEEN, LINE_PARAMETERS = (0.25, 0.5, 0.75), 500_000_000
 LINES = "aligned_line", "plain_line"
+SKILL_SAMPLES = 64  # of each skill
 
 
 class Judged(NamedTuple):
@@ -62,11 +66,19 @@ class Judged(NamedTuple):
 
 
 class MeasuredModel(NamedTuple):
-    """What was measured of it."""
+    """What was measured of it: on everything, then on each skill."""
 
     name: str
     kind: str
     metrics: Metrics
+    skills: tuple[Metrics, ...]
+
+
+class Judging(NamedTuple):
+    """What is measured: a task, and the skills that are told apart in it or beside it."""
+
+    task: Task
+    skills: Mapping[str, Task]
 
 
 def judge(
@@ -74,31 +86,40 @@ def judge(
     parents: Sequence[ModelLike],
     data: str | Task | None = None,
     *,
+    skills: Sequence[str] = (),
     weights: Sequence[float] | None = None,
     aligned: Sequence[Model] = (),
     plain: bool = True,
+    unhealed: Model | None = None,
     seed: int = 0,
     device: str = "cpu",
     progress: ProgressLike = None,
 ) -> MergeVerdict:
     """Measure a merge beside its parents: `judge(merged, [a, b], "books.txt")`.
 
-    Without data it is measured on text that the parents sample, or on synthetic images. `weights`
+    Without data it is measured on text that the parents sample, each parent's apart, or on
+    synthetic images; `skills` are data measured apart, beside `data` or instead of it. `weights`
     are those of the parents in their plain average (not `plain`: none). Of two `aligned` models the
-    line between them is measured, too. One model at a time is in memory.
+    line between them is measured, too, and `unhealed` is what a healed merge was before. One model
+    at a time is in memory.
     """
     result, sources = open_model(merged), [open_model(parent) for parent in parents]
-    if reason := cannot_judge(result, data, device):
+    if reason := cannot_judge(result, data or next(iter(skills), None), device):
         raise MismatchError(f"{result.where} cannot be judged: {reason}")
     tell = reporter(progress)
     tell(Phase("measuring the merge beside its parents"))
-    judged = [*_judged(result, sources, weights, plain), *_lines(sources, aligned, plain)]
+    judged = _judged(result, sources, weights, plain)
+    if unhealed is not None:
+        judged.insert(-1, Judged("merge before healing", UNHEALED, unhealed))
+    judged += _lines(sources, aligned, plain)
     # The same bytes whatever the number of threads; of a large model that would take too long.
     with one_thread() if result.parameters < ONE_THREAD else nullcontext():
-        task = judging_task(sources, data, seed=seed, device=device, progress=tell)
-        measured = _measure(judged, task, device_of(device), tell)
-    rows = [VerdictRow(*one) for one in measured if one.kind not in LINES]
-    verdict = conclude(task.to_record(), rows)
+        how = {"seed": seed, "device": device, "progress": tell}
+        judging = judging_on(sources, data, skills, **how)  # type: ignore[arg-type]
+        measured = _measure(judged, judging, device_of(device), tell)
+    shown = [one for one in measured if one.kind not in LINES]
+    rows = [VerdictRow(one.name, one.kind, one.metrics) for one in shown]
+    verdict = conclude(judging.task.to_record(), rows, _skills(judging, shown))
     return replace(verdict, **{kind: _line(measured, kind) for kind in LINES})
 
 
@@ -132,7 +153,7 @@ def judge_alignment(
     reason = cannot_judge(merged, data, how["device"])
     if reason is None:
         try:
-            parents, more = _parents(result, models)
+            parents, more = parents_of(result, models)
             return judge(merged, parents, data, **more, **how)
         except SymmergeError as error:  # a tokenizer that cannot be opened, logits that overflow
             if data is not None:
@@ -142,7 +163,7 @@ def judge_alignment(
     return None
 
 
-def _parents(
+def parents_of(
     result: Aligned | AlignedMany | AlignedFolder | None, models: Sequence[Model]
 ) -> tuple[Sequence[Model], dict[str, Any]]:
     """What a merge is compared with, and more options of `judge`."""
@@ -156,26 +177,66 @@ def _parents(
     return result.models if result.shared else models, {"aligned": result.models}
 
 
-def judging_task(
+def judging_on(
     parents: Sequence[Model],
     data: str | Task | None,
+    skills: Sequence[str] = (),
     *,
     seed: int,
     device: str,
     progress: Progress,
-) -> Task:
+) -> Judging:
     """What a merge is judged on: the part of the data that nothing is learned from, or inputs
-    that the parents make."""
-    if isinstance(data, Task):
-        return data
+    that the parents make, each parent's text apart."""
     kind, how = task_of(parents[0]), {"device": device, "progress": progress}
+    given = {
+        public_name(name): make_task(kind, name, parents, max_samples=SKILL_SAMPLES, **how)
+        for name in skills
+    }
+    if isinstance(data, Task):
+        return Judging(data, given)
     if data not in (None, "self"):
-        return make_task(kind, data, parents, part="judge", seed=seed, **how)
+        return Judging(make_task(kind, data, parents, part="judge", seed=seed, **how), given)
+    if given:
+        return Judging(_joined(list(given.values())), given)
     if kind == "image":
-        return make_task(kind, "self", parents, samples=IMAGES, seed=seed + OTHER_SEED, **how)
+        more = {"samples": IMAGES, "seed": seed + OTHER_SEED}
+        return Judging(make_task(kind, "self", parents, **more, **how), {})
     length = max(SHORTEST, min(LENGTH, int(WORK // parents[0].parameters)))
-    more = {"samples": ROWS, "length": length, "seed": seed + OTHER_SEED}
-    return make_task(kind, "self", parents, **more, **how)
+    more = {"length": length, "seed": seed + OTHER_SEED, **how}
+    rows = [len(share) for share in np.array_split(range(ROWS), len(parents))]
+    texts = {
+        f"text of {_letter(at)}": make_task(kind, "self", [parent], samples=count, **more)
+        for at, (parent, count) in enumerate(zip(parents, rows, strict=True))
+        if count
+    }
+    return Judging(_joined(list(texts.values())), texts)
+
+
+def _joined(tasks: Sequence[Task]) -> Task:
+    """All samples of some tasks of one kind."""
+    first, batches = tasks[0], [task.batches for task in tasks]
+    readout = first.readout
+    if isinstance(readout, TokenReadout) and len(tasks) > 1:  # characters per token differ
+        readout = replace(readout, characters_per_token=None)
+    return replace(
+        first,
+        data=", ".join(dict.fromkeys(task.data for task in tasks)),
+        samples=sum(task.samples for task in tasks),
+        batches=[batch for each in batches for batch in each],
+        readout=readout,
+    )
+
+
+def _skills(judging: Judging, measured: Sequence[MeasuredModel]) -> tuple[SkillRecord, ...]:
+    return tuple(
+        SkillRecord(
+            name,
+            task.to_record(),
+            tuple(VerdictRow(one.name, one.kind, one.skills[at]) for one in measured),
+        )
+        for at, (name, task) in enumerate(judging.skills.items())
+    )
 
 
 def _judged(
@@ -220,22 +281,39 @@ def _letter(at: int) -> str:
 
 @torch.no_grad()
 def _measure(
-    judged: Sequence[Judged], task: Task, device: torch.device, progress: Progress
+    judged: Sequence[Judged], judging: Judging, device: torch.device, progress: Progress
 ) -> list[MeasuredModel]:
-    batches = list(task.batches)
-    answers = []
+    tasks = [judging.task, *judging.skills.values()]
+    batches = [list(task.batches) for task in tasks]
+    answers: list[list[list[Tensor]]] = []  # of each model, for each task
     for number, (name, _, model) in enumerate(judged):
         module = full_module(model, torch.float32, device)
-        answers.append([_predict(task, module, batch, device) for batch in batches])
+        answers.append([])
+        for task, inputs in zip(tasks, batches, strict=True):
+            answers[-1].append([_predict(task, module, batch, device) for batch in inputs])
         progress(Counted(f"measured {name}", number + 1, len(judged)))
         del module
     parents = [answer for answer, one in zip(answers, judged, strict=True) if one.kind == PARENT]
-    joint = [task.readout.ensemble(each) for each in zip(*parents, strict=True)]
-    measured = [
-        MeasuredModel(one.name, one.kind, _metrics(task, batches, answer, joint))
-        for one, answer in zip(judged, answers, strict=True)
+    joint = [
+        [task.readout.ensemble(each) for each in zip(*theirs, strict=True)]
+        for task, *theirs in zip(tasks, *parents, strict=True)
     ]
-    return [*measured, MeasuredModel("ensemble", ENSEMBLE, _metrics(task, batches, joint, joint))]
+    named = [*((one.name, one.kind) for one in judged), ("ensemble", ENSEMBLE)]
+    return [
+        MeasuredModel(
+            *name,
+            *_on_all(
+                _metrics(task, inputs, theirs, together)
+                for task, inputs, theirs, together in zip(tasks, batches, mine, joint, strict=True)
+            ),
+        )
+        for name, mine in zip(named, [*answers, joint], strict=True)
+    ]
+
+
+def _on_all(metrics: Iterable[Metrics]) -> tuple[Metrics, tuple[Metrics, ...]]:
+    first, *others = metrics
+    return first, tuple(others)
 
 
 def _predict(task: Task, module: torch.nn.Module, batch: Batch, device: torch.device) -> Tensor:

@@ -9,7 +9,8 @@ from typing import Annotated
 from symmerge.checkpoints.json_results import OMIT, Record, ResultFile
 from symmerge.evaluation.results import LinePoint, Metrics, TaskRecord
 
-PARENT, AVERAGE, MERGE, ENSEMBLE = KINDS = "parent", "average", "merge", "ensemble"
+KINDS = "parent", "average", "merge", "unhealed", "ensemble"
+PARENT, AVERAGE, MERGE, UNHEALED, ENSEMBLE = KINDS
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class VerdictRow(Record):
     """One model that was measured."""
 
     name: Annotated[str, "For people: `A: seed-0`, `plain average`, `merge`, `ensemble`."]
-    kind: Annotated[str, "`parent`, `average`, `merge` or `ensemble`."]
+    kind: Annotated[str, "`parent`, `average`, `merge`, `unhealed` (before healing) or `ensemble`."]
     metrics: Annotated[Metrics, "Value of each metric; `loss` is one of them."]
 
     def __post_init__(self) -> None:
@@ -29,6 +30,19 @@ class VerdictRow(Record):
     @property
     def loss(self) -> float:
         return self.metrics["loss"]
+
+
+@dataclass(frozen=True)
+class SkillRecord(Record):
+    """Every model on one kind of input: what one parent writes, or data of its own."""
+
+    name: Annotated[str, "For people: `text of A`, or the name of the data."]
+    task: Annotated[TaskRecord, "What was measured."]
+    rows: Annotated[tuple[VerdictRow, ...], "The models of the verdict, in the same order."]
+
+    def losses(self, kind: str) -> list[float]:
+        """The losses of a kind of model."""
+        return [row.loss for row in self.rows if row.kind == kind]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -45,6 +59,9 @@ class MergeVerdict(ResultFile):
     ]
     verdict: Annotated[str, "`better`, `good`, `usable`, `poor`, or `unknown` (synthetic images)."]
     sentences: Annotated[tuple[str, ...], "The verdict in plain words."]
+    skills: Annotated[
+        tuple[SkillRecord, ...], OMIT, "The same on each skill: text of each parent, or `--skill`."
+    ] = ()
     next: Annotated[tuple[str, ...], "Commands worth running next."] = ()
     aligned_line: Annotated[
         tuple[LinePoint, ...] | None, OMIT, "Of two models: the line between them, aligned."
@@ -70,7 +87,14 @@ class MergeVerdict(ResultFile):
 
     def table(self) -> list[dict[str, object]]:
         """The rows for a printed table."""
-        return [{"model": row.name, **_shown(row.metrics, self.task.metrics)} for row in self.rows]
+        return [
+            {
+                "model": row.name,
+                **_shown(row.metrics, self.task.metrics),
+                **{f"on {skill.name}": skill.rows[at].loss for skill in self.skills},
+            }
+            for at, row in enumerate(self.rows)
+        ]
 
 
 def _shown(metrics: Metrics, names: Sequence[str]) -> dict[str, object]:

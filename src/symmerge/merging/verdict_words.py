@@ -5,26 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
+from itertools import combinations
+from statistics import fmean, pstdev
 
+from symmerge.errors import MismatchError
 from symmerge.evaluation.results import TaskRecord
+from symmerge.matching.learning.targets import DISAGREE
 from symmerge.merging.verdict_results import (
     AVERAGE,
     ENSEMBLE,
     MERGE,
     PARENT,
     MergeVerdict,
+    SkillRecord,
     VerdictRow,
 )
 
 # Loss above the mean of the parents, in nats: a perplexity 5 % and 65 % higher.
 AS_GOOD, STILL_USABLE = 0.05, 0.5
+SKILLS_APART = 0.25  # nats: on real data two seeds differ by .1, two domains by 1
+WORTH = 0.1  # share of averaging's damage that is repaired, where a merge is poor
 NO_DAMAGE = 0.02  # an average that costs less does no harm
 UNLABELLED_METRICS = "loss", "agreement"
 
 
-def conclude(task: TaskRecord, rows: Sequence[VerdictRow]) -> MergeVerdict:
-    """The verdict on measured rows."""
+def conclude(
+    task: TaskRecord, rows: Sequence[VerdictRow], skills: Sequence[SkillRecord] = ()
+) -> MergeVerdict:
+    """The verdict on measured rows, with those of each skill."""
     if not task.metrics:
         return _unknown(replace(task, metrics=UNLABELLED_METRICS), rows)
     losses = [row.loss for row in rows if row.kind == PARENT]
@@ -35,10 +43,16 @@ def conclude(task: TaskRecord, rows: Sequence[VerdictRow]) -> MergeVerdict:
     sentences = [
         _about_merge(task, rows, grade),
         *_about_average(task, rows, repaired),
+        *_about_skills(skills),
         *_about_data(task, len(losses)),
     ]
     return MergeVerdict(
-        task=task, rows=tuple(rows), repaired=repaired, verdict=grade, sentences=tuple(sentences)
+        task=task,
+        rows=tuple(rows),
+        repaired=repaired,
+        verdict=grade,
+        sentences=tuple(sentences),
+        skills=tuple(skills),
     )
 
 
@@ -128,6 +142,44 @@ def _about_average(
     ]
 
 
+def check_worth(verdict: MergeVerdict | None) -> None:
+    """Refuse a merge that is far worse than its parents, and no better than their plain average."""
+    if verdict is None or verdict.verdict != "poor" or verdict.repaired is None:
+        return
+    if verdict.repaired < WORTH:
+        raise MismatchError(
+            f"{verdict.sentences[0]} {verdict.sentences[1]} Nothing was written: these models have"
+            " too little in common for this effort; try --effort best, --data FILE or --heal 300,"
+            " or write it as it is with --anyway"
+        )
+
+
+def _about_skills(skills: Sequence[SkillRecord]) -> list[str]:
+    """Where each parent knows something that another does not, what the merge keeps of it."""
+    if len(skills) < 2 or not differ(skills):
+        return []
+    said = [
+        f"on {skill.name} the best of them has a loss of {min(skill.losses(PARENT)):.2f}, the worst"
+        f" {max(skill.losses(PARENT)):.2f}, the merge {skill.losses(MERGE)[0]:.2f}"
+        for skill in skills
+    ]
+    return [f"The parents have skills of their own: {'; '.join(said)}."]
+
+
+def differ(skills: Sequence[SkillRecord]) -> bool:
+    """Whether the better parent is another one from skill to skill, and by far.
+
+    Text sampled from a parent is always its own: there it takes more.
+    """
+    losses = [skill.losses(PARENT) for skill in skills]
+    own = all(skill.task.data == "self" for skill in skills)
+    apart = [
+        pstdev([each[a] - each[b] for each in losses])
+        for a, b in combinations(range(len(losses[0])), 2)
+    ]
+    return max(apart, default=0.0) > (DISAGREE if own else SKILLS_APART)
+
+
 def _about_data(task: TaskRecord, parents: int) -> list[str]:
     if task.data != "self":
         return [f"Measured on {task.samples} samples of {task.data} that nothing was learned from."]
@@ -140,9 +192,12 @@ def _about_data(task: TaskRecord, parents: int) -> list[str]:
 
 def markdown(verdict: MergeVerdict, picture: str | None = None) -> str:
     """The verdict for a model card: sentences, a table, and a picture that lies beside it."""
-    names = verdict.task.metrics
-    head = ["model", *(name.replace("_", " ") for name in names)]
-    rows = [[row.name, *(f"{row.metrics[name]:.4g}" for name in names)] for row in verdict.rows]
+    table = verdict.table()
+    head = list(table[0])
+    rows = [
+        [value if isinstance(value, str) else f"{value:.4g}" for value in row.values()]
+        for row in table
+    ]
     lines = [" ".join(verdict.sentences), ""]
     lines += [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
     if picture:

@@ -33,6 +33,11 @@ def piece_time(spec: Spec, t: float, at: Mapping[str, float]) -> PieceTime:
     return lambda piece: next((at[name] for name in _names(spec, piece) if name in at), t)
 
 
+def piece_name(spec: Spec, piece: Piece) -> str:
+    """The most specific name that selects a piece: a space of a layer, or the stream."""
+    return _names(spec, piece)[0]
+
+
 def _names(spec: Spec, piece: Piece) -> list[str]:
     """The names that can select a piece, most specific first."""
     hidden = [atom.space for atom in piece.atoms if atom.space in spec.hidden]

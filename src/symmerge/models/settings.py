@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from symmerge.errors import MismatchError
 from symmerge.models.binding import typed_config
 from symmerge.models.model import Model
 
@@ -102,6 +103,31 @@ def _order_of_labels(first: Model, second: Model) -> list[str]:
         return []
     pairs = enumerate(zip(mine, theirs, strict=True))
     return [f"id2label of class {at}: {x} / {y}" for at, (x, y) in pairs if x != y][:1]
+
+
+def check_same_labels(models: Sequence[Model], verb: str = "merged") -> None:
+    """Refuse classifiers of other labels than the first one's: no row of a head can mean both."""
+    first, *others = models
+    mine = _labels(first)
+    for other in others:
+        theirs = _labels(other)
+        invented = _invented(mine) or _invented(theirs)
+        if len(mine) != len(theirs) or (mine != theirs and not invented):
+            raise MismatchError(
+                f"{first.where} tells {_few(mine)} and {other.where} {_few(theirs)}: classifiers of"
+                f" different labels, or of another order, cannot be {verb}; train both heads on the"
+                " same labels, or merge the models without their heads"
+            )
+
+
+def _invented(labels: Sequence[str]) -> bool:
+    """Whether transformers made up the names."""
+    return all(label == f"LABEL_{at}" for at, label in enumerate(labels))
+
+
+def _few(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
+    return f"{len(labels)} labels ({', '.join(labels[:3])}{more})"
 
 
 def _labels(model: Model) -> list[str]:

@@ -33,7 +33,8 @@ MAIN_FILES = ("curve.json", "simplex.json", "solution.json", "universe.json", "r
 MAIN_FILES += ("verdict.json", "kinship.json")
 PLAIN = "none"  # the method name of the plain average
 # Kind of a row of verdict.json -> how the page shows it.
-ROLES = {"parent": "parent", "average": "plain", "merge": "best", "ensemble": "ensemble"}
+ROLES = {"parent": "parent", "average": "plain", "merge": "best"}
+ROLES |= {"unhealed": "", "ensemble": "ensemble"}
 
 
 @dataclass(frozen=True, kw_only=True)

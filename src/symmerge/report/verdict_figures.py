@@ -32,6 +32,7 @@ ROLE_LOOKS = {
     "parent": Look(INK, INK, 1.2, 2.0),
     "average": LOOKS["plain"],
     "merge": LOOKS["best"],
+    "unhealed": LOOKS["rest"],
     "ensemble": LOOKS["rest"],
 }
 

@@ -211,7 +211,9 @@ class Learning:
     target: Annotated[
         str | None,
         typer.Option(
-            help="What the midpoint should predict: parents (their ensemble) or labels.",
+            help="What the midpoint should predict: parents (their mean), bayes or author (of the"
+            " parent that explains the text so far, or the whole row), labels; auto is bayes where"
+            " parents have skills of their own, else parents.",
             show_default="by recipe",
         ),
     ] = None

@@ -9,7 +9,9 @@ import typer
 
 from symmerge.aligning.choices import either
 from symmerge.errors import MismatchError
-from symmerge.merging.plan import COMBINE
+from symmerge.merging.plan import COMBINE, LEARNED
+
+OF_VERDICT = "skill", "anyway"
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Merging:
     """How aligned models are combined."""
 
     panel: ClassVar[str] = "Merging"
-    main: ClassVar[tuple[str, ...]] = ("t", "weights", "combine")
+    main: ClassVar[tuple[str, ...]] = ("t", "weights", "heal")
     t: Annotated[
         float | None,
         typer.Option(
@@ -55,7 +57,7 @@ class Merging:
         list[str] | None,
         typer.Option(
             help="Another t for a part: ff=0.3, vo.2=0.1, layer.0=0.4, residual=0.5."
-            " May be repeated.",
+            " May be repeated. Or learned: each part's t by gradient, from -t on.",
             show_default=False,
         ),
     ] = None
@@ -74,10 +76,39 @@ class Merging:
             show_default="no",
         ),
     ] = None
+    heal: Annotated[
+        int | None,
+        typer.Option(
+            help="After merging, so many steps of distillation from the parents into all weights,"
+            " on --data or on text that they sample.",
+            metavar="STEPS",
+            min=1,
+            show_default="no",
+        ),
+    ] = None
+    heal_lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate of --heal.", show_default="by width"),
+    ] = None
+    skill: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Data that the verdict measures apart, as --data. May be repeated.",
+            metavar="DATA",
+            show_default="text of each parent",
+        ),
+    ] = None
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway", help="Write the merge even if the verdict is that it is of no use."
+        ),
+    ] = False
 
     def keywords(self) -> dict[str, object]:
         """Keyword arguments of `merge`, with strings parsed to numbers."""
-        return {**vars(self), "weights": _weights(self.weights), "at": _times(self.at or [])}
+        values = {name: value for name, value in vars(self).items() if name not in OF_VERDICT}
+        return {**values, "weights": _weights(self.weights), "at": _times(self.at or [])}
 
 
 def _weights(text: str | None) -> list[float] | None:
@@ -91,7 +122,9 @@ def _weights(text: str | None) -> list[float] | None:
         ) from None
 
 
-def _times(items: list[str]) -> dict[str, float]:
+def _times(items: list[str]) -> dict[str, float] | str:
+    if items == [LEARNED]:
+        return LEARNED
     times = {}
     for item in items:
         name, _, value = item.partition("=")

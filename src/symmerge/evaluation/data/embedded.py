@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 SPLITS = ("train", "test")
 TOPICS = 4  # the longest ones
+CODE_FILES = 60  # about a megabyte, twice the documentation
 MAX_CHARACTERS = 46  # of a piece of text: fits 48 positions, whatever the tokenizer
 
 
@@ -39,6 +42,18 @@ def python_docs(split: str) -> str:
     from pydoc_data.topics import topics
 
     text = "\n\n".join(topics[name] for name in sorted(topics))
+    cut = len(text) * 9 // 10
+    return text[:cut] if split == "train" else text[cut:]
+
+
+def python_code(split: str) -> str:
+    """Sources of Python's library; the last tenth is the test split.
+
+    Depends on Python's version.
+    """
+    assert split in SPLITS, split
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:CODE_FILES]
+    text = "\n".join(file.read_text("utf-8", "ignore") for file in files)
     cut = len(text) * 9 // 10
     return text[:cut] if split == "train" else text[cut:]
 

@@ -23,12 +23,12 @@ from symmerge.checkpoints.limits import (
     unpack_xz,
 )
 from symmerge.errors import DataError
-from symmerge.evaluation.data.embedded import python_docs, python_topics
+from symmerge.evaluation.data.embedded import python_code, python_docs, python_topics
 from symmerge.evaluation.data.hub import is_hub, read_hub
 
 TABLES = (".tsv", ".csv", ".jsonl")
 # The test split for evaluation; the training split for calibration.
-PYTHON_DOCS = {"python-docs": "test", "python-docs:train": "train"}
+PYTHON_TEXTS = {"python-docs": python_docs, "python-code": python_code}
 PYTHON_TOPICS = {"python-topics": "test", "python-topics:train": "train"}
 LABELS = ("label", "labels")
 # Columns with the text of a sample: the first group whose columns all exist.
@@ -55,8 +55,9 @@ class TextRows:
 
 def read_text(data: str) -> str:
     """Running text: a file, the rows of a table one after the other, or embedded text."""
-    if data in PYTHON_DOCS:
-        return python_docs(PYTHON_DOCS[data])
+    name, part, split = data.partition(":")
+    if name in PYTHON_TEXTS and part + split in ("", ":train"):
+        return PYTHON_TEXTS[name](split or "test")
     if is_hub(data) or data in PYTHON_TOPICS or _suffix(data) in TABLES:
         return "\n".join(" ".join(texts) for texts in read_rows(data, labelled=False).texts)
     return _read_file(data)
@@ -91,8 +92,8 @@ def _read_file(data: str) -> str:
         return _content(data).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise DataError(
-            f"{data} is not there: give self, digits, python-docs, python-topics, hf:NAME,"
-            " or a file or folder that exists"
+            f"{data} is not there: give self, digits, python-docs, python-code, python-topics,"
+            " hf:NAME, or a file or folder that exists"
         ) from error
     except UnicodeDecodeError as error:
         raise DataError(

@@ -54,7 +54,8 @@ def make_task(
     Models are of one architecture; the first has the tokenizer or image processor. `data` is
 
     - `self`: text that the models sample, or synthetic images without labels
-    - `digits`, `python-docs` or `python-topics` (the test split; `digits:train` is the other)
+    - `digits`, `python-docs`, `python-code` or `python-topics` (the test split; `digits:train` is
+      the other)
     - a file (text, .xz, TSV, CSV, JSONL, .npz), or a folder of images with a subfolder per class
     - a Hugging Face data set (`hf:NAME`, or a folder)
 

@@ -70,6 +70,13 @@ EMBEDDED: Mapping[str, TrainingRecipe] = MappingProxyType(
             architecture="GPT2LMHeadModel",
             config=_GPT2,
         ),
+        "gpt2-code": _causal(
+            about="gpt2-docs on the source of Python's library, with the same tokenizer",
+            architecture="GPT2LMHeadModel",
+            config=_GPT2,
+            data="python-code",
+            tokenizer="python-docs",
+        ),
         "llama-docs": _causal(
             about="a small Llama (rotary, grouped queries) on Python's documentation",
             architecture="LlamaForCausalLM",

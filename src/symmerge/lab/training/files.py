@@ -11,10 +11,14 @@ from pathlib import Path
 from symmerge.checkpoints.hashes import path_digest
 from symmerge.errors import DataError
 from symmerge.evaluation.data.embedded import SPLITS, python_docs
+from symmerge.evaluation.data.text import read_text
 from symmerge.lab.training.recipe import TrainingRecipe
 
 # Data that comes with the installation -> names of its training and test split.
-INSTALLED = {name: (f"{name}:train", name) for name in ("digits", "python-docs", "python-topics")}
+INSTALLED = {
+    name: (f"{name}:train", name)
+    for name in ("digits", "python-docs", "python-code", "python-topics")
+}
 # Training file and test file; the same one where we make the split.
 FILES = {
     "cifar10": ("cifar10.npz", "cifar10.npz"),
@@ -106,7 +110,7 @@ def _files(recipe: TrainingRecipe, root: Path | None) -> dict[str, Path]:
 def digests(recipes: Iterable[TrainingRecipe], root: Path | None) -> dict[str, str]:
     """Hashes of the files that recipes read, by name. Precondition: all of them exist.
 
-    Python's documentation counts as a file; the digits never change.
+    Python's documentation and library count as files; the digits never change.
     """
     recipes = list(recipes)
     files = {name: file for recipe in recipes for name, file in _files(recipe, root).items()}
@@ -114,6 +118,9 @@ def digests(recipes: Iterable[TrainingRecipe], root: Path | None) -> dict[str, s
     if any(recipe.data in INSTALLED and recipe.data != "digits" for recipe in recipes):
         docs = "".join(map(python_docs, SPLITS))
         hashes["Python's documentation"] = hashlib.sha256(docs.encode()).hexdigest()
+    if any(recipe.data == "python-code" for recipe in recipes):
+        code = "".join(map(read_text, INSTALLED["python-code"]))
+        hashes["Python's library"] = hashlib.sha256(code.encode()).hexdigest()
     return hashes
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from symmerge.checkpoints.pretrained import from_local
-from symmerge.evaluation.data.embedded import python_docs
 from symmerge.evaluation.data.text import read_rows, read_text
 from symmerge.evaluation.tasks.language import excerpts
 from symmerge.lab.training.augmentation import RANDOM_NUMBERS, augment
@@ -20,14 +19,19 @@ from symmerge.lab.training.images import read_image_set
 from symmerge.lab.training.recipe import TrainingRecipe
 
 # Start and end of the validation split, in percent of the characters; the test split follows.
-VALIDATION = {"python-docs": (90, 100), "shakespeare": (90, 95), "books": (99, 100)}
+VALIDATION = {
+    "python-docs": (90, 100),
+    "python-code": (90, 100),
+    "shakespeare": (90, 95),
+    "books": (99, 100),
+}
 IMAGES_AT_ONCE = 1000
 
 
 def text_splits(recipe: TrainingRecipe, root: Path | None) -> dict[str, str]:
     """Running text: `train`, `valid` (only if the schedule validates) and `test`."""
     if recipe.data in INSTALLED:
-        text, test = python_docs("train"), python_docs("test")
+        text, test = map(read_text, INSTALLED[recipe.data])
         share = VALIDATION[recipe.data][0] if recipe.schedule.evaluate_every else 100
         begin = len(text) * share // 100
         return {"train": text[:begin], "valid": text[begin:], "test": test}

@@ -45,7 +45,8 @@ class TrainingRecipe:
     """A stock transformers class with its config, task, data and schedule.
 
     `data` comes with the installation (digits, python-docs) or from a folder (see `files.py`).
-    `tokenizer` is a folder beside the data; without it one is trained on the text.
+    `tokenizer` is a folder beside the data, or of installed data the name of another text to train
+    it on; without it one is trained on the text.
     `length` is the block length of text; by default, the model's number of positions.
     """
 

@@ -15,6 +15,10 @@ DEMO: Mapping[str, TrainingRecipe] = MappingProxyType(
     {name: TRAINING[name] for name in ("vit-digits", "gpt2-docs")}
 )
 """Recipes of the demo."""
+SKILLS: Mapping[str, TrainingRecipe] = MappingProxyType(
+    {name: TRAINING[name] for name in ("gpt2-docs", "gpt2-code")}
+)
+"""Recipes of the demo's models with different skills."""
 
 
 def training_recipe(name: str) -> TrainingRecipe:
@@ -27,4 +31,12 @@ def training_recipe(name: str) -> TrainingRecipe:
     return TRAINING[name]
 
 
-__all__ = ["DEMO", "TRAINING", "Schedule", "TrainingRecipe", "training_recipe", "with_changes"]
+__all__ = [
+    "DEMO",
+    "SKILLS",
+    "TRAINING",
+    "Schedule",
+    "TrainingRecipe",
+    "training_recipe",
+    "with_changes",
+]

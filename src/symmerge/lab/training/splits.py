@@ -15,7 +15,7 @@ from symmerge.checkpoints.files import write_json
 from symmerge.checkpoints.pretrained import from_local
 from symmerge.errors import MismatchError
 from symmerge.evaluation.data.embedded import digits
-from symmerge.evaluation.data.text import read_rows
+from symmerge.evaluation.data.text import read_rows, read_text
 from symmerge.evaluation.tasks.preprocessing import TokenizerByContent, by_content
 from symmerge.lab.training.cache import cached
 from symmerge.lab.training.datasets import (
@@ -141,6 +141,7 @@ def _tokenizer(recipe: TrainingRecipe, text: str, data: Path | None, begin: Path
         return from_local(AutoTokenizer, begin)
     vocabulary, masked = recipe.config["vocab_size"], recipe.task == "mlm"
     if recipe.data in INSTALLED:
+        text = read_text(f"{recipe.tokenizer}:train") if recipe.tokenizer else text
         return shared_tokenizer(text, vocabulary, masked=masked)
     folder = data_folder(data, recipe.data)
     if recipe.tokenizer:

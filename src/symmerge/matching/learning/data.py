@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import nn
 
 from symmerge.distributed import local_device
 from symmerge.errors import DataError, MismatchError
-from symmerge.evaluation.tasks.base import UNLABELLED, Task
+from symmerge.evaluation.tasks.base import IGNORED, UNLABELLED, LazyBatches, Task
 from symmerge.evaluation.tasks.catalog import SELF_LABELLED, SELF_SOURCES, make_task, task_of
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
+from symmerge.evaluation.tasks.readouts import TokenReadout
 from symmerge.matching.learning.distillation import (
     DistillationBatch,
     DistillationData,
+    logits_at,
     split_batches,
     usual_batch_size,
 )
-from symmerge.matching.learning.options import LearningOptions
+from symmerge.matching.learning.options import DataOptions
+from symmerge.matching.learning.targets import (
+    BY_TEXT,
+    DISAGREE,
+    Target,
+    disagreement,
+    log_likelihoods,
+    row_likelihoods,
+)
 from symmerge.models.model import Model, Progress, device_of
 from symmerge.models.progress import Phase
 from symmerge.verification.modules import full_module
@@ -37,7 +49,7 @@ def max_inputs(kind: str, data: str) -> int | None:
 @final
 @dataclass(frozen=True)
 class LearningData:
-    """Batches to learn from, and batches to evaluate on."""
+    """Batches to learn from, and batches to evaluate on; `train.target` is what was chosen."""
 
     train: DistillationData
     held_out: DistillationData
@@ -47,7 +59,7 @@ class LearningData:
         return [self.held_out[number] for number in range(count)]
 
 
-def check_data(options: LearningOptions, model: Model) -> None:
+def check_data(options: DataOptions, model: Model) -> None:
     """Refuse models that cannot generate inputs if no data is given."""
     kind = task_of(model)
     if options.data is None and kind not in SELF_SOURCES:
@@ -55,13 +67,16 @@ def check_data(options: LearningOptions, model: Model) -> None:
             f"{model.where} has no inputs without data (it is a classifier of texts):"
             " give data to learn from"
         )
+    if options.target in BY_TEXT and kind not in SELF_LABELLED:
+        raise MismatchError(
+            f"target {options.target}: only a text tells which parent knows it, and"
+            f" {model.where} is for {model.spec.task}; use parents"
+        )
     if options.data is None and options.target == "labels" and kind not in SELF_LABELLED:
         raise DataError(UNLABELLED)
 
 
-def load_data(
-    options: LearningOptions, models: Sequence[Model], progress: Progress
-) -> LearningData:
+def load_data(options: DataOptions, models: Sequence[Model], progress: Progress) -> LearningData:
     """The data of a run; self-generated if none is given."""
     device = device_of(local_device(options.device))
     task = options.data or _self_generated(options, models, progress, str(device))
@@ -69,14 +84,41 @@ def load_data(
     size = options.batch_size or usual_batch_size(task)
     splits = split_batches(task, size, options.seed, options.held_out)
     parents = []
-    if options.target == "parents":
+    if options.target != "labels":
         parents = [full_module(model, torch.float32, device) for model in models]
-    train, held_out = (DistillationData(split, parents, options.target, device) for split in splits)
+    causal = isinstance(task.readout, TokenReadout) and task.readout.causal
+    target = options.target
+    if target == "auto":
+        target = _target(parents, splits[1], device, causal=causal)
+    train, held_out = (
+        DistillationData(split, parents, target, device, causal=causal) for split in splits
+    )
     return LearningData(train, held_out)
 
 
+@torch.no_grad()
+def _target(
+    parents: Sequence[nn.Module], batches: LazyBatches, device: torch.device, *, causal: bool
+) -> Target:
+    """The mean of the parents, or of text by whom it is known, if each knows a text of its own."""
+    first = batches.collate(batches.chunks[0])
+    if "input_ids" not in first or first["labels"].ndim != 2 or len(parents) < 2:
+        return "parents"
+    rows = []
+    for batch in itertools.islice(batches, EVALUATION_BATCHES):
+        labels = batch["labels"].to(device)
+        inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
+        places = None if causal else (labels != IGNORED).flatten().nonzero().squeeze(-1)
+        known = [
+            log_likelihoods(logits_at(parent, inputs, places), labels, causal=causal)
+            for parent in parents
+        ]
+        rows.append(row_likelihoods(known, labels, causal=causal))
+    return "bayes" if disagreement(torch.cat(rows, 1)) > DISAGREE else "parents"
+
+
 def _self_generated(
-    options: LearningOptions, models: Sequence[Model], progress: Progress, device: str
+    options: DataOptions, models: Sequence[Model], progress: Progress, device: str
 ) -> Task:
     kind = task_of(models[0])
     progress(Phase(f"making inputs to learn from: {SELF_SOURCES[kind]}"))

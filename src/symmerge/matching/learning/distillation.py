@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,10 @@ from symmerge.checkpoints.memory import free_memory
 from symmerge.errors import DataError
 from symmerge.evaluation.data.self_generated import first_logits
 from symmerge.evaluation.tasks.base import IGNORED, Batch, LazyBatches, Task
+from symmerge.matching.learning.targets import Target, joint_answer
 from symmerge.matching.optimization.precision import bfloat16_autocast
 from symmerge.observation.probe import Inputs
 
-Target = Literal["parents", "labels"]
 # Targets are cached in a quarter of the free memory: recomputing takes two forward passes.
 CACHE_FRACTION, MAX_CACHE = 4, 24 << 30
 ROWS = {"image": 64, "text": 32}  # samples per batch
@@ -87,6 +87,7 @@ class DistillationData:
     parents: Sequence[nn.Module]
     target: Target
     device: torch.device
+    causal: bool = False  # whether labels are predicted one place earlier
     cache_left: int = field(default=0, init=False)  # bytes
     _cache: dict[int, DistillationBatch] = field(default_factory=dict, init=False)
 
@@ -124,8 +125,8 @@ class DistillationData:
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         positions, weights = self._weighted_positions(batch["labels"])
         with torch.no_grad(), bfloat16_autocast(self.device):
-            answers = [_answers(logits_at(module, inputs, positions)) for module in self.parents]
-            targets = torch.stack(answers).mean(0)
+            logits = [logits_at(module, inputs, positions) for module in self.parents]
+            targets = joint_answer(logits, self.target, batch["labels"], causal=self.causal)
         stored = torch.float16 if targets.shape[-1] > 1 else torch.float32
         return DistillationBatch(inputs, positions, weights, targets.to(stored))
 
@@ -144,11 +145,6 @@ def logits_at(module: nn.Module, inputs: Inputs, positions: Tensor | None) -> Te
     """The logits at these positions of all samples, or at all positions."""
     logits = first_logits(module(**inputs)).flatten(0, -2)
     return (logits if positions is None else logits[positions]).float()
-
-
-def _answers(logits: Tensor) -> Tensor:
-    """Targets from logits: probabilities, or the value itself for a regression."""
-    return logits.softmax(-1) if logits.shape[-1] > 1 else logits
 
 
 def distillation_loss(module: nn.Module, batch: DistillationBatch) -> Tensor:

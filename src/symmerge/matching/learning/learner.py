@@ -173,6 +173,7 @@ class Learner:
     def record(self, history: History) -> dict[str, object]:
         """What the run did, for solution.json."""
         ended = {"steps": history.step, "stopped": history.stopped}
+        ended |= {"target": self.data.train.target}
         # Rounding depends on them: results agree, but not to the last bit.
         return {**self.counts(), **ended, "threads": torch.get_num_threads()}
 

@@ -7,35 +7,32 @@ from typing import ClassVar, Literal, get_args
 
 from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks.base import Task
-from symmerge.matching.learning.distillation import Target
 from symmerge.matching.learning.samplers import Sampler
 from symmerge.matching.learning.start import Start, default_start
+from symmerge.matching.learning.targets import Target
 from symmerge.matching.search import Matching
 from symmerge.models.alignment import Alignment
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningOptions:
-    """How elements are learned. No data: self-generated inputs. No start: `default_start`."""
+class DataOptions:
+    """What is learned from, and what is to be answered. No data: self-generated inputs.
+
+    The `auto` target is `parents`, or `bayes` where each parent knows a text of its own.
+    """
 
     data: Task | None = field(default=None, repr=False)  # the task whose inputs are learned from
-    start: Matching | Alignment | Literal["identity"] | None = None
     steps: int = 300
-    lr: float
     batch_size: int | None = None
-    sampler: str = "narrow"  # where on the line between two models to learn
-    target: Target = "parents"  # of the midpoint: the parents' joint prediction, or labels
-    spaces: tuple[str, ...] | None = None  # what moves: residual, heads, ff, classifier, or spaces
+    target: Target = "auto"
     held_out: float = 0.1  # the share of data to evaluate on
     generated: int | None = None  # without data: how many inputs to generate
     generated_length: int | None = None  # of text, in tokens
     seed: int = 0
     device: str = "cpu"
-    method: ClassVar[str]
 
     def __post_init__(self) -> None:
-        Sampler(self.sampler)
-        self._require_positive("steps", "lr", "batch_size", "generated", "generated_length")
+        self._require_positive("steps", "batch_size", "generated", "generated_length")
         if not 0 < self.held_out < 1:
             raise MismatchError(f"held_out {self.held_out}: give a number above 0 and below 1")
         if self.target not in get_args(Target):
@@ -48,6 +45,22 @@ class LearningOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise MismatchError(f"{name} {value}: give a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningOptions(DataOptions):
+    """How elements are learned. No start: `default_start`."""
+
+    start: Matching | Alignment | Literal["identity"] | None = None
+    lr: float
+    sampler: str = "narrow"  # where on the line between two models to learn
+    spaces: tuple[str, ...] | None = None  # what moves: residual, heads, ff, classifier, or spaces
+    method: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Sampler(self.sampler)
+        self._require_positive("lr")
 
     def record(self) -> dict[str, object]:
         """The options, for solution.json."""

@@ -25,6 +25,10 @@ class NotFinite(SymmergeError):
     """A loss, or something that was learned, is no longer finite."""
 
 
+class Diverged(NotFinite):
+    """A loss that is far worse than where it began: no step from here on is worth its time."""
+
+
 def require_finite(loss: float, name: str, step: int) -> float:
     """Return the loss if it is finite, else raise."""
     if not math.isfinite(loss):
@@ -155,6 +159,7 @@ class Hooks(Generic[State]):
     report: Callable[[str], None] = _nothing
     after_step: Callable[[int], None] = _nothing
     progress: Callable[[int, int], None] = _nothing
+    remedy: str = "lower --lr"  # of a loss that is not finite
     saver: Saver[State] | None = None
 
 
@@ -189,7 +194,7 @@ class Loop(Generic[State]):
             self.history.interrupted, self.history.stopped = True, "interrupted"
         except NotFinite as reason:
             self.history.failed, self.history.stopped = True, str(reason)
-            self.hooks.report(f"{reason}: the best state before it is kept; lower --lr")
+            self.hooks.report(f"{reason}: the best state before it is kept; {self.hooks.remedy}")
         return self.history
 
     def _advance(self) -> None:
