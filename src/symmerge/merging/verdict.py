@@ -96,10 +96,10 @@ def judge(
     # The same bytes whatever the number of threads; of a large model that would take too long.
     with one_thread() if result.parameters < ONE_THREAD else nullcontext():
         task = judging_task(sources, data, seed=seed, device=device, progress=tell)
-        measured = _measure(judged, task, device_of(device), tell)
-    rows = [VerdictRow(*one) for one in measured if one.kind not in LINES]
+        results = measured(judged, task, device_of(device), tell)
+    rows = [VerdictRow(*one) for one in results if one.kind not in LINES]
     verdict = conclude(task.to_record(), rows)
-    return replace(verdict, **{kind: _line(measured, kind) for kind in LINES})
+    return replace(verdict, **{kind: _line(results, kind) for kind in LINES})
 
 
 def cannot_judge(merged: Model, data: str | Task | None, device: str = "cpu") -> str | None:
@@ -219,9 +219,16 @@ def _letter(at: int) -> str:
 
 
 @torch.no_grad()
-def _measure(
-    judged: Sequence[Judged], task: Task, device: torch.device, progress: Progress
+def measured(
+    judged: Sequence[Judged],
+    task: Task,
+    device: torch.device,
+    progress: Progress,
+    parents: Sequence[str] = (PARENT,),
 ) -> list[MeasuredModel]:
+    """Metrics of each model and of the ensemble of those of kind `parents`, whose answers count
+    where there are no labels. One model at a time is in memory.
+    """
     batches = list(task.batches)
     answers = []
     for number, (name, _, model) in enumerate(judged):
@@ -229,13 +236,15 @@ def _measure(
         answers.append([_predict(task, module, batch, device) for batch in batches])
         progress(Counted(f"measured {name}", number + 1, len(judged)))
         del module
-    parents = [answer for answer, one in zip(answers, judged, strict=True) if one.kind == PARENT]
-    joint = [task.readout.ensemble(each) for each in zip(*parents, strict=True)]
-    measured = [
+    given = [answer for answer, one in zip(answers, judged, strict=True) if one.kind in parents]
+    joint = [task.readout.ensemble(each) for each in zip(*given, strict=True)]
+    each_model = [
         MeasuredModel(one.name, one.kind, _metrics(task, batches, answer, joint))
         for one, answer in zip(judged, answers, strict=True)
     ]
-    return [*measured, MeasuredModel("ensemble", ENSEMBLE, _metrics(task, batches, joint, joint))]
+    if len(given) == 1:
+        return each_model
+    return [*each_model, MeasuredModel("ensemble", ENSEMBLE, _metrics(task, batches, joint, joint))]
 
 
 def _predict(task: Task, module: torch.nn.Module, batch: Batch, device: torch.device) -> Tensor:
