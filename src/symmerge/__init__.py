@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from symmerge.models.orbit import random_member
     from symmerge.models.widening import widen
     from symmerge.report.published import publish
+    from symmerge.transporting.directions import carry_direction, carry_moments
+    from symmerge.transporting.frames import Passage
+    from symmerge.transporting.job import Transported, transport
+    from symmerge.transporting.several import transport_all
     from symmerge.verification.verdict import Verdict, verify
 
 __all__ = [
@@ -55,9 +59,11 @@ __all__ = [
     "LearnedMatching",
     "MergeVerdict",
     "Model",
+    "Passage",
     "SoftMatching",
     "Solution",
     "SymmergeError",
+    "Transported",
     "Verdict",
     "WeightMatching",
     "align",
@@ -66,6 +72,8 @@ __all__ = [
     "average",
     "barrier",
     "canonicalize",
+    "carry_direction",
+    "carry_moments",
     "combine",
     "evaluate",
     "judge",
@@ -83,6 +91,8 @@ __all__ = [
     "same",
     "save",
     "soup",
+    "transport",
+    "transport_all",
     "verify",
     "widen",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -149,9 +149,7 @@ def _is_copy(name: str, tensor: Tensor, base: Model) -> bool:
     """Whether this is the base's own tensor, which peft stores beside adapters of embeddings."""
     name = name.replace(".base_layer.", ".")
     name = base.spec.ties.get(name, name)
-    return name in base.spec.tensors and torch.equal(
-        base.weights[name].to(tensor.dtype), tensor
-    )
+    return name in base.spec.tensors and torch.equal(base.weights[name].to(tensor.dtype), tensor)
 
 
 def _factors(
@@ -203,9 +201,17 @@ def _check_shapes(adapter: Adapter, base: Model) -> None:
 
 
 def save_adapter(
-    adapter: Adapter, target: Path, *, overwrite: bool = False, inputs: tuple[Path, ...] = ()
+    adapter: Adapter,
+    target: Path,
+    *,
+    overwrite: bool = False,
+    inputs: tuple[Path, ...] = (),
+    beside: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write an adapter that peft loads. The folder appears complete or not at all."""
+    """Write an adapter that peft loads. The folder appears complete or not at all.
+
+    `beside` may write more files into the folder.
+    """
     tensors: dict[str, Tensor] = {}
     for module, factors in adapter.modules.items():
         names = [f"embedding_{side}" if factors.embedding else f"{side}.weight" for side in "AB"]
@@ -222,7 +228,6 @@ def save_adapter(
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot write {target}: {error}") from error
         write_json(folder / CONFIG, json.loads(json.dumps(dict(adapter.config))))
+        if beside:
+            beside(folder)
     return target
-
-
-

@@ -8,7 +8,6 @@ its second factor (peft's `lora_bias`).
 
 from __future__ import annotations
 
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
@@ -16,6 +15,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights, Weights
 from symmerge.errors import MismatchError
 from symmerge.models.alignment import Alignment
@@ -34,9 +34,7 @@ RANK = "rank"  # the space between the factors
 def carried_adapter(passage: Passage, adapter: Adapter, scale: float = 1.0) -> Adapter:
     """An adapter of BASE as one of OTHER, times `scale`."""
     ends = _End(passage.base, passage), _End(passage.other, passage)
-    modules = {
-        name: _carried(passage, adapter, ends, name, scale) for name in adapter.modules
-    }
+    modules = {name: _carried(passage, adapter, ends, name, scale) for name in adapter.modules}
     # peft gives all modules biases, or none.
     if not any(factors.bias is not None and factors.bias.any() for factors in modules.values()):
         modules = {name: replace(factors, bias=None) for name, factors in modules.items()}
@@ -206,7 +204,6 @@ def _moved(passage: Passage, name: str, axis: int, factor: Tensor) -> Tensor:
 
 def adapted(base: Model, adapter: Adapter) -> Model:
     """The base with the adapter merged into it. Lazy."""
-    from symmerge.checkpoints.provenance import HistoryStep
 
     def compute(name: str, module: str) -> Tensor:
         weight = base.weights[name]
@@ -227,5 +224,3 @@ def adapted(base: Model, adapter: Adapter) -> Model:
             computed[name] = lambda name=name, module=module: bias(name, module)
     step = HistoryStep("adapt", f"a LoRA of {len(adapter.modules)} modules added")
     return base.derive(DerivedWeights(base.weights, computed), step=step)
-
-

@@ -33,7 +33,8 @@ def difference(passage: Passage, tuned: Model) -> Weights:
     """
     base, after = passage.start, passage.frame_of(tuned)
     change: Weights = DerivedWeights(
-        base.weights, {name: partial(_minus, after.weights, base.weights, name) for name in base.weights}
+        base.weights,
+        {name: partial(_minus, after.weights, base.weights, name) for name in base.weights},
     )
     return _with_values(base, change, 1.0)
 
@@ -109,7 +110,7 @@ def _gain_changed(weights: Weights, gain: str) -> Tensor:
 
 
 def divided(weight: Tensor, change: Tensor, gain: Tensor, axis: int) -> Tensor:
-    """The change of a map whose product with the gain changes so; where it is zero, it becomes 1."""
+    """The change of a map whose product with the gain changes so. A gain of zero becomes one."""
     gain = gain.reshape([-1 if dim == axis else 1 for dim in range(weight.ndim)])
     small = _small(gain)
     quotient = change / torch.where(small, 1, gain)
@@ -119,7 +120,7 @@ def divided(weight: Tensor, change: Tensor, gain: Tensor, axis: int) -> Tensor:
 @final
 @dataclass(frozen=True)
 class _Undone:
-    """The changes of a norm and its readers, whose frame has the gain folded, in own coordinates."""
+    """The changes of a norm and its readers in own coordinates: the gain is not folded there."""
 
     other: Model
     norm: Norm
@@ -149,7 +150,10 @@ class _Undone:
     def _bias(self, reader: str) -> Tensor:
         assert self.norm.shift
         shift = self.other.weights[self.norm.shift]
-        return self.change[f"{reader}.bias"] - self._weight(reader).movedim(self._axis(reader), -1) @ shift
+        return (
+            self.change[f"{reader}.bias"]
+            - self._weight(reader).movedim(self._axis(reader), -1) @ shift
+        )
 
     def _nothing(self) -> Tensor:
         assert self.norm.shift

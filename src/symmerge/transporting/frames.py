@@ -128,7 +128,7 @@ def balancing(model: Model, steps: tuple[str, ...]) -> dict[str, Element]:
             sides = circuit.x.double(), circuit.y.double()
             element = _between(space.group, sides, balance(space.group, *sides))
             still, batch = space.group.identity(before.spec.batch(name)), before.spec.batch(name)
-            elements[name] = still | {
+            elements[name] = dict(still) | {
                 part: value.reshape(*batch, *value.shape[1:]) for part, value in element.items()
             }
     return elements
@@ -165,8 +165,7 @@ def _ratio(before: Tensor, after: Tensor) -> Tensor:
 def _pairs(group: Group, before: Sides, after: Sides) -> dict[str, Tensor]:
     assert isinstance(group, RotaryPairs)
     halves = [
-        tuple(zip(*(group.split(side) for side in sides), strict=True))
-        for sides in (before, after)
+        tuple(zip(*(group.split(side) for side in sides), strict=True)) for sides in (before, after)
     ]
     (first, second, rest), (new_first, new_second, new_rest) = halves
     old, new = (

@@ -65,6 +65,4 @@ def judge_transport(
 def _about_inputs(task: Task) -> tuple[str, ...]:
     if task.data != "self":
         return ()
-    return (
-        "Measured on inputs that TUNED made itself: give --data to know how it does on yours.",
-    )
+    return ("Measured on inputs that TUNED made itself: give --data to know how it does on yours.",)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from symmerge.checkpoints.memory import freed_memory_kept
 from symmerge.checkpoints.weights import DerivedWeights, Weights
-from symmerge.evaluation.tasks import SELF_SOURCES, Task, task_of
-from symmerge.matching.efforts import AMOUNTS, learning_rate
+from symmerge.evaluation.tasks import Task, task_of
+from symmerge.matching.efforts import AMOUNTS, LABELLED_TEXT, learning_rate
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.learning.bundles import Layout, TensorBlock
 from symmerge.matching.learning.data import load_data
@@ -36,6 +36,8 @@ from symmerge.transporting.differences import difference
 from symmerge.transporting.frames import Passage
 
 SCALE_RATE = 3.0  # times the rate of the symmetry
+SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # tried before learning
+FAST_STEPS = 20
 
 
 @final
@@ -55,22 +57,23 @@ def learn_passage(
     tuned: Model,
     *,
     effort: str = "standard",
-    scale: float = 1.0,
     data: Task | None = None,
     steps: int | None = None,
     lr: float | None = None,
+    one_scale: bool = False,
     seed: int = 0,
     device: str = "cpu",
     progress: ProgressLike = None,
 ) -> Learned:
     """Learn by which symmetry, and how strongly, a change is carried best.
 
-    Without `data`, on text (or images) that TUNED makes itself.
+    Without `data`, on text (or images) that TUNED makes itself. One scale for all is chosen first;
+    then every tensor has its own, unless `one_scale`.
     """
     tell = reporter(progress)
     tell(Phase("learning how the change is carried"))
     kind = task_of(tuned)
-    amount = asdict(AMOUNTS[effort, device_of(device).type][kind])
+    amount = _amount(effort, kind, device)
     if steps:
         amount["steps"] = steps
     options = LearnedMatching(
@@ -83,7 +86,10 @@ def learn_passage(
         device=device,
     )
     batches = load_data(options, [tuned], tell)
-    objective = CarryObjective(passage, tuned, scale, options, batches.train.device)
+    objective = CarryObjective(passage, tuned, options, batches.train.device)
+    objective.scales.frozen = one_scale
+    scale = objective.choose_scale(batches.evaluation_batches()[:2])
+    tell(f"the change times {scale:g}, of {', '.join(f'{one:g}' for one in SCALES)}")
     learner = Learner(options, objective, batches)  # type: ignore[arg-type]
     history = Loop(learner, learner.plan, Hooks(report=tell)).run_to_best()
     best = objective.member.best.inverse()
@@ -91,9 +97,13 @@ def learn_passage(
     return Learned(passage.along(best), scales, tuple(history.losses), history.step)
 
 
-def can_learn(tuned: Model) -> bool:
-    """Whether inputs can be made without data."""
-    return task_of(tuned) in SELF_SOURCES
+def _amount(effort: str, kind: str, device: str) -> dict[str, Any]:
+    """How much is learned; `fast` takes the first steps of `standard`, which gain the most."""
+    named = "standard" if effort == "fast" else effort
+    amount = asdict(AMOUNTS.get((named, device_of(device).type), {}).get(kind, LABELLED_TEXT))
+    if effort == "fast":
+        amount |= {"steps": FAST_STEPS, "generated": amount["generated"] // 2}
+    return amount
 
 
 def balanced(passage: Passage, tuned: Model) -> tuple[Model, Model]:
@@ -125,7 +135,7 @@ class Scales:
         self.names = [name for stack in layout.stacks for name in stack.names]
         self.values = torch.ones(len(self.names), device=device)
         self.best = dict.fromkeys(self.names, 1.0)
-        self.projections = 0
+        self.projections, self.frozen = 0, False
         captured = device.type == "cuda"
         self.rate = torch.tensor(lr * SCALE_RATE, device=device)
         self.optimizer = torch.optim.Adam(
@@ -148,8 +158,9 @@ class Scales:
         self.best = dict(zip(self.names, self.values.tolist(), strict=True))
 
     def follow(self, gradient: Tensor) -> None:
-        self.values.grad = gradient
-        self.optimizer.step()
+        if not self.frozen:
+            self.values.grad = gradient
+            self.optimizer.step()
 
 
 @final
@@ -160,14 +171,13 @@ class CarryObjective:
         self,
         passage: Passage,
         tuned: Model,
-        scale: float,
         options: LearnedMatching,
         device: torch.device,
     ) -> None:
         other, change = balanced(passage, tuned)
         layout = Layout.of(other.spec, options.chosen_spaces(other.spec))
         back = Alignment(other.spec, passage.alignment.elements).inverse()
-        self.origin, self.scale, self.layout = TensorBlock(layout.stacks, device), scale, layout
+        self.origin, self.scale, self.layout = TensorBlock(layout.stacks, device), 1.0, layout
         for name, tensor in self.origin.tensors.items():
             tensor.copy_(other.weights[name])
         self.member = MovingModel(change, back, layout, options.lr, device)
@@ -176,6 +186,16 @@ class CarryObjective:
         self.members: list[Any] = [self.member, self.scales]
         self.flips = [FlipSearch([], options.flips) for _ in self.members]
         self.one = torch.ones((), device=device)
+
+    def choose_scale(self, batches: Sequence[DistillationBatch]) -> float:
+        """The factor of the whole change whose answers are closest to TUNED's."""
+        losses: dict[float, float] = {}
+        for self.scale in SCALES:
+            self.place_midpoint()
+            with torch.no_grad():
+                losses[self.scale] = self.mean.loss(batches)
+        self.scale = min(losses, key=losses.__getitem__)
+        return self.scale
 
     def draw(self, generator: torch.Generator) -> None:
         """Nothing is drawn."""
