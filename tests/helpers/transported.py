@@ -56,7 +56,9 @@ def own_coordinates(model, seed=0):
                 view.add_(0.3 * draw(view.shape))
                 after = MemoryWeights(tensors)
                 gained = passed_values(spec, target, space, after)
-                tensors[target] = tensors[target] - gained + passed_values(spec, target, space, before)
+                tensors[target] = (
+                    tensors[target] - gained + passed_values(spec, target, space, before)
+                )
     for norm in spec.norms:
         if not (spec.rotates(norm.stream) and norm.readers) or norm.writer:
             continue
@@ -72,15 +74,21 @@ def own_coordinates(model, seed=0):
             tensors[f"{reader}.weight"] = (weight / gain).movedim(-1, axis).contiguous()
         tensors[norm.gain] = tensors[norm.gain] * gain
         if norm.shift:
-            tensors[norm.shift] = shift + tensors[norm.shift] if biased else tensors[norm.shift] * gain
+            tensors[norm.shift] = (
+                shift + tensors[norm.shift] if biased else tensors[norm.shift] * gain
+            )
     return model.derive(MemoryWeights(tensors), step=HistoryStep("test", "own coordinates"))
 
 
 @torch.no_grad()
+def answers(model):
+    """Its logits in float64, on one sample."""
+    return logits_of(model, samples(model, 1)[0], dtype=torch.float64)
+
+
 def apart(a, b):
-    """The largest relative difference of their logits in float64."""
-    sample = samples(a, 1)[0]
-    left, right = (logits_of(model, sample, dtype=torch.float64) for model in (a, b))
+    """The largest relative difference of their logits; `b` may be its answers."""
+    left, right = answers(a), b if isinstance(b, dict) else answers(b)
     return max(
         float((left[key] - right[key]).norm() / right[key].norm().clamp_min(1e-30)) for key in left
     )

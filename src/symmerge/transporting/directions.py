@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import listing
 from symmerge.transporting.frames import Passage
 
-Use = Literal["added", "compared"]
 ROLES = {"added": Role.WRITES, "compared": Role.READS}
 OPPOSITE = {Role.WRITES: Role.READS, Role.READS: Role.WRITES, Role.RIDES: Role.RIDES}
 
@@ -32,7 +30,7 @@ def carry_direction(
     *,
     space: str = "residual",
     layer: int | None = None,
-    use: Use = "added",
+    use: str = "added",
 ) -> Tensor:
     """A direction of BASE as one of OTHER, along an alignment of OTHER to BASE.
 

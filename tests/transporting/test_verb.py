@@ -1,0 +1,105 @@
+"""The verb: a model or an adapter comes out, with a verdict; bad input is one line, no folder."""
+
+import json
+
+import pytest
+import torch
+from fixtures import checkpoint, run
+from transported import fine_tuned
+
+import symmerge as sm
+from symmerge.errors import MismatchError
+from symmerge.lab.small_models import small_model
+from symmerge.models.orbit import random_member
+
+NAME = "gpt2-untied"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A base, its fine-tune, members of its orbit, strangers; nobody changes them."""
+    root = tmp_path_factory.mktemp("transport")
+    small_model(NAME).save_pretrained(root / "base")
+    fine_tuned(small_model(NAME)).save_pretrained(root / "tuned")
+    sm.save(random_member(sm.load(root / "base"), 3)[1], root / "other")
+    checkpoint(root / "stranger", NAME, seed=5)
+    checkpoint(root / "deep", NAME, n_layer=3)
+    checkpoint(root / "llama", "llama")
+    return root
+
+
+def transport(place, out, *more, base="base", tuned="tuned", to="other", expect=0):
+    folders = ("--from", place / base, "--tuned", place / tuned, "--to", place / to)
+    return run("transport", *folders, "--out", out, *more, expect=expect)
+
+
+def test_a_fine_tune_is_carried_and_judged(place, tmp_path):
+    said = transport(place, tmp_path / "out", "--method", "weights").stdout
+    assert "How much arrived?" in said and "100%" in said
+    assert same(place / "tuned", tmp_path / "out")
+    assert not same(place / "base", tmp_path / "out")
+    record = json.loads((tmp_path / "out" / "transport.json").read_text())
+    assert record["verdict"] == "arrived" and record["learned"] == 0
+    lost = transport(place, tmp_path / "lost", "--method", "none", "--json").stdout
+    assert json.loads(lost)["verdict"]["share"] < 0.5  # the control
+
+
+def test_an_alignment_that_was_saved_and_a_scale(place, tmp_path):
+    folders = (place / "base", place / "other")
+    run("align", *folders, "--effort", "fast", "--no-verdict", "--out", tmp_path / "aligned")
+    more = ("--alignment", tmp_path / "aligned", "--scale", "1", "--no-verdict")
+    transport(place, tmp_path / "out", *more)
+    assert same(place / "tuned", tmp_path / "out")
+    transport(place, tmp_path / "half", *more[:2], "--scale", "0.5", "--no-verdict")
+    assert not same(place / "tuned", tmp_path / "half")
+
+
+def same(a, b):
+    return sm.verify(sm.load(a), sm.load(b)).same
+
+
+BAD = {
+    "no fine-tune": ({"tuned": "stranger"}, (), "no fine-tune"),
+    "nothing to carry": ({"tuned": "base"}, (), "nothing to carry"),
+    "another depth": ({"to": "deep"}, (), "layers"),
+    "another architecture": ({"to": "llama"}, (), "LlamaForCausalLM"),
+    "no such folder": ({"tuned": "nowhere"}, (), "nowhere"),
+    "scale": ({}, ("--scale", "-1"), "scale"),
+    "effort": ({}, ("--effort", "huge"), "effort"),
+    "two ways": ({}, ("--effort", "fast", "--method", "weights"), "one of them"),
+    "no alignment": ({}, ("--alignment", "nowhere.safetensors"), "alignment"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_nothing_is_written(place, tmp_path, case):
+    who, more, reason = BAD[case]
+    result = transport(place, tmp_path / "out", *more, **who, expect=2)
+    assert reason in result.output and "Traceback" not in result.output
+    assert not any(tmp_path.iterdir())
+
+
+def test_learning_brings_answers_closer_and_is_the_same_for_the_same_seed(place):
+    folders = [place / name for name in ("base", "tuned", "stranger")]
+    how = {"effort": "fast", "steps": 6, "progress": None}
+    first, again = (sm.transport(*map(str, folders), **how) for _ in range(2))
+    assert first.verdict.learned == 6
+    names = first.model.weights.names()
+    assert all(torch.equal(first.model.weights[n], again.model.weights[n]) for n in names)
+    plain = sm.transport(*map(str, folders), method="weights-only")
+    assert first.verdict.share > plain.verdict.share
+    with pytest.raises(MismatchError, match="give one of them"):
+        sm.transport(*map(str, folders), effort="fast", method="weights")
+
+
+def test_several_fine_tunes_and_a_wider_model(place):
+    base, tuned = (sm.load(place / name) for name in ("base", "tuned"))
+    other = sm.load(place / "other")
+    pairs = [(base, tuned)] * 2
+    merged = sm.transport_all(pairs, other, method="ties", density=1.0, scale=1.0)
+    assert sm.verify(merged, sm.transport(base, tuned, other, scale=1.0, verdict=False).model).same
+    wide = sm.widen(base, sm.load(small_model(NAME, n_embd=64, n_inner=128)))
+    carried = sm.transport(base, tuned, wide, method="none", verdict=False).model
+    assert sm.verify(carried, tuned).same and not sm.verify(carried, base).same
+    with pytest.raises(MismatchError, match="wider"):
+        sm.transport(wide, wide, base)
