@@ -1,16 +1,23 @@
 """The verb: a model or an adapter comes out, with a verdict; bad input is one line, no folder."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from fixtures import checkpoint, run
-from transported import fine_tuned
+from transported import apart, fine_tuned
 
 import symmerge as sm
+from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import MismatchError
+from symmerge.evaluation.tasks import make_task
 from symmerge.lab.small_models import small_model
+from symmerge.models.alignment import Alignment
 from symmerge.models.orbit import random_member
+from symmerge.transporting.carrying import carried
+from symmerge.transporting.job import TransportOptions, find_passage
+from symmerge.transporting.learning import balanced, learn_passage
 
 NAME = "gpt2-untied"
 
@@ -34,14 +41,14 @@ def transport(place, out, *more, base="base", tuned="tuned", to="other", expect=
 
 
 def test_a_fine_tune_is_carried_and_judged(place, tmp_path):
-    said = transport(place, tmp_path / "out", "--method", "weights").stdout
+    said = transport(place, tmp_path / "out", "--scale", "1").stdout
     assert "How much arrived?" in said and "100%" in said
     assert same(place / "tuned", tmp_path / "out")
     assert not same(place / "base", tmp_path / "out")
     record = json.loads((tmp_path / "out" / "transport.json").read_text())
     assert record["verdict"] == "arrived" and record["learned"] == 0
-    lost = transport(place, tmp_path / "lost", "--method", "none", "--json").stdout
-    assert json.loads(lost)["verdict"]["share"] < 0.5  # the control
+    transport(place, tmp_path / "lost", "--method", "none", "--no-verdict")
+    assert not same(place / "tuned", tmp_path / "lost")  # the control
 
 
 def test_an_alignment_that_was_saved_and_a_scale(place, tmp_path):
@@ -80,16 +87,28 @@ def test_bad_input_is_one_line_and_nothing_is_written(place, tmp_path, case):
 
 
 def test_learning_brings_answers_closer_and_is_the_same_for_the_same_seed(place):
-    folders = [place / name for name in ("base", "tuned", "stranger")]
-    how = {"effort": "fast", "steps": 6, "progress": None}
-    first, again = (sm.transport(*map(str, folders), **how) for _ in range(2))
-    assert first.verdict.learned == 6
-    names = first.model.weights.names()
-    assert all(torch.equal(first.model.weights[n], again.model.weights[n]) for n in names)
-    plain = sm.transport(*map(str, folders), method="weights-only")
-    assert first.verdict.share > plain.verdict.share
-    with pytest.raises(MismatchError, match="give one of them"):
-        sm.transport(*map(str, folders), effort="fast", method="weights")
+    base, tuned, other = (sm.load(place / name) for name in ("base", "tuned", "stranger"))
+    passage, _ = find_passage(base, other, TransportOptions(effort="fast"), lambda _: None)
+    task = make_task("clm", "self", [tuned], samples=40, length=16)
+    first, again = (learn_passage(passage, tuned, data=task, steps=8) for _ in range(2))
+    assert first.losses == again.losses and first.scales == again.scales
+    assert first.steps == 8 and min(first.losses) < first.losses[0] - 1e-3
+    moved = carried(first.passage, tuned, first.scales)
+    again = carried(again.passage, tuned, again.scales)
+    assert all(torch.equal(moved.weights[n], again.weights[n]) for n in moved.weights)
+
+
+def test_what_is_learned_from_is_what_is_written(place):
+    base, tuned, other = (sm.load(place / name) for name in ("base", "tuned", "stranger"))
+    passage, _ = find_passage(base, other, TransportOptions(effort="fast"), lambda _: None)
+    canonical, change = balanced(passage, tuned)
+    back = Alignment(change.spec, passage.alignment.elements).inverse()
+    tensors = {
+        n: canonical.weights[n] + back.transport(n, change.weights[n]) for n in change.weights
+    }
+    learned_from = replace(canonical, weights=MemoryWeights(tensors))
+    written = carried(passage, tuned)
+    assert apart(learned_from, written) < 1e-4 < 1e-2 < apart(canonical, written)
 
 
 def test_several_fine_tunes_and_a_wider_model(place):
