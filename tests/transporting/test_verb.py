@@ -32,6 +32,7 @@ def place(tmp_path_factory):
     checkpoint(root / "stranger", NAME, seed=5)
     checkpoint(root / "deep", NAME, n_layer=3)
     checkpoint(root / "llama", "llama")
+    small_model(NAME, vocab_size=104).save_pretrained(root / "tokens")
     return root
 
 
@@ -68,6 +69,7 @@ def same(a, b):
 BAD = {
     "no fine-tune": ({"tuned": "stranger"}, (), "no fine-tune"),
     "nothing to carry": ({"tuned": "base"}, (), "nothing to carry"),
+    "more tokens": ({"tuned": "tokens"}, (), "tokens"),
     "another depth": ({"to": "deep"}, (), "layers"),
     "another architecture": ({"to": "llama"}, (), "LlamaForCausalLM"),
     "no such folder": ({"tuned": "nowhere"}, (), "nowhere"),

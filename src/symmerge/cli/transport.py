@@ -96,7 +96,7 @@ class Carrying:
     examples=(
         "--from a --tuned a-news --to b --out b-news",
         "--from a --tuned lora --to b --effort best --out b-lora",
-        "--from a --tuned a-news --to b --data news.txt --out b-news",
+        "--from a --tuned a-news --to b --scale 1 --out c",
     )
 )
 def transport(
@@ -135,7 +135,8 @@ def transport(
     if json:
         console.show_json({"verdict": result.verdict.to_json() if result.verdict else None})
         return
-    console.say(f"wrote {out}: {result.model.history[-1].what}")
+    what = f"an adapter of {to}" if result.adapter else result.model.history[-1].what
+    console.say(f"wrote {out}: {what}")
     show_arrival(result.verdict)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from symmerge.checkpoints.files import read_json, write_json
 from symmerge.checkpoints.folders import new_folder
+from symmerge.checkpoints.weights import is_finite
 from symmerge.errors import CheckpointError, MismatchError, shown
 from symmerge.models.model import Model
 from symmerge.models.stock import stock_module
@@ -83,6 +84,8 @@ def read_adapter(path: Path, base: Model) -> Adapter:
     _check_config(path, config)
     tensors = _tensors(path)
     dtypes = {tensor.dtype for tensor in tensors.values()}
+    if odd := [name for name, tensor in tensors.items() if not is_finite(tensor.float())]:
+        raise CheckpointError(f"{path}: {odd[0]} has entries that are NaN or infinite: train again")
     if odd := [dtype for dtype in dtypes if not dtype.is_floating_point]:
         raise CheckpointError(
             f"{path} is quantised ({odd[0]}): store the adapter in float16 or float32"
@@ -167,7 +170,7 @@ def _factors(
     embedding = "A.embedding" in parts
     which = "embedding" if embedding else "weight"
     a, b = (parts[f"{side}.{which}"] for side in "AB")
-    if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+    if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1] or not a.numel():
         shapes = f"{list(a.shape)} and {list(b.shape)}"
         raise CheckpointError(f"{path}: the factors of {module} do not fit: {shapes}")
     a, b = (side.to(base.weights[base.spec.ties.get(name, name)].dtype) for side in (a, b))
@@ -184,8 +187,11 @@ def _factors(
 def _pattern(patterns: object, module: str, usual: Any) -> Any:
     """The value of the first pattern that matches the end of a module's name, as in peft."""
     for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
+        try:
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return value
+        except re.error:
+            raise CheckpointError(f"{CONFIG}: {shown(pattern)} is no pattern of names") from None
     return usual
 
 

@@ -13,6 +13,7 @@ from symmerge.aligning.aligned import Aligned, solve_pair
 from symmerge.aligning.choices import check_choice
 from symmerge.aligning.inputs import ModelLike, make_inputs, open_model
 from symmerge.aligning.options import NONE, options_named, recipe_for
+from symmerge.checkpoints.card import public_name
 from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks import SELF_SOURCES, Task, task_of
 from symmerge.evaluation.tasks.catalog import TASKS
@@ -118,8 +119,9 @@ def transport(
     judged = None
     if verdict:
         shown = {"method": method, "learned": steps, "scales": factors}
+        name = public_name(str(adapter.path)) if adapter and adapter.path else None
         judged = judge_transport(
-            models, how.data, **shown, seed=how.seed, device=how.device, progress=tell
+            models, how.data, **shown, name=name, seed=how.seed, device=how.device, progress=tell
         )
     return Transported(model=model, adapter=moved, passage=passage, verdict=judged, scales=factors)
 
@@ -160,6 +162,12 @@ def check_transport(base: Model, tuned: Model, other: Model) -> None:
         raise MismatchError(
             f"{base.where}, {tuned.where} and {other.where} have {counts} layers: a change can be"
             " carried to models of the same depth only"
+        )
+    rows = [model.spec.sizes.get("vocabulary") for model in (base, tuned)]
+    if rows[0] != rows[1]:
+        raise MismatchError(
+            f"{tuned.where} has {rows[1]} tokens and {base.where} {rows[0]}: rows of new tokens are"
+            " not carried; resize TUNED to the tokens of BASE (resize_token_embeddings)"
         )
     check_same_table([base, tuned], "compared")
     check_same_table([base, other], "aligned")

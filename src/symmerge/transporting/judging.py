@@ -29,13 +29,14 @@ def judge_transport(
     method: str,
     learned: int,
     scales: Mapping[str, float],
+    name: str | None = None,
     seed: int,
     device: str,
     progress: Progress,
 ) -> TransportVerdict | None:
     """Measure `base`, `tuned`, `other` and `carried` on data, or on inputs that TUNED makes.
 
-    None where that is not possible: a classifier of texts without data.
+    None where that is not possible: a classifier of texts without data. `name` is TUNED's.
     """
     tuned = models[TUNED]
     if cannot_judge(models[CARRIED], data, device):
@@ -44,7 +45,7 @@ def judge_transport(
     with one_thread() if tuned.parameters < ONE_THREAD else nullcontext():
         task = judging_task([tuned], data, seed=seed, device=device, progress=progress)
         names = {kind: f"{kind.upper()}: {public_name(models[kind].where)}" for kind in models}
-        names[CARRIED] = "carried"
+        names |= {CARRIED: "carried"} | ({TUNED: f"TUNED: {name}"} if name else {})
         judged = [Judged(names[kind], kind, models[kind]) for kind in (BASE, TUNED, OTHER, CARRIED)]
         rows = measured(judged, task, device_of(device), progress, parents=(TUNED,))
     losses = {row.kind: row.metrics["loss"] for row in rows}
