@@ -22,6 +22,7 @@ ROOMS = (
         "matching",
         "aligning",
         "merging",
+        "transporting",
         "lineage",
         "report",
         "lab",

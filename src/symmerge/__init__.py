@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from symmerge.models.orbit import random_member
     from symmerge.models.widening import widen
     from symmerge.report.published import publish
+    from symmerge.transporting.directions import carry_direction, carry_moments
+    from symmerge.transporting.frames import Passage
+    from symmerge.transporting.job import Transported, transport
+    from symmerge.transporting.several import transport_all
     from symmerge.verification.verdict import Verdict, verify
 
 __all__ = [
@@ -63,9 +67,11 @@ __all__ = [
     "MergeShares",
     "MergeVerdict",
     "Model",
+    "Passage",
     "SoftMatching",
     "Solution",
     "SymmergeError",
+    "Transported",
     "Verdict",
     "WeightMatching",
     "align",
@@ -74,6 +80,8 @@ __all__ = [
     "average",
     "barrier",
     "canonicalize",
+    "carry_direction",
+    "carry_moments",
     "combine",
     "evaluate",
     "heal",
@@ -94,6 +102,8 @@ __all__ = [
     "save",
     "shares",
     "soup",
+    "transport",
+    "transport_all",
     "verify",
     "widen",
 ]

@@ -22,13 +22,15 @@ from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.models.alignment_results import SolutionFile, UniverseFile
 from symmerge.models.structure import StructureFile
 from symmerge.observation.correlations import Correlations
+from symmerge.transporting.transport_results import TransportVerdict
 
 TYPES: Mapping[str, type[Record]] = {
     kind.__name__: kind
     for kind in (
         *(CurveFile, CurvesFile, SimplexFile, UniverseFile, SolutionFile, StructureFile),
         *(Correlations, AmountFile, PlaneFile, ExperimentFile, Provenance, Verdict, Certificate),
-        *(EvaluationFile, MergeVerdict, Kinship, MergeShares, IndexMatches),
+        *(EvaluationFile, MergeVerdict, TransportVerdict),
+        *(Kinship, MergeShares, IndexMatches),
     )
 }
 SCALARS = {float: "number", int: "integer", str: "text", bool: "true or false", object: "any"}

@@ -105,7 +105,9 @@ def test_gains_are_exactly_one_and_shifts_gone_where_a_bias_takes_them(name):
     for norm in model.spec.norms:
         gain = model.weights[norm.gain]
         assert (loaded(name).weights[norm.gain] != 1).any()
-        if not (norm.readers or norm.writer):  # the outside reads the first coordinates, and nobody the others
+        if not (
+            norm.readers or norm.writer
+        ):  # the outside reads the first coordinates, and nobody the others
             shown = model.spec.sizes["label"]
             assert torch.equal(gain[:shown], loaded(name).weights[norm.gain][:shown])
             assert (

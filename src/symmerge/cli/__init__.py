@@ -36,6 +36,7 @@ VERBS = {
     "apply": "Move a model by a saved alignment: other weights, the same function.",
     "canonical": "Write a model in canonical form: gains folded, means removed, circuits balanced.",
     "statistics": "Gather statistics of two models' activations once, for align and merge.",
+    "transport": "Carry what a fine-tune or an adapter learned to another base: what arrives?",
     "demo": "Train two pairs of small models, align and merge them by every method, on one page.",
     "train": "Train a stock model: small ones in seconds on installed data, or the papers' models.",
     "experiment": "Compute a paper's table: every number beside the published one.",

@@ -7,15 +7,10 @@ ensemble gives the answers.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from string import ascii_uppercase
-from typing import Any, NamedTuple
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import Any
 
 from symmerge.aligning.aligned import Aligned
 from symmerge.aligning.folders import AlignedFolder
@@ -24,15 +19,13 @@ from symmerge.aligning.many import AlignedMany
 from symmerge.checkpoints.card import public_name
 from symmerge.checkpoints.memory import free_memory
 from symmerge.errors import MismatchError, SymmergeError, SymmergeWarning
-from symmerge.evaluation.results import LinePoint, Metrics
-from symmerge.evaluation.tasks import SELF_SOURCES, Task, make_task, task_of
-from symmerge.evaluation.tasks.base import Batch
+from symmerge.evaluation.results import LinePoint
+from symmerge.evaluation.tasks import SELF_SOURCES, Task, task_of
 from symmerge.evaluation.tasks.catalog import TASKS
-from symmerge.evaluation.tasks.readouts import TokenReadout
 from symmerge.merging.combining import normalised_weights
+from symmerge.merging.measuring import Judged, Judging, MeasuredModel, judging_on, letter, measure
 from symmerge.merging.verdict_results import (
     AVERAGE,
-    ENSEMBLE,
     MERGE,
     PARENT,
     UNHEALED,
@@ -40,45 +33,16 @@ from symmerge.merging.verdict_results import (
     SkillRecord,
     VerdictRow,
 )
-from symmerge.merging.verdict_words import UNLABELLED_METRICS, conclude
+from symmerge.merging.verdict_words import conclude
 from symmerge.models.interpolation import interpolate, mean
-from symmerge.models.model import Model, Progress, device_of
-from symmerge.models.progress import Counted, Phase, ProgressLike, reporter
+from symmerge.models.model import Model, device_of
+from symmerge.models.progress import Phase, ProgressLike, reporter
 from symmerge.symmetry.groups.linalg import one_thread
-from symmerge.verification.modules import full_module
 
-ROWS, IMAGES = 32, 256  # inputs made for a verdict
-LENGTH, SHORTEST, WORK = 128, 16, 20e9  # tokens of a row, fewer for large models
-OTHER_SEED = 1000  # text to judge by is not the text that was learned from
 MEMORY = 1.5  # of a model in float32, for its activations, too
 ONE_THREAD = 200_000_000  # parameters
 BETWEEN, LINE_PARAMETERS = (0.25, 0.5, 0.75), 500_000_000
 LINES = "aligned_line", "plain_line"
-SKILL_SAMPLES = 64  # of each skill
-
-
-class Judged(NamedTuple):
-    """A model to measure, and what it is."""
-
-    name: str
-    kind: str
-    model: Model
-
-
-class MeasuredModel(NamedTuple):
-    """What was measured of it: on everything, then on each skill."""
-
-    name: str
-    kind: str
-    metrics: Metrics
-    skills: tuple[Metrics, ...]
-
-
-class Judging(NamedTuple):
-    """What is measured: a task, and the skills that are told apart in it or beside it."""
-
-    task: Task
-    skills: Mapping[str, Task]
 
 
 def judge(
@@ -116,7 +80,7 @@ def judge(
     with one_thread() if result.parameters < ONE_THREAD else nullcontext():
         how = {"seed": seed, "device": device, "progress": tell}
         judging = judging_on(sources, data, skills, **how)  # type: ignore[arg-type]
-        measured = _measure(judged, judging, device_of(device), tell)
+        measured = measure(judged, judging, device_of(device), tell)
     shown = [one for one in measured if one.kind not in LINES]
     rows = [VerdictRow(one.name, one.kind, one.metrics) for one in shown]
     verdict = conclude(judging.task.to_record(), rows, _skills(judging, shown))
@@ -177,57 +141,6 @@ def parents_of(
     return result.models if result.shared else models, {"aligned": result.models}
 
 
-def judging_on(
-    parents: Sequence[Model],
-    data: str | Task | None,
-    skills: Sequence[str] = (),
-    *,
-    seed: int,
-    device: str,
-    progress: Progress,
-) -> Judging:
-    """What a merge is judged on: the part of the data that nothing is learned from, or inputs
-    that the parents make, each parent's text apart."""
-    kind, how = task_of(parents[0]), {"device": device, "progress": progress}
-    given = {
-        public_name(name): make_task(kind, name, parents, max_samples=SKILL_SAMPLES, **how)
-        for name in skills
-    }
-    if isinstance(data, Task):
-        return Judging(data, given)
-    if data not in (None, "self"):
-        return Judging(make_task(kind, data, parents, part="judge", seed=seed, **how), given)
-    if given:
-        return Judging(_joined(list(given.values())), given)
-    if kind == "image":
-        more = {"samples": IMAGES, "seed": seed + OTHER_SEED}
-        return Judging(make_task(kind, "self", parents, **more, **how), {})
-    length = max(SHORTEST, min(LENGTH, int(WORK // parents[0].parameters)))
-    more = {"length": length, "seed": seed + OTHER_SEED, **how}
-    rows = [len(share) for share in np.array_split(range(ROWS), len(parents))]
-    texts = {
-        f"text of {_letter(at)}": make_task(kind, "self", [parent], samples=count, **more)
-        for at, (parent, count) in enumerate(zip(parents, rows, strict=True))
-        if count
-    }
-    return Judging(_joined(list(texts.values())), texts)
-
-
-def _joined(tasks: Sequence[Task]) -> Task:
-    """All samples of some tasks of one kind."""
-    first, batches = tasks[0], [task.batches for task in tasks]
-    readout = first.readout
-    if isinstance(readout, TokenReadout) and len(tasks) > 1:  # characters per token differ
-        readout = replace(readout, characters_per_token=None)
-    return replace(
-        first,
-        data=", ".join(dict.fromkeys(task.data for task in tasks)),
-        samples=sum(task.samples for task in tasks),
-        batches=[batch for each in batches for batch in each],
-        readout=readout,
-    )
-
-
 def _skills(judging: Judging, measured: Sequence[MeasuredModel]) -> tuple[SkillRecord, ...]:
     return tuple(
         SkillRecord(
@@ -243,7 +156,7 @@ def _judged(
     merged: Model, parents: Sequence[Model], weights: Sequence[float] | None, plain: bool
 ) -> list[Judged]:
     judged = [
-        Judged(f"{_letter(at)}: {public_name(parent.where)}", PARENT, parent)
+        Judged(f"{letter(at)}: {public_name(parent.where)}", PARENT, parent)
         for at, parent in enumerate(parents)
     ]
     if plain and len({parent.spec.fingerprint for parent in parents}) == 1:
@@ -273,66 +186,3 @@ def _line(measured: Sequence[MeasuredModel], kind: str) -> tuple[LinePoint, ...]
         return None
     a, b = (row.metrics for row in measured if row.kind == PARENT)
     return tuple(LinePoint(t, between.get(t, a if t < 0.5 else b)) for t in (0.0, *BETWEEN, 1.0))
-
-
-def _letter(at: int) -> str:
-    return ascii_uppercase[at] if at < len(ascii_uppercase) else str(at + 1)
-
-
-@torch.no_grad()
-def _measure(
-    judged: Sequence[Judged], judging: Judging, device: torch.device, progress: Progress
-) -> list[MeasuredModel]:
-    tasks = [judging.task, *judging.skills.values()]
-    batches = [list(task.batches) for task in tasks]
-    answers: list[list[list[Tensor]]] = []  # of each model, for each task
-    for number, (name, _, model) in enumerate(judged):
-        module = full_module(model, torch.float32, device)
-        answers.append([])
-        for task, inputs in zip(tasks, batches, strict=True):
-            answers[-1].append([_predict(task, module, batch, device) for batch in inputs])
-        progress(Counted(f"measured {name}", number + 1, len(judged)))
-        del module
-    parents = [answer for answer, one in zip(answers, judged, strict=True) if one.kind == PARENT]
-    joint = [
-        [task.readout.ensemble(each) for each in zip(*theirs, strict=True)]
-        for task, *theirs in zip(tasks, *parents, strict=True)
-    ]
-    named = [*((one.name, one.kind) for one in judged), ("ensemble", ENSEMBLE)]
-    return [
-        MeasuredModel(
-            *name,
-            *_on_all(
-                _metrics(task, inputs, theirs, together)
-                for task, inputs, theirs, together in zip(tasks, batches, mine, joint, strict=True)
-            ),
-        )
-        for name, mine in zip(named, [*answers, joint], strict=True)
-    ]
-
-
-def _on_all(metrics: Iterable[Metrics]) -> tuple[Metrics, tuple[Metrics, ...]]:
-    first, *others = metrics
-    return first, tuple(others)
-
-
-def _predict(task: Task, module: torch.nn.Module, batch: Batch, device: torch.device) -> Tensor:
-    moved = {name: tensor.to(device) for name, tensor in batch.items()}
-    return task.readout.predict(module, moved).cpu()
-
-
-def _metrics(
-    task: Task, batches: Sequence[Batch], answers: Sequence[Tensor], joint: Sequence[Tensor]
-) -> Metrics:
-    """Metrics of one model's answers; without labels, against those of the ensemble."""
-    if task.metrics:
-        scores = [
-            task.readout.score(answer, batch)
-            for answer, batch in zip(answers, batches, strict=True)
-        ]
-        return task.summary(scores)
-    answer, target = torch.cat(list(answers)).double(), torch.cat(list(joint)).double()
-    loss = -(target.exp() * answer).sum(-1)
-    agreement = (answer.argmax(-1) == target.argmax(-1)).double()
-    values = (float(np.mean(column.numpy())) for column in (loss, agreement))
-    return dict(zip(UNLABELLED_METRICS, values, strict=True))

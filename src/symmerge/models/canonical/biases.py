@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -14,24 +15,19 @@ from symmerge.models.circuits import read_piece
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import RotaryPairs
 from symmerge.symmetry.notation import Piece, Role
-from symmerge.symmetry.spec import Occurrence
+from symmerge.symmetry.spec import Occurrence, Spec
 
 
 def move_value_biases(model: Model) -> Model:
     """Move value biases past the output map: attention weights sum to one, so constants pass."""
     computed: Computed = {}
-    for name, space in model.spec.hidden.items():
-        # Values that rotate with their position are not constant.
-        if space.translation != "passes" or isinstance(space.group, RotaryPairs):
-            continue
-        biases = tuple(_biases(model, name, Role.WRITES))
-        targets = [_bias_of(output) for output in _readers(model, name)]
-        for target in (target for target in targets if target in model.spec.tensors):
-            if any(read_piece(bias, model.weights).any() for bias in biases):
-                computed[target] = partial(_with_values, model, target, name, biases)
-                computed |= {
-                    bias.piece.tensor: partial(_zeroed, model.weights, bias, 0) for bias in biases
-                }
+    for target, name in passing_values(model.spec):
+        biases = _biases(model, name, Role.WRITES)
+        if any(read_piece(bias, model.weights).any() for bias in biases):
+            computed[target] = partial(_with_values, model, target, name)
+            computed |= {
+                bias.piece.tensor: partial(_zeroed, model.weights, bias, 0) for bias in biases
+            }
     what = f"value biases moved into the output bias of {len(computed) // 2} layers"
     return derived(model, computed, "values", what)
 
@@ -61,10 +57,6 @@ def _biases(model: Model, space: str, role: Role) -> list[Occurrence]:
     ]
 
 
-def _readers(model: Model, space: str) -> list[Occurrence]:
-    return [one for one in model.spec.occurrences(space) if one.role is Role.READS]
-
-
 def _bias_of(occurrence: Occurrence) -> str:
     return occurrence.piece.tensor.removesuffix("weight") + "bias"
 
@@ -76,17 +68,41 @@ def _zeroed(weights: Weights, bias: Occurrence, start: int) -> Tensor:
     return tensor
 
 
-def _with_values(model: Model, target: str, space: str, biases: tuple[Occurrence, ...]) -> Tensor:
+def _with_values(model: Model, target: str, space: str) -> Tensor:
     """The output bias `target` plus the output map applied to the value biases."""
-    result = model.weights[target].clone()
-    outputs = [output for output in _readers(model, space) if _bias_of(output) == target]
-    for output in outputs:  # one, unless visible coordinates sit beside the stream
+    return model.weights[target] + passed_values(model.spec, target, space, model.weights)
+
+
+def passing_values(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Each output bias that value biases pass into, and their space.
+
+    Values that rotate with their position are not constant, and do not pass.
+    """
+    for name, space in spec.hidden.items():
+        if space.translation == "passes" and not isinstance(space.group, RotaryPairs):
+            readers = [one for one in spec.occurrences(name) if one.role is Role.READS]
+            targets = dict.fromkeys(_bias_of(output) for output in readers)
+            yield from ((target, name) for target in targets if target in spec.tensors)
+
+
+def passed_values(
+    spec: Spec, target: str, space: str, outputs: Weights, biases: Weights | None = None
+) -> Tensor:
+    """What the value biases of one model add to `target` through the output map of another."""
+    biases = outputs if biases is None else biases
+    result = torch.zeros_like(outputs[target])
+    met = spec.occurrences(space)
+    for output in met:  # one, unless visible coordinates sit beside the stream
+        if output.role is not Role.READS or _bias_of(output) != target:
+            continue
         spaces = [atom.space for atom in output.piece.atoms]
         letters = dict(zip(spaces, string.ascii_lowercase, strict=False))
-        into = next(piece for piece in model.spec.pieces[target] if piece.atoms[0].space in letters)
-        for bias in biases:
+        into = next(piece for piece in spec.pieces[target] if piece.atoms[0].space in letters)
+        for bias in met:
+            if bias.role is not Role.WRITES or len(spec.tensors[bias.piece.tensor]) != 1:
+                continue
             axes = [_letters(piece, letters) for piece in (output.piece, bias.piece)]
-            operands = [read_piece(occurrence, model.weights) for occurrence in (output, bias)]
+            operands = read_piece(output, outputs), read_piece(bias, biases)
             equation = f"{','.join(axes)}->{letters[into.atoms[0].space]}"
             into.view(result).add_(torch.einsum(equation, *operands))
     return result

@@ -21,15 +21,17 @@ from symmerge.symmetry.spec import Norm, Scale
 SMALLEST_GAIN = 1e-4
 
 
-def fold(model: Model) -> Model:
-    """Fold gains on a rotating stream into its readers; the norms then commute with rotations."""
+def fold(model: Model, *, constant: bool = False) -> Model:
+    """Fold gains on a rotating stream into its readers; the norms then commute with rotations.
+
+    `constant` gains commute as they are and stay, unless they shall be folded, too.
+    """
     if any(model.spec.rotates(space) for space in model.spec.joined):
         reason = "what it reads comes out of an activation, and cannot rotate with the embedding"
         model = own_copies(model, list(model.spec.ties), reason)
-    rotating = [norm for norm in model.spec.norms if model.spec.rotates(norm.stream)]
-    norms = [norm for norm in rotating if not _commutes(norm, model)]
+    norms = folded_norms(model, constant=constant)
     model = _untie_readers(model, norms)
-    scales = _scales(model)
+    scales = folded_scales(model)
     computed: Computed = {}
     for scale in scales:
         computed |= _folded_scale(model, scale)
@@ -39,6 +41,16 @@ def fold(model: Model) -> Model:
     what = f"{len(norms)} gains and {shifts} shifts folded into the maps that read them"
     what += f", {len(scales)} scales into those they follow" if scales else ""
     return derived(model, computed, "fold", what)
+
+
+def folded_norms(model: Model, *, constant: bool = False) -> list[Norm]:
+    """The norms whose gains `fold` folds."""
+    return [
+        norm
+        for norm in model.spec.norms
+        if model.spec.rotates(norm.stream)
+        and ((constant and norm.readers and not norm.writer) or not _commutes(norm, model))
+    ]
 
 
 def _commutes(norm: Norm, model: Model) -> bool:
@@ -62,7 +74,7 @@ def _untie_readers(model: Model, norms: list[Norm]) -> Model:
     return own_copies(model, tied, "the final gain is folded into it") if tied else model
 
 
-def _scales(model: Model) -> list[Scale]:
+def folded_scales(model: Model) -> list[Scale]:
     """Gains that follow a map to a rotating stream, and are not all one."""
     return [
         scale

@@ -1,0 +1,166 @@
+"""The verb transport: carry a fine-tune or an adapter to another base."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from symmerge.aligning.choices import either
+from symmerge.aligning.options import METHODS
+from symmerge.checkpoints.folders import refuse
+from symmerge.checkpoints.memory import return_freed_memory
+from symmerge.cli import console
+from symmerge.cli.options.common import Device, Json, Out, Overwrite, Seed
+from symmerge.cli.options.groups import verb
+from symmerge.models.model import save
+from symmerge.transporting.adapter_files import save_adapter
+from symmerge.transporting.job import Transported, TransportOptions
+from symmerge.transporting.job import transport as carry
+from symmerge.transporting.transport_results import TransportVerdict
+
+RECORD = "transport.json"
+
+
+def _folder(name: str, text: str) -> typer.models.OptionInfo:
+    return typer.Option(name, help=text, metavar="MODEL", show_default=False)
+
+
+@dataclass(frozen=True)
+class Carrying:
+    """How the change is carried."""
+
+    panel: ClassVar[str] = "Carrying"
+    main: ClassVar[tuple[str, ...]] = ("effort", "scale", "alignment", "data")
+    effort: Annotated[
+        str | None,
+        typer.Option(
+            help="How much work: fast (seconds), standard or best; on inputs that TUNED makes"
+            " itself, if there are no --data.",
+            metavar="NAME",
+            show_default="standard",
+        ),
+    ] = None
+    scale: Annotated[
+        float | None,
+        typer.Option(
+            help="The change times X, moved as the alignment says; nothing is learned.",
+            metavar="X",
+            show_default="chosen, by tensor",
+        ),
+    ] = None
+    alignment: Annotated[
+        Path | None,
+        typer.Option(
+            help="What symmerge align BASE OTHER wrote: a folder or its alignment file.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="What to learn from and to measure on, as for merge.",
+            show_default="none is needed",
+        ),
+    ] = None
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Align by {either(METHODS)}, or not at all (none), and learn nothing more.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None
+    steps: Annotated[
+        int | None,
+        typer.Option(help="How many steps to learn.", min=1, show_default="by effort"),
+    ] = None
+    untie: Annotated[
+        bool,
+        typer.Option(
+            "--untie",
+            help="Of a model whose head is its embedding: give the head its own weights, which is"
+            " exact, and larger.",
+        ),
+    ] = False
+    no_verdict: Annotated[
+        bool, typer.Option("--no-verdict", help="Do not measure how much arrived.")
+    ] = False
+
+
+@verb(
+    examples=(
+        "--from a --tuned a-news --to b --out b-news",
+        "--from a --tuned lora --to b --effort best --out b-lora",
+        "--from a --tuned a-news --to b --scale 1 --out c",
+    )
+)
+def transport(
+    base: Annotated[Path, _folder("--from", "The model that was fine-tuned.")],
+    tuned: Annotated[Path, _folder("--tuned", "What it became, or a LoRA adapter for it.")],
+    to: Annotated[Path, _folder("--to", "The model to carry the change to.")],
+    out: Out,
+    carrying: Carrying,
+    device: Device = "cpu",
+    seed: Seed = 0,
+    json: Json = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Carry what a fine-tune or an adapter learned to another base: what arrives?
+
+    OTHER keeps its own coordinates: what else was made for it still fits. It is aligned to BASE,
+    and what TUNED changed moves by the same symmetry. No data is needed. A full fine-tune gives a
+    checkpoint, a LoRA adapter another adapter of the same ranks.
+    """
+    return_freed_memory()
+    folders = base, tuned, to
+    refuse(out.absolute(), overwrite, folders)
+    values = {name: value for name, value in vars(carrying).items() if name != "no_verdict"}
+    TransportOptions(**values, seed=seed, device=device)  # refused before any work
+    result = carry(
+        str(base),
+        str(tuned),
+        str(to),
+        verdict=not carrying.no_verdict,
+        progress=console.note,
+        seed=seed,
+        device=device,
+        **values,
+    )
+    _write(result, out, overwrite, folders)
+    if json:
+        console.show_json({"verdict": result.verdict.to_json() if result.verdict else None})
+        return
+    what = f"an adapter of {to}" if result.adapter else result.model.history[-1].what
+    console.say(f"wrote {out}: {what}")
+    show_arrival(result.verdict)
+
+
+def _write(result: Transported, out: Path, overwrite: bool, folders: tuple[Path, ...]) -> None:
+    beside = partial(_record, result.verdict) if result.verdict else None
+    if result.adapter:
+        save_adapter(result.adapter, out, overwrite=overwrite, inputs=folders, beside=beside)
+        return
+    with console.progress("writing", len(result.model.weights.names())) as tick:
+        save(result.model, out, overwrite=overwrite, progress=tick, inputs=folders, beside=beside)
+
+
+def _record(verdict: TransportVerdict, folder: Path) -> None:
+    verdict.write(folder / RECORD)
+
+
+def show_arrival(verdict: TransportVerdict | None) -> None:
+    """The last lines: a table, and how much arrived; a warning if it is nothing."""
+    if verdict is None:
+        return
+    task = verdict.task
+    where = "inputs that TUNED made" if task.data == "self" else task.data
+    console.show_table(f"How much arrived? ({task.name} on {where})", verdict.table())
+    for sentence in verdict.sentences:
+        console.say(sentence)
+    if verdict.verdict == "lost":
+        console.warn("little arrived: try --effort best, or give --data")

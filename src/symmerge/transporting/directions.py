@@ -1,0 +1,126 @@
+"""Carry directions: steering vectors, probes, dictionaries, cached keys and values, Adam's state.
+
+A direction that is added to a space moves as what writes to it; one that is compared with it (a
+probe, the encoder of a dictionary) as what reads from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from symmerge.aligning.aligned import Aligned
+from symmerge.errors import MismatchError
+from symmerge.models.alignment import lay
+from symmerge.symmetry.groups import Element, Group
+from symmerge.symmetry.notation import Piece, Role
+from symmerge.symmetry.spec import listing
+from symmerge.transporting.frames import Passage
+
+ROLES = {"added": Role.WRITES, "compared": Role.READS}
+OPPOSITE = {Role.WRITES: Role.READS, Role.READS: Role.WRITES, Role.RIDES: Role.RIDES}
+
+
+def carry_direction(
+    alignment: Aligned | Passage,
+    vector: Tensor,
+    *,
+    space: str = "residual",
+    layer: int | None = None,
+    use: str = "added",
+) -> Tensor:
+    """A direction of BASE as one of OTHER, along an alignment of OTHER to BASE.
+
+    `vector` is [..., coordinates], in a space inside heads [..., heads, coordinates]. The stream is
+    that between layers (`hidden_states`), before any norm.
+
+    | what | space | use |
+    |---|---|---|
+    | steering vector, decoder of a dictionary | residual | added |
+    | linear probe, encoder of a dictionary | residual | compared |
+    | hidden units | ff, with `layer` | added |
+    | cached values | vo, with `layer` | added |
+    | cached keys | qk, with `layer` | compared |
+    """
+    passage = alignment if isinstance(alignment, Passage) else Passage.of(alignment)
+    spec, name = passage.end.spec, space if layer is None else f"{space}.{layer}"
+    if use not in ROLES:
+        raise MismatchError(f"use {use}: there are {', '.join(ROLES)}")
+    if name not in spec.spaces:
+        raise MismatchError(
+            f"no space called {name} in {spec.family}: there are {listing(spec.hidden)};"
+            " give layer= for those of a layer"
+        )
+    size, per = (*spec.batch(name), spec.sizes[name]), spec.spaces[name].per
+    if tuple(vector.shape[-len(size) :]) != size:
+        raise MismatchError(f"a direction in {name} ends in {list(size)}, not {list(vector.shape)}")
+    if name not in spec.hidden:
+        return vector.clone()
+    if per is not None and per in spec.hidden:
+        order = passage.there[per]["index"]
+        vector = vector.index_select(-2, order.to(vector.device))
+    laid = vector.movedim(-1, 0) if per is None else vector.movedim((-2, -1), (0, 1))
+    batch = laid.reshape(*([1] if per is None else [len(laid)]), size[-1], -1)
+    acted = spec.spaces[name].group.act(passage.there[name], batch, ROLES[use])
+    acted = acted.reshape(laid.shape)
+    return acted.movedim(0, -1) if per is None else acted.movedim((0, 1), (-2, -1))
+
+
+def carry_moments(
+    passage: Passage, first: Mapping[str, Tensor], second: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The moments of Adam in BASE's frame as those of a model moved to OTHER's, by tensor.
+
+    Gradients move by the inverse transpose. The second moment is known entry by entry only: it
+    stays exact under permutations, signs and scales, and under rotations the result is the diagonal
+    of what independent entries would have.
+    """
+    moved = {name: _gradient(passage, name, tensor) for name, tensor in first.items()}
+    squares = {
+        name: _gradient(passage, name, tensor, square=True) for name, tensor in second.items()
+    }
+    return moved, squares
+
+
+def _gradient(passage: Passage, name: str, tensor: Tensor, *, square: bool = False) -> Tensor:
+    result = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    for piece in passage.end.spec.pieces[name]:
+        dual = replace(
+            piece,
+            atoms=tuple(replace(atom, role=OPPOSITE[atom.role]) for atom in piece.atoms),
+        )
+        view = piece.view(tensor)
+        moved = _squares(passage, dual, view) if square else passage.there.act_on(dual, view)
+        piece.view(result).copy_(moved)
+    return result
+
+
+def _squares(passage: Passage, piece: Piece, view: Tensor) -> Tensor:
+    """The piece moved by the squares of the entries of every map."""
+    spec, there = passage.end.spec, passage.there
+    order = sorted(
+        range(len(piece.atoms)), key=lambda at: spec.spaces[piece.atoms[at].space].per is not None
+    )
+    for position in order:
+        atom = piece.atoms[position]
+        if atom.space in spec.hidden:
+            space = spec.spaces[atom.space]
+            outer = None if space.per is None else next(piece.positions(space.per))
+            laid, undo = lay(view, position, outer)
+            view = undo(_squared(space.group, there[atom.space], atom.role, laid))
+    return view
+
+
+def _squared(group: Group, element: Element, role: Role, laid: Tensor) -> Tensor:
+    parts = dict(element)
+    if "scale" in parts or parts.keys() <= {"index", "sign"}:
+        if "scale" in parts:
+            parts["scale"] = parts["scale"].square()
+        if "sign" in parts:
+            parts["sign"] = torch.ones_like(parts["sign"])
+        return group.act(parts, laid, role)
+    one = torch.eye(group.size, dtype=laid.dtype).expand(len(laid), group.size, group.size)
+    return group.act(element, one, role).square() @ laid

@@ -1,0 +1,233 @@
+"""An alignment made for carrying: what must correspond is the effect of a change.
+
+TUNED writes text, and OTHER with the carried change should answer it as TUNED does. Learned are
+only the symmetry by which the change moves, and one scale per tensor: OTHER itself stays as it is,
+and nothing enters that is not the change in other coordinates. No data is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from symmerge.checkpoints.memory import freed_memory_kept
+from symmerge.checkpoints.weights import DerivedWeights, Weights
+from symmerge.evaluation.tasks import Task, task_of
+from symmerge.matching.efforts import AMOUNTS, LABELLED_TEXT, learning_rate
+from symmerge.matching.learned import LearnedMatching
+from symmerge.matching.learning.bundles import Layout, TensorBlock
+from symmerge.matching.learning.data import load_data
+from symmerge.matching.learning.distillation import DistillationBatch
+from symmerge.matching.learning.learner import Learner
+from symmerge.matching.learning.mean_module import MeanModule
+from symmerge.matching.learning.moving import MovingModel
+from symmerge.matching.learning.permutations import FlipSearch
+from symmerge.matching.optimization.loop import Hooks, Loop
+from symmerge.models.alignment import Alignment
+from symmerge.models.canonical.biases import move_value_biases
+from symmerge.models.model import Model, device_of
+from symmerge.models.progress import Phase, ProgressLike, reporter
+from symmerge.transporting.differences import difference
+from symmerge.transporting.frames import Passage
+
+SCALE_RATE = 3.0  # times the rate of the symmetry
+SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # tried before learning
+FAST_STEPS = 20
+
+
+@final
+@dataclass(frozen=True)
+class Learned:
+    """A passage made for one change, the scales of its tensors, and the losses on held-out text."""
+
+    passage: Passage
+    scales: Mapping[str, float]
+    losses: tuple[float, ...] = ()
+    steps: int = 0
+
+
+@freed_memory_kept()
+def learn_passage(
+    passage: Passage,
+    tuned: Model,
+    *,
+    effort: str = "standard",
+    data: Task | None = None,
+    steps: int | None = None,
+    lr: float | None = None,
+    one_scale: bool = False,
+    seed: int = 0,
+    device: str = "cpu",
+    progress: ProgressLike = None,
+) -> Learned:
+    """Learn by which symmetry, and how strongly, a change is carried best.
+
+    Without `data`, on text (or images) that TUNED makes itself. One scale for all is chosen first;
+    then every tensor has its own, unless `one_scale`.
+    """
+    tell = reporter(progress)
+    tell(Phase("learning how the change is carried"))
+    kind = task_of(tuned)
+    amount = _amount(effort, kind, device)
+    if steps:
+        amount["steps"] = steps
+    options = LearnedMatching(
+        data=data,
+        start="identity",
+        **amount,
+        lr=lr or learning_rate(tuned, kind),
+        permutations=False,
+        seed=seed,
+        device=device,
+    )
+    batches = load_data(options, [tuned], tell)
+    objective = CarryObjective(passage, tuned, options, batches.train.device)
+    objective.scales.frozen = one_scale
+    scale = objective.choose_scale(batches.evaluation_batches()[:2])
+    tell(f"the change times {scale:g}, of {', '.join(f'{one:g}' for one in SCALES)}")
+    learner = Learner(options, objective, batches)  # type: ignore[arg-type]
+    history = Loop(learner, learner.plan, Hooks(report=tell)).run_to_best()
+    best = objective.member.best.inverse()
+    scales = {name: scale * value for name, value in objective.scales.best.items()}
+    return Learned(passage.along(best), scales, tuple(history.losses), history.step)
+
+
+def _amount(effort: str, kind: str, device: str) -> dict[str, Any]:
+    """How much is learned; `fast` takes the first steps of `standard`, which gain the most."""
+    named = "standard" if effort == "fast" else effort
+    amount = asdict(AMOUNTS.get((named, device_of(device).type), {}).get(kind, LABELLED_TEXT))
+    if effort == "fast":
+        amount |= {"steps": FAST_STEPS, "generated": amount["generated"] // 2}
+    return amount
+
+
+def balanced(passage: Passage, tuned: Model) -> tuple[Model, Model]:
+    """OTHER and the change, each in the balanced frame of its end: sizes are comparable there."""
+    end, (of_base, of_other) = move_value_biases(passage.end), passage.balances
+    change = difference(passage, tuned)
+    return (
+        replace(end, weights=_through(of_other, end.weights)).cached(),
+        replace(end, weights=_through(of_base, change), moved=None).cached(),
+    )
+
+
+def _through(alignment: Alignment, weights: Weights) -> Weights:
+    computed = {
+        name: partial(_transported, alignment, weights, name) for name in alignment.spec.tensors
+    }
+    return DerivedWeights(weights, computed)
+
+
+def _transported(alignment: Alignment, weights: Weights, name: str) -> Tensor:
+    return alignment.transport(name, weights[name])
+
+
+@final
+class Scales:
+    """A learned factor per tensor; to the loop it looks like another member."""
+
+    def __init__(self, layout: Layout, lr: float, device: torch.device) -> None:
+        self.names = [name for stack in layout.stacks for name in stack.names]
+        self.values = torch.ones(len(self.names), device=device)
+        self.best = dict.fromkeys(self.names, 1.0)
+        self.projections, self.frozen = 0, False
+        captured = device.type == "cuda"
+        self.rate = torch.tensor(lr * SCALE_RATE, device=device)
+        self.optimizer = torch.optim.Adam(
+            [self.values], lr=self.rate, betas=(0.9, 0.99), capturable=captured, foreach=False
+        )
+
+    def set_lr(self, lr: float) -> None:
+        self.rate.fill_(lr * SCALE_RATE)
+
+    def finite(self) -> bool:
+        return bool(self.values.isfinite().all())
+
+    def alignment(self) -> None:
+        return None
+
+    def fold(self, _: None) -> None:
+        return None
+
+    def keep_best(self) -> None:
+        self.best = dict(zip(self.names, self.values.tolist(), strict=True))
+
+    def follow(self, gradient: Tensor) -> None:
+        if not self.frozen:
+            self.values.grad = gradient
+            self.optimizer.step()
+
+
+@final
+class CarryObjective:
+    """OTHER plus a change that moves along its symmetries."""
+
+    def __init__(
+        self,
+        passage: Passage,
+        tuned: Model,
+        options: LearnedMatching,
+        device: torch.device,
+    ) -> None:
+        other, change = balanced(passage, tuned)
+        layout = Layout.of(other.spec, options.chosen_spaces(other.spec))
+        back = Alignment(other.spec, passage.alignment.elements).inverse()
+        self.origin, self.scale, self.layout = TensorBlock(layout.stacks, device), 1.0, layout
+        for name, tensor in self.origin.tensors.items():
+            tensor.copy_(other.weights[name])
+        self.member = MovingModel(change, back, layout, options.lr, device)
+        self.scales = Scales(layout, options.lr, device)
+        self.mean = MeanModule(other, layout, device)
+        self.members: list[Any] = [self.member, self.scales]
+        self.flips = [FlipSearch([], options.flips) for _ in self.members]
+        self.one = torch.ones((), device=device)
+
+    def choose_scale(self, batches: Sequence[DistillationBatch]) -> float:
+        """The factor of the whole change whose answers are closest to TUNED's."""
+        losses: dict[float, float] = {}
+        for self.scale in SCALES:
+            self.place_midpoint()
+            with torch.no_grad():
+                losses[self.scale] = self.mean.loss(batches)
+        self.scale = min(losses, key=losses.__getitem__)
+        return self.scale
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Nothing is drawn."""
+
+    @torch.no_grad()
+    def place_midpoint(self) -> None:
+        """Write OTHER with the carried change to the module."""
+        self.member.move()
+        for stack, factors in self._factors():
+            moved = self.member.moved.stacks[stack]
+            torch.addcmul(
+                self.origin.stacks[stack], moved, factors, out=self.mean.mean.stacks[stack]
+            )
+
+    def _factors(self) -> Any:
+        counts = [len(stack.names) for stack in self.layout.stacks]
+        parts = (self.scale * self.scales.values).split(counts)
+        for stack, part in zip(self.layout.stacks, parts, strict=True):
+            yield stack, part.reshape(-1, *(1 for _ in stack.shape))
+
+    def descend(self, batches: Sequence[DistillationBatch]) -> Tensor:
+        self.place_midpoint()
+        loss = self.mean.backward(batches, self.one)
+        with torch.no_grad():
+            by_scale = []
+            for stack, factors in self._factors():
+                gradient = self.mean.gradient.stacks[stack]
+                by_scale.append((gradient * self.member.moved.stacks[stack]).flatten(1).sum(1))
+                gradient.mul_(factors)
+            self.member.follow(self.mean.gradient)
+            self.scales.follow(self.scale * torch.cat(by_scale))
+        return loss
+
+    def reassign(self, batches: Sequence[DistillationBatch]) -> None:
+        """Permutations stay as they are."""

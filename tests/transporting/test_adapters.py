@@ -1,0 +1,145 @@
+"""LoRA adapters: carried exactly, in peft's format, and refused where they are no plain sum."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transported import apart, base_of, orbit, own_coordinates
+
+import symmerge as sm
+from symmerge.errors import CheckpointError, MismatchError
+from symmerge.lab.small_models import small_model
+from symmerge.models.alignment import Alignment
+from symmerge.transporting.adapter_files import read_adapter, save_adapter
+from symmerge.transporting.adapters import adapted, carried_adapter
+from symmerge.transporting.frames import Passage
+
+peft = pytest.importorskip("peft")
+EXACT, STOCK = 1e-10, 1e-5
+
+# Fused matrices, Conv1D, grouped heads, rotary pairs, gates, layer scales, embeddings.
+TARGETS = {
+    "gpt2": ["c_attn", "c_proj", "c_fc"],
+    "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "lm_head"],
+    "qwen2": ["q_proj", "v_proj", "o_proj"],
+    "phi3": ["qkv_proj", "o_proj", "gate_up_proj"],
+    "neox": ["query_key_value", "dense", "dense_h_to_4h"],
+    "bert": ["query", "value", "dense"],
+    "dinov3": ["q_proj", "v_proj", "o_proj", "down_proj"],
+    "opt": [
+        "q_proj",
+        "out_proj",
+        "fc1",
+    ],
+}
+
+
+def lora(name, folder, dtype=torch.float64, **changes):
+    """A random adapter that peft wrote; ranks and alphas differ between modules."""
+    settings = {
+        "r": 3,
+        "lora_alpha": 5,
+        "target_modules": TARGETS[name],
+        "rank_pattern": {"c_fc": 5, "q_proj": 2},
+        "alpha_pattern": {"c_fc": 9},
+        "init_lora_weights": False,
+        **changes,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        module = peft.get_peft_model(
+            small_model(name, dtype=dtype), peft.LoraConfig(**settings)
+        ).to(dtype)
+    module.save_pretrained(folder, save_embedding_layers=False)
+    return module.eval()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_an_adapter_is_carried_exactly_and_keeps_its_ranks(name, tmp_path):
+    lora(name, tmp_path / "lora")
+    base, passage = base_of(name), orbit(name)
+    adapter = read_adapter(tmp_path / "lora", base)
+    wanted = adapted(base, adapter)
+    moved = carried_adapter(passage, adapter)
+    assert apart(adapted(passage.other, moved), wanted) <= EXACT
+    ranks = {module: factors.rank for module, factors in adapter.modules.items()}
+    assert ranks == {module: factors.rank for module, factors in moved.modules.items()}
+    identity = passage.along(Alignment.identity(passage.alignment.spec))
+    assert apart(adapted(passage.other, carried_adapter(identity, adapter)), wanted) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_gains_shifts_and_value_biases_of_other_are_accounted_for(name, tmp_path):
+    lora(name, tmp_path / "lora")
+    passage = orbit(name)
+    other = own_coordinates(passage.other)
+    there = Passage(passage.base, other, passage.alignment)
+    adapter = read_adapter(tmp_path / "lora", passage.base)
+    wanted = adapted(passage.base, adapter)
+    assert apart(adapted(other, carried_adapter(there, adapter)), wanted) <= EXACT
+    # Control: the adapter for the other coordinates.
+    assert apart(adapted(other, carried_adapter(passage, adapter)), wanted) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_peft_loads_what_is_written(name, tmp_path):
+    module = lora(name, tmp_path / "lora", torch.float32)
+    base, passage = base_of(name), orbit(name)
+    sm.save(passage.other, tmp_path / "other")
+    moved = carried_adapter(passage, read_adapter(tmp_path / "lora", base))
+    save_adapter(moved, tmp_path / "moved")
+    stock = type(small_model(name)).from_pretrained(tmp_path / "other", dtype=torch.float32)
+    tokens = torch.randint(0, 101, (2, 12))
+    plain = stock(tokens).logits.detach()
+    loaded = peft.PeftModel.from_pretrained(stock, tmp_path / "moved").eval()
+    wanted, got = module(input_ids=tokens).logits, loaded(input_ids=tokens).logits
+    assert (got - wanted).norm() <= STOCK * wanted.norm() < 1e-2 * (plain - wanted).norm()
+    config = json.loads((tmp_path / "moved" / "adapter_config.json").read_text())
+    assert config["rank_pattern"] == {"c_fc": 5, "q_proj": 2}
+    assert config["lora_bias"] == (name == "gpt2")  # only LayerNorm has shifts
+
+
+def spoiled(folder, **changes):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def renamed(folder, change):
+    path = folder / "adapter_model.safetensors"
+    save_file(dict(change(name, value) for name, value in load_file(path).items()), path)
+
+
+WRONG = {
+    "dora": (lambda f: spoiled(f, use_dora=True), "use_dora"),
+    "kind": (lambda f: spoiled(f, peft_type="IA3"), "IA3"),
+    "heads beside it": (lambda f: spoiled(f, modules_to_save=["score"]), "modules_to_save"),
+    "biases": (lambda f: spoiled(f, bias="all"), "bias"),
+    "another base": (lambda f: spoiled(f, init_lora_weights="pissa"), "pissa"),
+    "quantised": (
+        lambda f: renamed(f, lambda name, value: (name, value.to(torch.int8))),
+        "quantised",
+    ),
+    "no such layer": (
+        lambda f: renamed(f, lambda name, value: (name.replace("h.1.", "h.7."), value)),
+        r"h\.7\..*does not have",
+    ),
+    "another size": (
+        lambda f: renamed(f, lambda name, value: (name, value[:, :3].contiguous())),
+        "weight|fit",
+    ),
+    "half": (
+        lambda f: renamed(f, lambda name, value: (name.replace("lora_B.w", "x.lora_B.w"), value)),
+        "does not have|factors",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_no_plain_lora_of_the_base_is_refused(case, tmp_path):
+    spoil, reason = WRONG[case]
+    lora("gpt2", tmp_path, torch.float32)
+    read_adapter(tmp_path, base_of("gpt2"))
+    spoil(tmp_path)
+    with pytest.raises((MismatchError, CheckpointError), match=reason):
+        read_adapter(tmp_path, base_of("gpt2"))

@@ -1,0 +1,129 @@
+"""Directions, probes and the state of Adam move with the model."""
+
+import pytest
+import torch
+from transported import base_of, fine_tuned, orbit
+
+import symmerge as sm
+from symmerge.errors import MismatchError
+from symmerge.lab.small_models import small_model
+from symmerge.models.alignment import Alignment
+from symmerge.transporting.frames import Passage
+from symmerge.verification.modules import full_module
+
+CLOSE = 1e-5  # transformers computes RMSNorm in float32
+TOKENS = torch.arange(24).reshape(2, 12)
+
+
+def modules(name):
+    passage = orbit(name)
+    return [full_module(model, torch.float64) for model in (passage.base, passage.other)]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+@torch.no_grad()
+def test_probes_read_and_steering_vectors_steer_the_same(name):
+    passage, (base, other) = orbit(name), modules(name)
+    probes, vector = torch.randn(5, 48).double(), torch.randn(48).double()
+    states = [m(TOKENS, output_hidden_states=True).hidden_states[1] for m in (base, other)]
+    moved = sm.carry_direction(passage, probes, use="compared")
+    # A pre-LayerNorm stream may differ by its mean, which no norm lets through.
+    centred = [s - s.mean(-1, keepdim=True) if name == "gpt2" else s for s in states]
+    read = centred[0] @ probes.T
+    assert torch.allclose(centred[1] @ moved.T, read, atol=CLOSE)
+    assert not torch.allclose(centred[1] @ probes.T, read, atol=1e-1)  # the control
+
+    def steered(module, direction):
+        embedding = module.get_input_embeddings()
+        hook = embedding.register_forward_hook(lambda *call: call[2] + direction)
+        try:
+            return module(TOKENS).logits
+        finally:
+            hook.remove()
+
+    wanted = steered(base, vector)
+    there = sm.carry_direction(passage, vector)
+    assert torch.allclose(steered(other, there), wanted, atol=CLOSE)
+    assert not torch.allclose(steered(other, vector), wanted, atol=1e-2)  # the control
+
+
+@torch.no_grad()
+def test_cached_keys_and_values_move():
+    passage, pair = orbit("llama"), modules("llama")
+    caches = [module(TOKENS, use_cache=True).past_key_values for module in pair]
+    for layer in range(2):
+        for part, space, use in (("keys", "qk", "compared"), ("values", "vo", "added")):
+            before, after = (getattr(cache.layers[layer], part) for cache in caches)
+            laid = before.transpose(1, 2)  # heads beside their coordinates
+            moved = sm.carry_direction(passage, laid, space=space, layer=layer, use=use)
+            assert torch.allclose(moved.transpose(1, 2), after, atol=CLOSE)
+            assert not torch.allclose(before, after, atol=1e-1)  # the control
+
+
+def test_wrong_spaces_and_shapes_are_refused():
+    with pytest.raises(MismatchError, match="no space"):
+        sm.carry_direction(orbit("llama"), torch.zeros(48), space="ff")
+    with pytest.raises(MismatchError, match="ends in"):
+        sm.carry_direction(orbit("llama"), torch.zeros(47))
+    with pytest.raises(MismatchError, match="use"):
+        sm.carry_direction(orbit("llama"), torch.zeros(48), use="eaten")
+
+
+def trained(module, steps, state=None):
+    """Losses of steps of Adam, from a state of moments by name if there is one."""
+    named = dict(module.named_parameters())
+    optimizer = torch.optim.Adam(named.values(), lr=1e-2)
+    for name, (first, second) in (state or {}).items():
+        step = torch.tensor(3.0)
+        moments = {"step": step, "exp_avg": first.clone(), "exp_avg_sq": second.clone()}
+        optimizer.state[named[name]] = moments
+    losses = []
+    for number in range(steps):
+        loss = module(TOKENS + number, labels=TOKENS + number).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    moments = {
+        name: (optimizer.state[one]["exp_avg"], optimizer.state[one]["exp_avg_sq"])
+        for name, one in named.items()
+    }
+    return losses, moments
+
+
+def test_training_goes_on_as_if_nothing_had_happened():
+    limits = {"residual": "permutation", "qk": "identity", "vo": "identity"}
+    module = small_model("gpt2-untied", dtype=torch.float64)
+    _, moments = trained(module, 3)
+    base = sm.load(module).restrict(**limits)
+    units = {f"ff.{i}": {"scale": torch.ones(96, dtype=torch.float64)} for i in range(2)}
+    element = Alignment.random(base.spec, torch.Generator().manual_seed(2))
+    element = Alignment(  # Adam's steps do not scale with the weights
+        base.spec, {n: {**e, **units.get(n, {})} for n, e in element.elements.items()}
+    )
+    moved = full_module(sm.apply(element, base), torch.float64)
+    passage = Passage(sm.load(module), sm.load(moved), element.inverse(), (), limits)
+    firsts, seconds = ({n: m[at] for n, m in moments.items()} for at in range(2))
+    state = dict(_pairs(*sm.carry_moments(passage, firsts, seconds)))
+    for parameter in moved.parameters():
+        parameter.requires_grad_(True)
+    copy = fine_tuned(small_model("gpt2-untied", dtype=torch.float64), 0.0)
+    copy.load_state_dict(moved.state_dict())
+    wanted, _ = trained(module, 4, moments)
+    got, _ = trained(moved, 4, state)
+    assert got == pytest.approx(wanted, abs=1e-9)
+    control, _ = trained(copy, 4, moments)  # moments that did not move
+    assert abs(control[-1] - wanted[-1]) > 1e-3
+
+
+def _pairs(first, second):
+    yield from ((name, (first[name], second[name])) for name in first)
+
+
+def test_second_moments_under_rotations_are_their_diagonal():
+    passage = orbit("llama")
+    shapes = base_of("llama").spec.shapes
+    # Equal in all coordinates, a rotation changes nothing.
+    flat = {name: torch.ones(shape).double() for name, shape in shapes.items() if "embed" in name}
+    _, squares = sm.carry_moments(passage, {}, flat)
+    assert all(torch.allclose(value, flat[name]) for name, value in squares.items())
