@@ -77,6 +77,7 @@ class Spec:
     `pooled`: for a class without a head, how many coordinates of its pooled output are the answer.
     `summed`: tensors whose sum only a LayerNorm reads, which ignores their mean.
     `reserved_positions`: learned ones that no token reaches.
+    `untied`: of a derived table, the one once tied tensors have their own copies.
     """
 
     family: str
@@ -91,6 +92,7 @@ class Spec:
     summed: tuple[str, ...] = ()
     pooled: int | None = None
     reserved_positions: int = 0
+    untied: Spec | None = None
 
     def __repr__(self) -> str:
         spaces = f"{len(self.spaces)} spaces, {len(self.hidden)} of them hidden"
