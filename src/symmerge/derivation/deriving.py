@@ -24,6 +24,7 @@ from symmerge.derivation.running import (
     named_inputs,
     other_inputs,
     outputs_of,
+    perturb_parameters,
 )
 from symmerge.derivation.tables import Table
 from symmerge.derivation.walking import Followed, follow
@@ -94,6 +95,7 @@ def derive(
     """
     report = reporter(progress) or (lambda line: None)
     module = copy.deepcopy(module).double().eval()
+    perturb_parameters(module, seed)
     inputs = named_inputs(example_inputs)
     both = (inputs, other_inputs(inputs, seed + 1))
     tensors, ties = _parameters(module)

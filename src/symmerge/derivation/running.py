@@ -30,6 +30,19 @@ def outputs_of(result: Any) -> list[Tensor]:
     return [one for one in flat if isinstance(one, Tensor) and one.is_floating_point()]
 
 
+@torch.no_grad()
+def perturb_parameters(module: nn.Module, seed: int) -> None:
+    """Add noise to all trained parameters, so that no gain is one and no bias zero by chance.
+
+    A table must hold for all weights: what only holds where training begins is no symmetry.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for one in module.parameters():
+        if one.requires_grad and one.is_floating_point():
+            scale = 0.2 if one.ndim < 2 else one[0].numel() ** -0.5
+            one.add_(scale * torch.randn(one.shape, generator=generator, dtype=torch.float64))
+
+
 @dataclass(frozen=True)
 class Runner:
     """A module, example inputs, and how to read its answer."""

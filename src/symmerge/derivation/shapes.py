@@ -141,8 +141,8 @@ def _place(at: int, size: int) -> int:
 
 def _indexed(result: State, x: State, at: int) -> State:
     """A part of a parameter is not the parameter; one of a stream's places keeps its site."""
-    leaves = any(True for _ in mets(x.axes[at]))
-    if leaves and result.site:
+    leaves = [met.leaf for met in mets(x.axes[at])]
+    if result.site and result.site.leaf in leaves:
         result.site.foldable = False
     return replace(result, parameter=None, writer=None) if leaves else result
 
@@ -161,8 +161,18 @@ def select(step: TracedStep, x: State, at: int, index: int) -> State:
             for met in inside
         ):
             raise Refine(first.leaf, ("sum", (1,) * first.size), outer=True)
-    step.walk.freeze((axis,))
+    step.walk.freeze((_at(axis, index % length(axis)),))
     return _indexed(x.reshaped(others), x, at)
+
+
+def _at(axis: Axis, index: int) -> Axis:
+    """The block of an axis that holds a coordinate."""
+    if len(axis) == 1 and isinstance(axis[0], Blocks):
+        for part in axis[0].parts:
+            if index < length(part):
+                return part
+            index -= length(part)
+    return axis
 
 
 def unbind(step: TracedStep, x: State, at: int = 0) -> tuple[State, ...]:

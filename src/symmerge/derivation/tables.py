@@ -46,7 +46,9 @@ class Table:
     ) -> None:
         self.followed, self.kinds, self.picked = followed, kinds, picked
         self.walk, self.reader = followed.walk, Reader(followed, kinds)
+        self.holders: frozenset[int] = frozenset()
         self.heads = Heads(self._parents())
+        self.holders = frozenset(self.heads.parents.values())
         self.names = self._names()
 
     def choice(self, root: int) -> Choice:
@@ -67,7 +69,8 @@ class Table:
 
     def power(self, leaf: Leaf) -> int:
         """How a leaf transforms: by the element, its inverse, or neither."""
-        return self.choice(self.root(leaf)).powers.get(leaf.number, 0)
+        root = self.root(leaf)
+        return 1 if root in self.holders else self.choice(root).powers.get(leaf.number, 0)
 
     def root(self, leaf: Leaf) -> int:
         """The space of a leaf."""
@@ -122,7 +125,8 @@ class Table:
             if isinstance(group, Permutation):
                 return "query"
             return "qk" if INNER in self.kinds[root].marks else "vo"
-        if INNER in self.kinds[root].marks:  # of the only key-value head
+        basis = isinstance(self.choice(root).group, GeneralLinear | RotaryPairs | Signs)
+        if basis and INNER in self.kinds[root].marks:  # of the only key-value head
             return "qk"
         if self._layer(root) is not None and alone:
             return UNITS
@@ -131,8 +135,8 @@ class Table:
     def _module(self, root: int) -> str:
         """The module that writes to a space."""
         name = self.kinds[root].leaves[0].origin[0]
-        pieces = [piece for piece in name.split(".")[:-1] if not piece.isdigit()]
-        return re.sub(r"\W", "_", "_".join(pieces[-2:])) or "hidden"
+        pieces = [piece for piece in name.split(".") if not piece.isdigit()]
+        return re.sub(r"\W", "_", "_".join(pieces[:-1][-2:] or pieces))
 
     def _layer(self, root: int) -> int | None:
         layers = {layer_of(f".{leaf.origin[0]}") for leaf in self.kinds[root].leaves}
