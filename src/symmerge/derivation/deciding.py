@@ -82,14 +82,20 @@ def foldable(site: Site) -> bool:
     if site.writer:
         return site.writer.endswith(".weight")
     named = all(reader.endswith(".weight") for reader in site.readers)
-    return site.foldable and bool(site.readers) and named
+    return named and (site.foldable or (absorbable(site) and bool(site.readers)))
+
+
+def absorbable(site: Site) -> bool:
+    """Whether a gain right after an embedding goes into it."""
+    written = site.embedding is not None and site.embedding.endswith(".weight")
+    return written and site.absorbable and not site.foldable and site.epsilon > 0
 
 
 def _mark_sites(walk: Following) -> None:
     gains = [site.gain for site in walk.sites]
     for site in walk.sites:
         if not foldable(site) or gains.count(site.gain) > 1:
-            site.foldable, site.writer = False, None
+            site.foldable, site.absorbable, site.writer = False, False, None
             walk.marks[walk.root(site.leaf.number)].add(POINTWISE)
 
 

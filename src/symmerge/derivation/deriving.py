@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -31,7 +31,7 @@ from symmerge.derivation.walking import Followed, follow
 from symmerge.errors import MismatchError, SymmergeError, UnsupportedModel
 from symmerge.models.model import Model
 from symmerge.models.progress import Progress, ProgressLike, reporter
-from symmerge.symmetry.groups import Group
+from symmerge.symmetry.groups import Group, Permutation, ScaledPermutation, SignedPermutation
 from symmerge.symmetry.notation import unparse
 from symmerge.symmetry.spec import Spec, listing
 
@@ -170,7 +170,7 @@ def _parameters(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     ties: dict[str, str] = {}
     first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
     storages: dict[int, str] = {}
-    for name, one in module.named_parameters(remove_duplicate=False):
+    for name, one in _embeddings_first(module):
         key = (one.data_ptr(), tuple(one.shape), one.stride())
         storage = one.untyped_storage().data_ptr()
         if one.numel() and key in first:
@@ -186,6 +186,14 @@ def _parameters(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not tensors:
         raise UnsupportedModel(f"{type(module).__name__} has no parameters: there is no table")
     return tensors, ties
+
+
+def _embeddings_first(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """All parameters; of tied ones, the embedding keeps the name."""
+    rows = {id(one) for one in module.modules() if isinstance(one, nn.Embedding)}
+    owners = {name: id(one) for name, one in module.named_modules()}
+    named = list(module.named_parameters(remove_duplicate=False))
+    return sorted(named, key=lambda pair: owners[pair[0].rpartition(".")[0]] not in rows)
 
 
 def model_of(spec: Spec, module: nn.Module, runner: Runner, where: str = "") -> Model:
@@ -207,8 +215,27 @@ def _proved(
     untied = _prove_one(found.followed, found.kinds, {}, runner, seed, report)
     if not ties:
         return _derivation(untied, notes, runner)
-    tied = _prove_one(found.tied, found.tied_kinds, ties, runner, seed, report, untied.spec)
+    joined = _join(found, untied.spec)
+    tied = _prove_one(found.tied, found.tied_kinds, ties, runner, seed, report, untied.spec, joined)
     return _derivation(tied, notes, runner)
+
+
+def _join(found: _Found, untied: Spec) -> set[int]:
+    """Spaces that rotate only once ties are broken: they get the larger group, and are `joined`."""
+    by_origin = {
+        leaf.origin: root for root, kind in found.tied_kinds.items() for leaf in kind.leaves
+    }
+    joined: set[int] = set()
+    table = Table(found.followed, found.kinds, {})
+    for root, name in table.names.items():
+        if name not in untied.spaces or not untied.rotates(name):
+            continue
+        kind = found.tied_kinds[by_origin[found.kinds[root].leaves[0].origin]]
+        if type(kind.choices[0].group) in (Permutation, SignedPermutation, ScaledPermutation):
+            roles = next(one for one in kind.choices if isinstance(one.group, Permutation)).powers
+            kind.choices.insert(0, Choice(untied.spaces[name].group, roles))
+            joined.add(kind.root)
+    return joined
 
 
 @dataclass
@@ -227,6 +254,7 @@ def _prove_one(
     seed: int,
     report: Progress,
     untied: Spec | None = None,
+    joined: Collection[int] = (),
 ) -> _Proved:
     """Prove a table space by space; where a group is not proved, take the next smaller one."""
     picked: dict[int, int] = {}
@@ -234,7 +262,8 @@ def _prove_one(
     kind = type(runner.module).__name__
     while True:
         table = Table(followed, kinds, picked)
-        spec = replace(table.spec(kind, ties), untied=untied)
+        names = tuple(table.names[root] for root in joined if picked.get(root, 0) == 0)
+        spec = replace(table.spec(kind, ties), untied=untied, joined=names)
         proofs, failed = _attempt(spec, table, runner, seed, report)
         if failed is None:
             break

@@ -41,7 +41,8 @@ POINTWISE, LENGTH, MEAN, FIXED, INNER = "pointwise", "length", "mean", "fixed", 
 class Site:
     """A parameter that multiplies a space pointwise, and who reads the product.
 
-    It can be folded if only linear maps do, or into the map that it follows.
+    It can be folded if only linear maps do, or into the map that it follows. That of a LayerNorm
+    right after an `embedding` can be absorbed into it if what is added to it is normed again.
     """
 
     gain: str
@@ -50,14 +51,18 @@ class Site:
     readers: list[str] = field(default_factory=list)
     writer: str | None = None
     foldable: bool = True
+    embedding: str | None = None
+    epsilon: float = 0.0
+    absorbable: bool = True
 
 
 @dataclass(frozen=True)
 class State:
     """A tensor while it is followed.
 
-    `parameter`: it is this parameter, reshaped. `site`: the output of a gain. `square`: it was
-    squared, and what squares allow is not decided yet. `writer`: the output of this linear map.
+    `parameter`: it is this parameter, reshaped. `embedding`: rows of this one. `site`: the output
+    of a gain. `square`: it was squared, and what squares allow is not decided yet. `writer`: the
+    output of this linear map.
     """
 
     axes: tuple[Axis, ...]
@@ -65,6 +70,7 @@ class State:
     site: Site | None = None
     square: bool = False
     writer: str | None = None
+    embedding: str | None = None
 
     def mets(self) -> Iterator[Met]:
         """Every leaf of the tensor."""

@@ -43,6 +43,7 @@ from symmerge.derivation.steps import Operand, TracedStep, matched
 from symmerge.derivation.terms import (
     Axis,
     Blocks,
+    Leaf,
     Met,
     Unfollowed,
     length,
@@ -83,8 +84,7 @@ def _sum(step: TracedStep, x: Operand, y: Operand) -> State:
                 return State(axes, site=one.site)
             if one.writer and _is_row(other):
                 return State(axes, writer=one.writer)
-    step.settle(x, y)
-    return State(axes)
+    return State(axes, site=step.settle_linear(x, y))
 
 
 def _is_row(x: State) -> bool:
@@ -160,20 +160,31 @@ def _gained(step: TracedStep, x: State, gain: State) -> State:
     """A parameter that multiplies pointwise: it rides along, and may be folded."""
     step.settle(x)
     axes = matched(step, x, gain, "gain")
-    own = [axis for axis in gain.axes if length(axis) > 1]
+    own = [list(mets(axis)) for axis in gain.axes if length(axis) > 1]
     site = None
-    if len(own) == 1 and len(own[0]) == 1 and isinstance(own[0][0], Met) and gain.parameter:
-        leaf = next(mets(own[0])).leaf
-        reached = [met.leaf for axis in axes for met in mets(axis)]
-        matching = [
-            one for one in reached if step.walk.root(one.number) == step.walk.root(leaf.number)
-        ]
-        site = Site(gain.parameter, matching[0] if matching else leaf, writer=x.writer)
+    if len(own) == 1 and gain.parameter and _blocks_of_leaves(gain):
+        *shown, last = own[0]  # visible coordinates of a stream come first
+        site = Site(gain.parameter, _as_met(step, axes, last), writer=x.writer)
         step.walk.sites.append(site)
     else:
-        for met in gain.mets():
-            step.walk.mark(met, POINTWISE)
+        shown = list(gain.mets())
+    for met in shown:
+        step.walk.mark(met, POINTWISE)
     return State(axes, site=site)
+
+
+def _blocks_of_leaves(gain: State) -> bool:
+    """Whether a gain lies along one axis of single leaves, side by side."""
+    (axis,) = (axis for axis in gain.axes if length(axis) > 1)
+    parts = axis[0].parts if isinstance(axis[0], Blocks) else (axis,)
+    return len(axis) == 1 and all(len(part) == 1 and isinstance(part[0], Met) for part in parts)
+
+
+def _as_met(step: TracedStep, axes: Iterable[Axis], gain: Met) -> Leaf:
+    """The leaf by which a tensor names the space of a gain."""
+    root = step.walk.root(gain.leaf.number)
+    reached = (met.leaf for axis in axes for met in mets(axis))
+    return next((one for one in reached if step.walk.root(one.number) == root), gain.leaf)
 
 
 def divide(step: TracedStep, x: Operand, y: Operand, **_: object) -> State:
@@ -266,10 +277,12 @@ def vector_norm(
 
 
 def layer_norm(
-    step: TracedStep, x: State, shape: Sequence[int], gain: Operand, shift: Operand, *_: Any
+    step: TracedStep, x: State, shape: Sequence[int], gain: Operand, shift: Operand, epsilon: float
 ) -> tuple[State, ...]:
     result = _normed(step, x, len(shape), mean=True)
     result = _gained(step, result, gain) if isinstance(gain, State) else result
+    if result.site and x.embedding:
+        result.site.embedding, result.site.epsilon = x.embedding, epsilon
     result = _sum(step, result, shift) if isinstance(shift, State) else result
     statistics = State((*x.axes[: -len(shape)], *((),) * len(shape)))
     return result, statistics, statistics
@@ -284,7 +297,7 @@ def rms_norm(
 
 
 def _normed(step: TracedStep, x: State, count: int, *, mean: bool) -> State:
-    step.settle(x)
+    step.settle_linear(x)
     for axis in x.axes[-count:]:
         for met in mets(axis):
             step.walk.vanish(met.scale, "scale")

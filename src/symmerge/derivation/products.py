@@ -46,7 +46,7 @@ def _read_by(side: State, opposite: Operand, axis: Axis) -> None:
         if reader and any(met.leaf == side.site.leaf for met in mets(axis)):
             side.site.readers.append(reader)
         else:
-            side.site.foldable = False
+            side.site.foldable = side.site.absorbable = False
 
 
 def mm(step: TracedStep, x: Operand, y: Operand) -> State:
@@ -103,4 +103,5 @@ def convolution(step: TracedStep, x: Operand, weight: State, bias: Operand, *res
 
 def embedding(step: TracedStep, weight: State, index: Tensor, *_: object) -> State:
     step.walk.freeze(weight.axes[:1])
-    return State((*((Plain(n),) for n in index.shape), *weight.axes[1:]))
+    axes = (*((Plain(n),) for n in index.shape), *weight.axes[1:])
+    return State(axes, embedding=weight.parameter)

@@ -75,13 +75,13 @@ def record(
     recorder.place = places
     with places, running(), recorder:
         try:
-            result = call(module, tensors, inputs)
+            answers = outputs(call(module, tensors, inputs))
         except UnsupportedModel:
             raise
         except Exception as error:  # torch and user code raise every kind
             raise UnsupportedModel(_stopped(module, recorder, places.deepest, error)) from error
     recording = recorder.recording
-    for tensor in outputs(result):
+    for tensor in answers:
         if (value := recorder.value_of(tensor)) is not None:
             recording.outputs.append(value)
     if not recording.outputs:

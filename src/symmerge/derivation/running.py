@@ -39,7 +39,7 @@ def perturb_parameters(module: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for one in module.parameters():
         if one.requires_grad and one.is_floating_point():
-            scale = 0.2 if one.ndim < 2 else one[0].numel() ** -0.5
+            scale = 0.2 if one.ndim < 2 else max(1, one[:1].numel()) ** -0.5
             one.add_(scale * torch.randn(one.shape, generator=generator, dtype=torch.float64))
 
 

@@ -143,7 +143,9 @@ def _indexed(result: State, x: State, at: int) -> State:
     """A part of a parameter is not the parameter; one of a stream's places keeps its site."""
     leaves = [met.leaf for met in mets(x.axes[at])]
     if result.site and result.site.leaf in leaves:
-        result.site.foldable = False
+        if any(met.leaf == result.site.leaf for met in result.mets()):
+            result.site.foldable = result.site.absorbable = False
+        result = replace(result, site=None)  # nobody reads what the gain multiplies
     return replace(result, parameter=None, writer=None) if leaves else result
 
 

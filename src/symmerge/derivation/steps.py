@@ -10,6 +10,7 @@ from symmerge.derivation.following import (
     POINTWISE,
     Following,
     Mode,
+    Site,
     State,
     constant_axes,
 )
@@ -40,8 +41,20 @@ class TracedStep:
         for one in operands:
             if isinstance(one, State):
                 if one.site:
-                    one.site.foldable = False
+                    one.site.foldable = one.site.absorbable = False
                 self.settle_square(one)
+
+    def settle_linear(self, *operands: Operand) -> Site | None:
+        """These are added or normed: a gain after an embedding may still be absorbed."""
+        sites = [one.site for one in operands if isinstance(one, State) and one.site]
+        kept = [site for site in sites if site.embedding and site.absorbable]
+        for one in operands:
+            if isinstance(one, State):
+                self.settle_square(one)
+        for site in sites:
+            site.foldable = False
+            site.absorbable = site.absorbable and len(kept) == 1
+        return kept[0] if len(kept) == 1 else None
 
     def settle_square(self, one: State) -> None:
         """A square that is not summed is a function of single coordinates."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from symmerge.derivation.deciding import Choice, Kind, foldable
+from symmerge.derivation.deciding import Choice, Kind, absorbable, foldable
 from symmerge.derivation.following import INNER
 from symmerge.derivation.patterns import Reader, RotaryPattern
 from symmerge.derivation.terms import Axis, Blocks, Leaf, Met, length, mets
@@ -230,7 +230,11 @@ class Table:
             root = self.root(site.leaf)
             if foldable(site) and not site.writer and not self.still(root):
                 readers = tuple(dict.fromkeys(one.removesuffix(".weight") for one in site.readers))
-                yield Norm(site.gain, site.shift, self.names[root], readers)
+                norm = Norm(site.gain, site.shift, self.names[root], readers)
+                if absorbable(site) and site.embedding:
+                    writer = site.embedding.removesuffix(".weight")
+                    norm = replace(norm, writer=writer, epsilon=site.epsilon)
+                yield norm
 
     def _scales(self) -> Iterator[Scale]:
         for site in self.walk.sites:
