@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from symmerge.symmetry.groups import Group, Signs
 from symmerge.symmetry.notation import Atom, Product, Role, Sum
@@ -12,10 +12,12 @@ Places = dict[tuple[str, int, int], int]
 """Tensor, axis and coordinate -> the coordinate of the space that it lives at."""
 
 
-def places_of(spec: Spec) -> dict[str, Places]:
-    """Where every hidden space is met."""
+def places_of(spec: Spec, without: Collection[str] = ()) -> dict[str, Places]:
+    """Where every hidden space is met, but for some tensors."""
     found: dict[str, Places] = {name: {} for name in spec.hidden}
     for tensor, axes in spec.tensors.items():
+        if tensor in without:
+            continue
         for position, axis in enumerate(axes):
             for coordinate, spaces in enumerate(_coordinates(axis, spec.sizes)):
                 for atom, index in spaces:
@@ -44,10 +46,13 @@ def _coordinates(
     return rows
 
 
-def shortfalls(derived: Spec, known: Spec) -> list[str]:
-    """What a known table has that a derived one lacks: empty if it is as large or larger."""
+def shortfalls(derived: Spec, known: Spec, unused: Collection[str] = ()) -> list[str]:
+    """What a known table has that a derived one lacks: empty if it is as large or larger.
+
+    `unused` tensors compute nothing, so that it does not matter whether they move along.
+    """
     mine, problems = places_of(derived), []
-    for name, places in places_of(known).items():
+    for name, places in places_of(known, unused).items():
         space = known.spaces[name]
         if space.group.size == 1:
             continue
@@ -60,9 +65,9 @@ def shortfalls(derived: Spec, known: Spec) -> list[str]:
     return problems
 
 
-def surplus(derived: Spec, known: Spec) -> list[str]:
+def surplus(derived: Spec, known: Spec, unused: Collection[str] = ()) -> list[str]:
     """Spaces that a derived table has beyond a known one, or with larger groups."""
-    theirs, more = places_of(known), []
+    theirs, more = places_of(known, unused), []
     for name, places in places_of(derived).items():
         matching = [one for one, own in theirs.items() if _same_places(own, places)]
         if not any(_at_least(known, one, derived, derived.spaces[name]) for one in matching):

@@ -28,7 +28,7 @@ from symmerge.derivation.running import (
 )
 from symmerge.derivation.tables import Table
 from symmerge.derivation.walking import Followed, follow
-from symmerge.errors import MismatchError, SymmergeError, UnsupportedModel
+from symmerge.errors import MismatchError, SymmergeError, SymmetryError, UnsupportedModel
 from symmerge.models.model import Model
 from symmerge.models.progress import Progress, ProgressLike, reporter
 from symmerge.symmetry.groups import Group, Permutation, ScaledPermutation, SignedPermutation
@@ -48,6 +48,7 @@ class Derivation:
     proofs: tuple[SpaceProof, ...]
     notes: tuple[str, ...]
     together: float
+    unused: tuple[str, ...]
     runner: Runner = field(repr=False)
 
     def __repr__(self) -> str:
@@ -212,12 +213,13 @@ def _proved(
     found: _Found, runner: Runner, ties: Mapping[str, str], seed: int, report: Progress
 ) -> Derivation:
     notes = sorted({*found.followed.walk.notes})
+    unused = sorted(found.followed.parameters.keys() - found.followed.used)
     untied = _prove_one(found.followed, found.kinds, {}, runner, seed, report)
     if not ties:
-        return _derivation(untied, notes, runner)
+        return _derivation(untied, notes, runner, unused)
     joined = _join(found, untied.spec)
     tied = _prove_one(found.tied, found.tied_kinds, ties, runner, seed, report, untied.spec, joined)
-    return _derivation(tied, notes, runner)
+    return _derivation(tied, notes, runner, unused)
 
 
 def _join(found: _Found, untied: Spec) -> set[int]:
@@ -319,7 +321,28 @@ def _attempt(
     return (proofs, together), None
 
 
-def _derivation(proved: _Proved, notes: Iterable[str], runner: Runner) -> Derivation:
+def prove_table(spec: Spec, module: nn.Module, example_inputs: Any, *, seed: int = 0) -> Derivation:
+    """Prove a table that somebody wrote; an error names the first space that is no symmetry."""
+    module = copy.deepcopy(module).double().eval()
+    perturb_parameters(module, seed)
+    inputs = named_inputs(example_inputs)
+    runner = Runner(module, (inputs, other_inputs(inputs, seed + 1)))
+    prover = Prover(model_of(spec, module, runner), runner)
+    hidden = prover.model.spec.hidden.values()
+    changes = {space.name: prover.exact(space, seed) for space in hidden}
+    changes |= {"folding the gains": prover.folding, "all spaces": prover.all_at_once(seed)}
+    if wrong := [name for name, change in changes.items() if not change <= EXACT]:
+        raise SymmetryError(
+            f"{spec.architecture}: {wrong[0]} changes the outputs by {changes[wrong[0]]:.0e}:"
+            " this table is wrong"
+        )
+    proofs = tuple(prover.prove(space, seed) for space in hidden)
+    return Derivation(spec, proofs, (), changes["all spaces"], (), runner)
+
+
+def _derivation(
+    proved: _Proved, notes: Iterable[str], runner: Runner, unused: Iterable[str]
+) -> Derivation:
     unsure = [
         f"{proof.space}: not sure whether {one.group} is a symmetry as well"
         f" (outputs change by {one.change:.0e})"
@@ -331,6 +354,7 @@ def _derivation(proved: _Proved, notes: Iterable[str], runner: Runner) -> Deriva
         tuple(proved.proofs.values()),
         (*notes, *proved.dropped, *unsure),
         proved.together,
+        tuple(unused),
         runner,
     )
 
