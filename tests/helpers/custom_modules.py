@@ -129,9 +129,7 @@ class RegisterViT(nn.Module):
         super().__init__()
         self.patch = patch
         self.embed = nn.Linear(patch * patch, width)
-        self.cls, self.registers = (
-            nn.Parameter(0.02 * torch.randn(1, n, width)) for n in (1, 3)
-        )
+        self.cls, self.registers = (nn.Parameter(0.02 * torch.randn(1, n, width)) for n in (1, 3))
         self.positions = nn.Parameter(0.02 * torch.randn(1, (side // patch) ** 2, width))
         self.blocks = nn.ModuleList(RegisterBlock(width, heads, units) for _ in range(layers))
         self.norm = Gain(width)
@@ -141,9 +139,7 @@ class RegisterViT(nn.Module):
         patches = functional.unfold(images, self.patch, stride=self.patch).transpose(1, 2)
         x = self.embed(patches) + self.positions
         batch = len(x)
-        x = torch.cat(
-            [self.cls.expand(batch, -1, -1), self.registers.expand(batch, -1, -1), x], 1
-        )
+        x = torch.cat([self.cls.expand(batch, -1, -1), self.registers.expand(batch, -1, -1), x], 1)
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x)[:, 0])

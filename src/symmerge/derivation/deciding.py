@@ -147,7 +147,7 @@ def _support(powers: Powers) -> int:
     return len(powers)
 
 
-def _best(candidates: Iterable[Powers], numbers: Sequence[int], default: Powers) -> Powers:
+def _best(candidates: Iterable[Exponents], numbers: Sequence[int], default: Powers) -> Powers:
     """The solution that moves the most leaves, with the first of them written."""
     unit = list(_unit(candidates))
     return max(unit, key=_support, default=default) or dict.fromkeys(numbers, 1)

@@ -95,6 +95,7 @@ def derive(
     `read` picks the tensors that are the module's answer; all others may change.
     """
     report = reporter(progress) or (lambda line: None)
+    _parameters(module)  # before copies that would share no memory
     module = copy.deepcopy(module).double().eval()
     perturb_parameters(module, seed)
     inputs = named_inputs(example_inputs)
@@ -124,7 +125,7 @@ class _Found:
             for root in self.kinds
             if not table.still(root)
         ]
-        return sum(sizes)
+        return float(sum(sizes))
 
 
 def _largest(
@@ -312,7 +313,7 @@ def _attempt(
         if allowed := [one for one in proof.larger if one.state == "allowed"]:
             return ({}, 0.0), (roots[name], name, allowed[-1])
         proofs[name] = proof
-    together = prover.all_at_once(seed)
+    together = max([prover.all_at_once(seed), *prover.while_tied(seed).values()])
     if together > EXACT:
         raise UnsupportedModel(
             f"{spec.architecture}: every space alone is exact, all together change the outputs by"
@@ -327,9 +328,13 @@ def prove_table(spec: Spec, module: nn.Module, example_inputs: Any, *, seed: int
     perturb_parameters(module, seed)
     inputs = named_inputs(example_inputs)
     runner = Runner(module, (inputs, other_inputs(inputs, seed + 1)))
+    if spec.untied:  # the groups in question
+        spaces = {name: spec.spaces.get(name, one) for name, one in spec.untied.spaces.items()}
+        spec = replace(spec, untied=replace(spec.untied, spaces=spaces))
     prover = Prover(model_of(spec, module, runner), runner)
     hidden = prover.model.spec.hidden.values()
     changes = {space.name: prover.exact(space, seed) for space in hidden}
+    changes |= prover.while_tied(seed)
     changes |= {"folding the gains": prover.folding, "all spaces": prover.all_at_once(seed)}
     if wrong := [name for name, change in changes.items() if not change <= EXACT]:
         raise SymmetryError(

@@ -18,6 +18,7 @@ from symmerge.models.progress import ProgressLike
 
 ROWS, LENGTH = 3, 11  # of the example tokens: neither is a size of the small module
 LAYERS, VOCABULARY, POSITIONS, PIXELS = 2, 101, 64, 4
+LARGEST = 20_000_000  # parameters of a module that is built here
 COUNTS = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": POSITIONS,
@@ -73,13 +74,28 @@ def _small_module(config: Mapping[str, Any], architecture: str) -> nn.Module:
         small = {**full, **_shrunk(full), "use_cache": False}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
+            with torch.device("meta"):
+                _check_small(kind(kind.config_class.from_dict(small)))
             return kind(kind.config_class.from_dict(small)).eval()
+    except UnsupportedModel:
+        raise
     except Exception as error:  # transformers raises every kind
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UnsupportedModel(
             f"{architecture} cannot be built small ({reason}): build it yourself, and call"
             " sm.derive(module, example_inputs)"
         ) from error
+
+
+def _check_small(module: nn.Module) -> None:
+    """Refuse a class whose sizes have other names than those we know."""
+    count = sum(one.numel() for one in module.parameters())
+    if count > LARGEST:
+        raise UnsupportedModel(
+            f"{type(module).__name__} cannot be built small: its config names its sizes otherwise,"
+            f" and {count:,} parameters are too many; build it yourself, and call"
+            " sm.derive(module, example_inputs)"
+        )
 
 
 def _shrunk(full: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from symmerge.derivation.terms import Cut, Plain, Refine, Unfollowed, refined
 from symmerge.errors import UnsupportedModel
 
 Cuts = dict[str, list[Cut]]
-MOST_CUTS = 4000
+MOST_CUTS = 1000
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=^)\d+(?=\.)")
 
 
