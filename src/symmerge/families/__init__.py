@@ -54,7 +54,8 @@ def family_of(model_type: object, where: object, classes: object = None) -> Fami
         )
     if not isinstance(model_type, str) or model_type not in BY_MODEL_TYPE:
         raise UnsupportedModel(
-            f"{where}: no table for model_type {shown(model_type)}; supported: {supported}"
+            f"{where}: no table for model_type {shown(model_type)}; supported: {supported};"
+            " symmerge derive proposes one for any class"
         )
     return BY_MODEL_TYPE[model_type].of(classes)
 
