@@ -16,18 +16,8 @@ ROOT = Path(symmerge.__file__).parent
 # Each room may import those before it.
 ROOMS = (
     *("errors", "distributed", "symmetry", "families", "checkpoints", "models", "verification"),
-    *(
-        "evaluation",
-        "observation",
-        "matching",
-        "aligning",
-        "merging",
-        "transporting",
-        "lineage",
-        "report",
-        "lab",
-        "cli",
-    ),
+    *("derivation", "evaluation", "observation", "matching", "aligning", "merging"),
+    *("transporting", "lineage", "report", "lab", "cli"),
 )
 FILES = {path.relative_to(ROOT): ast.parse(path.read_text("utf-8")) for path in ROOT.rglob("*.py")}
 NAMES = {*BY_MODEL_TYPE, *(family.name for family in FAMILIES)} - {"opt"}

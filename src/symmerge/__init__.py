@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from symmerge.aligning.many import AlignedMany, align_many
     from symmerge.aligning.options import AlignOptions
     from symmerge.aligning.pair import align
+    from symmerge.derivation.deriving import Derivation, derive
     from symmerge.errors import SymmergeError
     from symmerge.evaluation.evaluation_results import EvaluationFile
     from symmerge.evaluation.harness import Harness
@@ -58,6 +59,7 @@ __all__ = [
     "Alignment",
     "Certificate",
     "Curve",
+    "Derivation",
     "EvaluationFile",
     "Harness",
     "HealOptions",
@@ -83,6 +85,7 @@ __all__ = [
     "carry_direction",
     "carry_moments",
     "combine",
+    "derive",
     "evaluate",
     "heal",
     "judge",

@@ -14,6 +14,7 @@ from typing import Literal, Union, get_args, get_origin
 from symmerge.aligning.equivalence import Certificate
 from symmerge.checkpoints.json_results import INLINE, OMIT, FieldType, Record, field_types
 from symmerge.checkpoints.provenance import Provenance, Verdict
+from symmerge.derivation.results import DerivedTable
 from symmerge.evaluation.evaluation_results import EvaluationFile
 from symmerge.evaluation.experiment_results import AmountFile, ExperimentFile
 from symmerge.evaluation.results import CurveFile, CurvesFile, PlaneFile, SimplexFile
@@ -29,7 +30,7 @@ TYPES: Mapping[str, type[Record]] = {
     for kind in (
         *(CurveFile, CurvesFile, SimplexFile, UniverseFile, SolutionFile, StructureFile),
         *(Correlations, AmountFile, PlaneFile, ExperimentFile, Provenance, Verdict, Certificate),
-        *(EvaluationFile, MergeVerdict, TransportVerdict),
+        *(EvaluationFile, MergeVerdict, TransportVerdict, DerivedTable),
         *(Kinship, MergeShares, IndexMatches),
     )
 }

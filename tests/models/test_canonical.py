@@ -26,8 +26,17 @@ ROTATING = [
     name
     for name in SMALL
     if not name.startswith(
-        ("bert", "roberta", "xlm-roberta", "distilbert", "roformer", "olmo")
-        + ("mpnet", "albert", "gemma")
+        (
+            "bert",
+            "roberta",
+            "xlm-roberta",
+            "distilbert",
+            "roformer",
+            "olmo",
+            "mpnet",
+            "albert",
+            "gemma",
+        )
     )
     and not name.endswith("-features")
     and name not in ("dinov3", "opt-post-norm")
@@ -474,7 +483,7 @@ RECORDS = {
     "llama-features": ["balance"],
     **{name: ["untie", *ALL] for name in ("gpt2", "opt", "bloom", "albert")},
     "opt-post-norm": ["values", "keys", "balance"],
-    **dict.fromkeys(("olmo2", "gemma3"), ["balance"]),
+    **{key: ["balance"] for key in ("olmo2", "gemma3")},
     "olmo3": ["values", "balance"],
     "starcoder2": ["fold", "centre", "values", "balance"],
     "starcoder2-tied": ["untie", "fold", "centre", "balance"],

@@ -29,6 +29,7 @@ VERBS = {
     "barrier": "Measure the loss on the straight line between models: every method, both barriers.",
     "report": "Make one self-contained page of results: curves with a slider, sortable tables.",
     "inspect": "Show a model's symmetries: spaces, groups, degrees of freedom, axes of tensors.",
+    "derive": "Propose a table for an architecture, and prove every space of it.",
     "verify": "Do two checkpoints compute the same function? Exit code 0 for yes, 1 for no.",
     "same": "Are two checkpoints the same function up to symmetry? Exit code 0 for yes, 1 for no.",
     "kinship": "Are two checkpoints related, in any disguise? Exit code 0 for yes, 1 for no.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from difflib import SequenceMatcher
-from importlib.util import find_spec
 
 from symmerge.errors import UnsupportedModel, shown
 from symmerge.families import (
@@ -97,7 +96,7 @@ def family_of(model_type: object, where: object, classes: object = None) -> Fami
         raise UnsupportedModel(
             f"{where}: no table for model_type {shown(model_type)}; nearest supported:"
             f" {', '.join(nearest(model_type))} (of {len(BY_MODEL_TYPE)}, docs/architectures.md);"
-            f" {_remedy()}"
+            " derive a table (symmerge derive), or write one (docs/new-family.md)"
         )
     return BY_MODEL_TYPE[model_type].of(classes)
 
@@ -111,13 +110,6 @@ def nearest(model_type: object, count: int = 3) -> list[str]:
         return name.startswith(stem), SequenceMatcher(None, name, known).ratio()
 
     return sorted(sorted(BY_MODEL_TYPE), key=likeness, reverse=True)[:count]
-
-
-def _remedy() -> str:
-    """How a table comes about: by hand, or from the module itself where that is installed."""
-    by_hand = "write a table (docs/new-family.md)"
-    derives = find_spec("symmerge.cli.derive") is not None
-    return f"derive a table (symmerge derive), or {by_hand}" if derives else by_hand
 
 
 __all__ = ["BY_MODEL_TYPE", "FAMILIES", "Family", "family_of", "nearest"]

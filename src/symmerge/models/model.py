@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
@@ -47,6 +47,17 @@ if TYPE_CHECKING:
 
 Gate = Callable[["Model", "Model"], Verdict]
 """A check before writing: of the written checkpoint, against the model it was written from."""
+
+
+@runtime_checkable
+class CustomModule(Protocol):
+    """Runs a module that is no stock class, with the weights of a model whose table was derived."""
+
+    def compare(self, a: Model, b: Model) -> Verdict:
+        """Whether two models of this module compute the same function."""
+        ...
+
+
 # Config key that marks heads of twice the size, which stock classes refuse.
 INFLATED = "symmerge_inflated_attention"
 
@@ -57,7 +68,7 @@ class Model:
 
     `source` is what was loaded, `stored_as` the names its file used where they differ from
     today's, `files` what is copied beside the weights, `history` what was done since, `moved` the
-    alignment if the last of it was one.
+    alignment if the last of it was one, `custom` what runs a module that is no stock class.
     """
 
     spec: Spec
@@ -69,6 +80,7 @@ class Model:
     files: tuple[Path, ...] = ()
     history: tuple[HistoryStep, ...] = ()
     moved: Moved | None = None
+    custom: CustomModule | None = None
 
     def __repr__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -239,6 +251,9 @@ def rebind(
     model: Model, config: Mapping[str, Any], weights: Weights, *, step: HistoryStep
 ) -> Model:
     """The model under a changed config: for a head that is no longer tied."""
+    if model.custom:
+        assert model.spec.untied, "a derived table has one for its own copies"
+        return model.derive(weights, step=step, config=config, spec=model.spec.untied)
     family = family_of(config.get("model_type"), model.where, config.get("architectures"))
     spec = bind(family, config, weights.names(), model.where)
     spaces = {name: model.spec.spaces.get(name, space) for name, space in spec.spaces.items()}

@@ -78,6 +78,7 @@ class Spec:
     `summed`: tensors whose sum only a LayerNorm reads, which ignores their mean.
     `reserved_positions`: learned ones that no token reaches. `gain_offset`: norms multiply by
     their weight and this (1 in some models).
+    `untied`: of a derived table, the one once tied tensors have their own copies.
     """
 
     family: str
@@ -93,6 +94,7 @@ class Spec:
     pooled: int | None = None
     reserved_positions: int = 0
     gain_offset: float = 0.0
+    untied: Spec | None = None
 
     def __repr__(self) -> str:
         spaces = f"{len(self.spaces)} spaces, {len(self.hidden)} of them hidden"

@@ -133,7 +133,7 @@ def _known(moved: Moved, axis: Product) -> Iterator[Tensor]:
 def _cut(axes: Axes, alignment: Alignment) -> int:
     """How many axes are rows: at most one on each side moves."""
     moving = [any(atom.space in alignment.elements for atom in atoms((axis,))) for axis in axes]
-    return 1 if not any(moving[1:]) else moving.index(True, 1)
+    return max((at for at, moves in enumerate(moving) if moves and at), default=1)
 
 
 def _joined(spec: Spec, maps: Maps, axes: Axes) -> AxisMap:

@@ -19,7 +19,8 @@ def untie(model: Model) -> Model:
 
 
 def own_copies(model: Model, aliases: list[str], reason: str) -> Model:
-    """Give these tied tensors their own copies."""
+    """Give these tied tensors their own copies; of a custom module, all of them."""
+    aliases = list(model.spec.ties) if model.custom else aliases
     weights, shared = model.weights, {alias: model.spec.ties[alias] for alias in aliases}
     untied = DerivedWeights(
         weights,

@@ -1,0 +1,129 @@
+"""Derived tables beside ours, and merges of custom modules whose tables were derived.
+
+`python experiments/derived_tables.py [--only tables|merges] [--out FILE]`. Tables: every model of
+`lab/small_models.SMALL`, compared with its family's table coordinate by coordinate. Merges: a GPT,
+an MLP-Mixer and a ViT with registers (tests/helpers/custom_modules.py), two seeds each, trained for
+seconds on the digits and texts that come with the installation; loss of the parents, of the plain
+average, and of the merge by weights, on the test split, for several pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+from torch.nn import functional
+
+import symmerge as sm
+from symmerge.derivation.comparing import shortfalls, surplus
+from symmerge.evaluation.data.embedded import digits, python_docs
+from symmerge.lab.small_models import SMALL, small_model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+from custom_modules import Mixer, RegisterViT, TinyGPT
+
+LETTERS, LENGTH, PAIRS = 64, 32, 3
+
+
+def table(name: str) -> dict[str, object]:
+    """One family's table against the derived one."""
+    module = small_model(name, use_cache=False)
+    known = sm.load(module).spec
+    tokens = torch.randint(1, 100, (2, 11), generator=torch.Generator().manual_seed(0))
+    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    inputs = {"pixel_values": pixels} if "channel" in known.spaces else {"input_ids": tokens}
+    read = {"read": lambda out: [out.pooler_output[:, : known.pooled]]} if known.pooled else {}
+    start = time.monotonic()
+    derivation = sm.derive(module, inputs, **read)
+    return {
+        "model_type": module.config.model_type,
+        "seconds": round(time.monotonic() - start, 1),
+        "missing": shortfalls(derivation.spec, known, derivation.unused),
+        "larger": surplus(derivation.spec, known, derivation.unused),
+        "change": derivation.together,
+        "notes": derivation.notes,
+    }
+
+
+def data_of(kind: type, split: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets."""
+    if kind is not TinyGPT:
+        images, labels = digits(split)
+        return torch.tensor(images)[:, None], torch.tensor(labels)
+    codes = torch.tensor([min(ord(one), 127) % LETTERS for one in python_docs(split)])
+    rows = codes[: len(codes) // (LENGTH + 1) * (LENGTH + 1)].reshape(-1, LENGTH + 1)
+    return rows[:, :-1], rows[:, 1:]
+
+
+def loss_of(module: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy."""
+    return functional.cross_entropy(module(x).flatten(0, -2), y.flatten())
+
+
+def trained(kind: type, seed: int, steps: int) -> torch.nn.Module:
+    """A module trained from its own seed."""
+    torch.manual_seed(seed)
+    module, (x, y) = kind(), data_of(kind, "train")
+    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    for _ in range(steps):
+        rows = torch.randint(len(x), (64,))
+        optimizer.zero_grad()
+        loss_of(module, x[rows], y[rows]).backward()
+        optimizer.step()
+        schedule.step()
+    return module.eval()
+
+
+@torch.no_grad()
+def merges(kind: type, steps: int) -> dict[str, object]:
+    """Parents, average and merge of several pairs: loss on the test split."""
+    x, y = (one[:512] for one in data_of(kind, "test"))
+    derivation, rows = None, []
+    for pair in range(PAIRS):
+        with torch.enable_grad():
+            modules = [trained(kind, 2 * pair + at, steps) for at in range(2)]
+        derivation = derivation or sm.derive(modules[0], x[:3])
+        models = [derivation.load(module) for module in modules]
+        results = {"average": "none", "ours": "weights"}
+        found = {name: sm.merge(models, method=method) for name, method in results.items()}
+        losses = {name: loss_of(derivation.module(one), x, y).item() for name, one in found.items()}
+        parents = mean(loss_of(module, x, y).item() for module in modules)
+        rows.append({"parents": round(parents, 4), **{k: round(v, 4) for k, v in losses.items()}})
+    assert derivation is not None
+    summary = {
+        name: [round(mean(column), 3), round(stdev(column) / len(column) ** 0.5, 3)]
+        for name in ("parents", "average", "ours")
+        for column in [[row[name] for row in rows]]
+    }
+    return {"pairs": rows, "mean and standard error": summary}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=("tables", "merges"))
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--out", type=Path, default=Path("experiments/results/derived-tables.json"))
+    options = parser.parse_args()
+    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    if options.only != "merges":
+        results["tables"] = {name: table(name) for name in SMALL}
+        missing = {
+            name: one["missing"] for name, one in results["tables"].items() if one["missing"]
+        }
+        print(f"{len(SMALL) - len(missing)} of {len(SMALL)} as large as ours; {missing}")
+    if options.only != "tables":
+        results["merges"] = {}
+        for kind in (TinyGPT, Mixer, RegisterViT):
+            results["merges"][kind.__name__] = merges(kind, options.steps)
+            print(kind.__name__, results["merges"][kind.__name__])
+    options.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

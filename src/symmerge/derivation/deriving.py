@@ -1,0 +1,367 @@
+"""`derive`: a table for a module, in our notation, with its proof."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from symmerge.checkpoints.weights import CheckedWeights, MemoryWeights
+from symmerge.derivation.deciding import Choice, Kind, kinds_of
+from symmerge.derivation.patterns import add_rotary
+from symmerge.derivation.proving import Larger, Prover, SpaceProof
+from symmerge.derivation.recording import Recording, check_same_operations, record
+from symmerge.derivation.running import (
+    EXACT,
+    Inputs,
+    Read,
+    Runner,
+    named_inputs,
+    other_inputs,
+    outputs_of,
+    perturb_parameters,
+)
+from symmerge.derivation.tables import Table
+from symmerge.derivation.walking import Followed, follow
+from symmerge.errors import MismatchError, SymmergeError, SymmetryError, UnsupportedModel
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress, ProgressLike, reporter
+from symmerge.symmetry.groups import Group, Permutation, ScaledPermutation, SignedPermutation
+from symmerge.symmetry.notation import unparse
+from symmerge.symmetry.spec import Spec, listing
+
+
+@dataclass(frozen=True, repr=False)
+class Derivation:
+    """A table that was derived from a module, and the proof of every space.
+
+    `load` makes a model of any module of this class, for `align`, `apply` and `merge`; `module`
+    makes a module of a model.
+    """
+
+    spec: Spec
+    proofs: tuple[SpaceProof, ...]
+    notes: tuple[str, ...]
+    together: float
+    unused: tuple[str, ...]
+    runner: Runner = field(repr=False)
+
+    def __repr__(self) -> str:
+        hidden = len(self.spec.hidden)
+        return f"<Derivation of {self.spec.architecture}: {hidden} spaces, each proved>"
+
+    def load(self, module: nn.Module, where: str = "") -> Model:
+        """A model of this table with a module's weights."""
+        return model_of(self.spec, module, self.runner, where)
+
+    def module(self, model: Model) -> nn.Module:
+        """A copy of the module with a model's weights; what is tied no longer may have copies."""
+        made = copy.deepcopy(self.runner.module)
+        dtype = model.dtype
+        with torch.no_grad():
+            for name, _ in list(made.named_parameters(remove_duplicate=False)):
+                if name in model.weights:
+                    owner, _, key = name.rpartition(".")
+                    value = model.weights[name].to(dtype).clone()
+                    setattr(made.get_submodule(owner), key, nn.Parameter(value))
+            for alias, target in model.spec.ties.items():
+                owner, _, key = alias.rpartition(".")
+                setattr(made.get_submodule(owner), key, made.get_parameter(target))
+        return made.to(dtype)
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        """The table, one line per tensor."""
+        width = max(map(len, self.spec.tensors), default=0)
+        return tuple(f"{name:{width}}  {unparse(axes)}" for name, axes in self.spec.tensors.items())
+
+
+def derive(
+    module: nn.Module,
+    example_inputs: Any,
+    *,
+    read: Read = outputs_of,
+    seed: int = 0,
+    progress: ProgressLike = None,
+) -> Derivation:
+    """Derive the table of a module: its spaces, their groups, and a proof of each.
+
+    `example_inputs` is what its forward takes: a tensor, a tuple, or a dictionary of arguments.
+    `read` picks the tensors that are the module's answer; all others may change.
+    """
+    report = reporter(progress) or (lambda line: None)
+    _parameters(module)  # before copies that would share no memory
+    module = copy.deepcopy(module).double().eval()
+    perturb_parameters(module, seed)
+    inputs = named_inputs(example_inputs)
+    both = (inputs, other_inputs(inputs, seed + 1))
+    tensors, ties = _parameters(module)
+    frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
+    found = _largest(module, tensors, ties, frozen, both, read)
+    runner = Runner(module, both, read)
+    return _proved(found, runner, ties, seed, report)
+
+
+@dataclass
+class _Found:
+    """A recording that was followed, tied and untied."""
+
+    followed: Followed
+    kinds: dict[int, Kind]
+    tied: Followed
+    tied_kinds: dict[int, Kind]
+    picked: dict[str, int] = field(default_factory=dict)
+
+    def freedom(self) -> float:
+        """How much may move, to choose between two tables."""
+        table = Table(self.followed, self.kinds, {})
+        sizes = [
+            table.group(root).dimension + table.group(root).log10_order / 100
+            for root in self.kinds
+            if not table.still(root)
+        ]
+        return float(sum(sizes))
+
+
+def _largest(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    ties: Mapping[str, str],
+    frozen: Sequence[str],
+    both: tuple[Inputs, Inputs],
+    read: Read,
+) -> _Found:
+    """Parameters that are never trained may be constants: whichever leaves more freedom."""
+    found = [_found(module, tensors, ties, both, read)]
+    if frozen:
+        trained = {name: one for name, one in tensors.items() if name not in frozen}
+        found.append(_found(module, trained, ties, both, read))
+    return max(found, key=_Found.freedom)
+
+
+def _found(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    ties: Mapping[str, str],
+    both: tuple[Inputs, Inputs],
+    read: Read,
+) -> _Found:
+    first, second = (record(module, tensors, inputs, read) for inputs in both)
+    check_same_operations(first, second, type(module).__name__)
+    own = {alias: target for alias, target in ties.items() if alias in tensors}
+    followed = _followed(first, {})
+    tied = _followed(first, own) if own else followed
+    return _Found(*followed, *tied)
+
+
+def _followed(recording: Recording, ties: Mapping[str, str]) -> tuple[Followed, dict[int, Kind]]:
+    followed = follow(recording, ties)
+    kinds = kinds_of(followed)
+    add_rotary(followed, kinds)
+    return followed, kinds
+
+
+def _parameters(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Every parameter by name as a tensor of its own, and which names share one."""
+    tensors: dict[str, Tensor] = {}
+    ties: dict[str, str] = {}
+    first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
+    storages: dict[int, str] = {}
+    for name, one in _embeddings_first(module):
+        key = (one.data_ptr(), tuple(one.shape), one.stride())
+        storage = one.untyped_storage().data_ptr()
+        if one.numel() and key in first:
+            ties[name] = first[key]
+        elif one.numel() and storage in storages:
+            raise UnsupportedModel(
+                f"{name} and {storages[storage]} share a part of their memory: give each parameter"
+                " a tensor of its own, or tie them whole"
+            )
+        else:
+            first[key], storages[storage] = name, name
+        tensors[name] = one.detach().clone()
+    if not tensors:
+        raise UnsupportedModel(f"{type(module).__name__} has no parameters: there is no table")
+    return tensors, ties
+
+
+def _embeddings_first(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """All parameters; of tied ones, the embedding keeps the name."""
+    rows = {id(one) for one in module.modules() if isinstance(one, nn.Embedding)}
+    owners = {name: id(one) for name, one in module.named_modules()}
+    named = list(module.named_parameters(remove_duplicate=False))
+    return sorted(named, key=lambda pair: owners[pair[0].rpartition(".")[0]] not in rows)
+
+
+def model_of(spec: Spec, module: nn.Module, runner: Runner, where: str = "") -> Model:
+    """A model with a table and a module's weights."""
+    where = where or f"{type(module).__name__} in memory"
+    weights = {name: one.detach() for name, one in module.named_parameters(remove_duplicate=False)}
+    try:
+        spec.check({name: tuple(weights[name].shape) for name in spec.tensors if name in weights})
+    except MismatchError as error:
+        raise MismatchError(f"{where}: {error}") from error
+    checked = CheckedWeights(MemoryWeights({name: weights[name] for name in spec.tensors}), where)
+    return Model(spec, {}, checked, checked, custom=runner)
+
+
+def _proved(
+    found: _Found, runner: Runner, ties: Mapping[str, str], seed: int, report: Progress
+) -> Derivation:
+    notes = sorted({*found.followed.walk.notes})
+    unused = sorted(found.followed.parameters.keys() - found.followed.used)
+    untied = _prove_one(found.followed, found.kinds, {}, runner, seed, report)
+    if not ties:
+        return _derivation(untied, notes, runner, unused)
+    joined = _join(found, untied.spec)
+    tied = _prove_one(found.tied, found.tied_kinds, ties, runner, seed, report, untied.spec, joined)
+    return _derivation(tied, notes, runner, unused)
+
+
+def _join(found: _Found, untied: Spec) -> set[int]:
+    """Spaces that rotate only once ties are broken: they get the larger group, and are `joined`."""
+    by_origin = {
+        leaf.origin: root for root, kind in found.tied_kinds.items() for leaf in kind.leaves
+    }
+    joined: set[int] = set()
+    table = Table(found.followed, found.kinds, {})
+    for root, name in table.names.items():
+        if name not in untied.spaces or not untied.rotates(name):
+            continue
+        kind = found.tied_kinds[by_origin[found.kinds[root].leaves[0].origin]]
+        if type(kind.choices[0].group) in (Permutation, SignedPermutation, ScaledPermutation):
+            roles = next(one for one in kind.choices if isinstance(one.group, Permutation)).powers
+            kind.choices.insert(0, Choice(untied.spaces[name].group, roles))
+            joined.add(kind.root)
+    return joined
+
+
+@dataclass
+class _Proved:
+    spec: Spec
+    proofs: dict[str, SpaceProof]
+    dropped: list[str]
+    together: float
+
+
+def _prove_one(
+    followed: Followed,
+    kinds: dict[int, Kind],
+    ties: Mapping[str, str],
+    runner: Runner,
+    seed: int,
+    report: Progress,
+    untied: Spec | None = None,
+    joined: Collection[int] = (),
+) -> _Proved:
+    """Prove a table space by space; where a group is not proved, take the next smaller one."""
+    picked: dict[int, int] = {}
+    dropped: list[str] = []
+    kind = type(runner.module).__name__
+    while True:
+        table = Table(followed, kinds, picked)
+        names = tuple(table.names[root] for root in joined if picked.get(root, 0) == 0)
+        spec = replace(table.spec(kind, ties), untied=untied, joined=names)
+        proofs, failed = _attempt(spec, table, runner, seed, report)
+        if failed is None:
+            break
+        root, space, change = failed
+        if isinstance(change, Larger):  # a larger group is a symmetry as well
+            _enlarge(kinds[root], picked.get(root, 0), change.symmetry)
+            continue
+        picked[root] = picked.get(root, 0) + 1
+        if picked[root] >= len(kinds[root].choices):
+            raise UnsupportedModel(f"{kind}: no table was proved ({space}: {change})")
+        dropped.append(
+            f"{space}: {table.group(root).name} is not proved (outputs change by {change:.0e}):"
+            f" {kinds[root].choices[picked[root]].group.name} instead"
+        )
+    return _Proved(spec, proofs[0], dropped, proofs[1])
+
+
+def _enlarge(kind: Kind, at: int, group: Group) -> None:
+    """Offer a larger group, which acts on the same tensors in the same roles."""
+    kind.choices.insert(at, Choice(group, kind.choices[at].powers))
+
+
+def _attempt(
+    spec: Spec, table: Table, runner: Runner, seed: int, report: Progress
+) -> tuple[tuple[dict[str, SpaceProof], float], tuple[int, str, float | Larger] | None]:
+    roots = {name: root for root, name in table.names.items()}
+    model = model_of(spec, runner.module, runner)
+    try:
+        prover = Prover(model, runner)
+        folding = prover.folding
+    except SymmergeError:
+        folding = float("inf")
+    if folding > EXACT:
+        stream = next(name for name in spec.hidden if spec.rotates(name))
+        return ({}, folding), (roots[stream], stream, folding)
+    proofs: dict[str, SpaceProof] = {}
+    for name, space in prover.model.spec.hidden.items():
+        if name not in roots:
+            continue
+        report(f"proving {name}: {space.group.name}({space.group.size})")
+        proof = prover.prove(space, seed)
+        if not proof.exact:
+            return ({}, 0.0), (roots[name], name, proof.change)
+        if allowed := [one for one in proof.larger if one.state == "allowed"]:
+            return ({}, 0.0), (roots[name], name, allowed[-1])
+        proofs[name] = proof
+    together = max([prover.all_at_once(seed), *prover.while_tied(seed).values()])
+    if together > EXACT:
+        raise UnsupportedModel(
+            f"{spec.architecture}: every space alone is exact, all together change the outputs by"
+            f" {together:.0e}: no table"
+        )
+    return (proofs, together), None
+
+
+def prove_table(spec: Spec, module: nn.Module, example_inputs: Any, *, seed: int = 0) -> Derivation:
+    """Prove a table that somebody wrote; an error names the first space that is no symmetry."""
+    module = copy.deepcopy(module).double().eval()
+    perturb_parameters(module, seed)
+    inputs = named_inputs(example_inputs)
+    runner = Runner(module, (inputs, other_inputs(inputs, seed + 1)))
+    if spec.untied:  # the groups in question
+        spaces = {name: spec.spaces.get(name, one) for name, one in spec.untied.spaces.items()}
+        spec = replace(spec, untied=replace(spec.untied, spaces=spaces))
+    prover = Prover(model_of(spec, module, runner), runner)
+    hidden = prover.model.spec.hidden.values()
+    changes = {space.name: prover.exact(space, seed) for space in hidden}
+    changes |= prover.while_tied(seed)
+    changes |= {"folding the gains": prover.folding, "all spaces": prover.all_at_once(seed)}
+    if wrong := [name for name, change in changes.items() if not change <= EXACT]:
+        raise SymmetryError(
+            f"{spec.architecture}: {wrong[0]} changes the outputs by {changes[wrong[0]]:.0e}:"
+            " this table is wrong"
+        )
+    proofs = tuple(prover.prove(space, seed) for space in hidden)
+    return Derivation(spec, proofs, (), changes["all spaces"], (), runner)
+
+
+def _derivation(
+    proved: _Proved, notes: Iterable[str], runner: Runner, unused: Iterable[str]
+) -> Derivation:
+    unsure = [
+        f"{proof.space}: not sure whether {one.group} is a symmetry as well"
+        f" (outputs change by {one.change:.0e})"
+        for proof in proved.proofs.values()
+        for one in proof.unsure
+    ]
+    return Derivation(
+        proved.spec,
+        tuple(proved.proofs.values()),
+        (*notes, *proved.dropped, *unsure),
+        proved.together,
+        tuple(unused),
+        runner,
+    )
+
+
+__all__ = ["Derivation", "Iterator", "derive", "listing"]

@@ -1,0 +1,198 @@
+"""Prove a table: random elements of every space change nothing, those of larger groups do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from symmerge.derivation.running import EXACT, Runner, difference, parameters_of
+from symmerge.errors import SymmergeError, SymmetryError
+from symmerge.models.alignment import Alignment
+from symmerge.models.canonical.form import canonicalize
+from symmerge.models.model import Model
+from symmerge.symmetry.groups import (
+    GeneralLinear,
+    Group,
+    Orthogonal,
+    OrthogonalFixingOnes,
+    Permutation,
+    RotaryPairs,
+    ScaledPermutation,
+    SignedPermutation,
+    Signs,
+    Trivial,
+)
+from symmerge.symmetry.spec import Space, Spec
+
+FORBIDDEN = 1e-2  # the least that an element of a larger group changes the outputs by
+TRIES = 3
+SMALL_GROUP = 8  # coordinates
+State = Literal["refused", "allowed", "unsure"]
+
+
+@dataclass(frozen=True)
+class Larger:
+    """What a larger group does to the outputs."""
+
+    symmetry: Group
+    change: float
+    state: State
+
+    @property
+    def group(self) -> str:
+        """Its name."""
+        return self.symmetry.name
+
+
+@dataclass(frozen=True)
+class SpaceProof:
+    """The evidence for one space."""
+
+    space: str
+    group: str
+    size: int
+    per: str | None
+    change: float
+    larger: tuple[Larger, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether random elements change nothing but rounding."""
+        return self.change <= EXACT
+
+    @property
+    def unsure(self) -> tuple[Larger, ...]:
+        """Larger groups of which nothing is known."""
+        return tuple(one for one in self.larger if one.state == "unsure")
+
+
+def larger_groups(group: Group, *, holds: bool = False) -> list[Group]:
+    """The next larger groups of our list.
+
+    A space that `holds` others (heads) gets all signs and scales from the bases inside.
+    """
+    n = group.size
+    if holds:
+        return [Orthogonal(n)]
+    by_name: dict[str, Callable[[], list[Group]]] = {
+        "Trivial": lambda: [Signs(n), Permutation(n)],
+        "Signs": lambda: [SignedPermutation(n), ScaledPermutation(n, positive=False)],
+        "Permutation": lambda: [
+            SignedPermutation(n),
+            ScaledPermutation(n, positive=True),
+            OrthogonalFixingOnes(n),
+        ],
+        "SignedPermutation": lambda: [ScaledPermutation(n, positive=False), Orthogonal(n)],
+        "ScaledPermutation": lambda: [
+            *(
+                [ScaledPermutation(n, positive=False)]
+                if isinstance(group, ScaledPermutation) and group.positive
+                else []
+            ),
+            GeneralLinear(n),
+        ],
+        "OrthogonalFixingOnes": lambda: [Orthogonal(n)],
+        "Orthogonal": lambda: [GeneralLinear(n)],
+        "RotaryPairs": lambda: [Orthogonal(n), GeneralLinear(n)],
+    }
+    found = by_name.get(group.name, list)()
+    return [one for one in found if n > 2 or not isinstance(one, OrthogonalFixingOnes)]
+
+
+class Prover:
+    """Applies elements of one space at a time to a model, and runs its module."""
+
+    def __init__(self, model: Model, runner: Runner) -> None:
+        self.runner = runner
+        self.source, self.stored = runner.outputs_of_model(model), model
+        self.model = canonicalize(model, ("fold",)).cached()
+        self.tensors = parameters_of(runner.module, self.model)
+
+    @cached_property
+    def folding(self) -> float:
+        """How much folding the gains changes the outputs."""
+        return difference(self.runner.outputs(self.tensors), self.source)
+
+    def change(self, space: Space, seed: int) -> float:
+        """How much a random element of a space changes the outputs."""
+        spec = replace(self.model.spec, spaces={**self.model.spec.spaces, space.name: space})
+        element = space.group.random(torch.Generator().manual_seed(seed), spec.batch(space.name))
+        return self.moved(spec, {space.name: element})
+
+    def while_tied(self, seed: int) -> dict[str, float]:
+        """The changes by the table before tied tensors get their own copies.
+
+        There a stream that rotates later can at least permute, its gains with it.
+        """
+        if self.model.spec is self.stored.spec or not self.stored.spec.ties:
+            return {}
+        before = Prover.__new__(Prover)
+        before.runner, before.source, before.model = self.runner, self.source, self.stored
+        before.tensors = parameters_of(self.runner.module, self.stored)
+        spec = self.stored.spec
+        return {
+            name: before.exact(
+                replace(space, group=Permutation(space.group.size))
+                if spec.rotates(name)
+                else space,
+                seed,
+            )
+            for name, space in spec.hidden.items()
+            if name not in spec.joined
+        }
+
+    def moved(self, spec: Spec, elements: Mapping[str, Mapping[str, Tensor]]) -> float:
+        """How much an alignment changes the outputs."""
+        alignment = Alignment(spec, elements)
+        changed = {piece.piece.tensor for space in elements for piece in spec.occurrences(space)}
+        moved = {
+            name: alignment.transport(name, self.model.weights[name]).double() for name in changed
+        }
+        moved |= {alias: moved[target] for alias, target in spec.ties.items() if target in moved}
+        return difference(self.runner.outputs({**self.tensors, **moved}), self.source)
+
+    def all_at_once(self, seed: int) -> float:
+        """How much a random element of the whole group changes the outputs."""
+        spec = self.model.spec
+        alignment = Alignment.random(spec, torch.Generator().manual_seed(seed))
+        return self.moved(spec, alignment.elements)
+
+    def exact(self, space: Space, seed: int) -> float:
+        """The change by an element of the space's own group; infinite if none can be applied."""
+        tries = 2 if space.group.size >= SMALL_GROUP else 6  # few signs may all be plus
+        try:
+            return max(self.change(space, seed + at) for at in range(tries))
+        except SymmergeError:
+            return float("inf")
+
+    def larger(self, space: Space, seed: int) -> Iterator[Larger]:
+        """What the next larger groups do."""
+        spaces = self.model.spec.hidden.values()
+        holds = any(one.per == space.name for one in spaces)
+        for group in larger_groups(space.group, holds=holds):
+            try:
+                yield self._larger(replace(space, group=group), seed)
+            except SymmetryError:  # a gain that is not constant: it would have to change
+                yield Larger(group, float("inf"), "refused")
+
+    def _larger(self, space: Space, seed: int) -> Larger:
+        change = 0.0
+        for at in range(TRIES):
+            change = max(change, self.change(space, seed + at))
+            if change >= FORBIDDEN:
+                return Larger(space.group, change, "refused")
+        return Larger(space.group, change, "allowed" if change <= EXACT else "unsure")
+
+    def prove(self, space: Space, seed: int) -> SpaceProof:
+        """The evidence for a space."""
+        change = self.exact(space, seed)
+        larger = tuple(self.larger(space, seed)) if change <= EXACT else ()
+        return SpaceProof(space.name, space.group.name, space.group.size, space.per, change, larger)
+
+
+__all__ = ["Larger", "Prover", "RotaryPairs", "SpaceProof", "Trivial"]

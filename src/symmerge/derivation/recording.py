@@ -1,0 +1,249 @@
+"""Run a module once and record every operation that a parameter reaches, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from symmerge.errors import UnsupportedModel
+
+Shape = tuple[int, ...]
+Outputs = Callable[[Any], list[Tensor]]
+LOOKS_AT_VALUES = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select"}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that depends on parameters, by its number in the recording."""
+
+    number: int
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One aten operation: its arguments (`Value` where a parameter reaches them), and results."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    results: tuple[Value | None, ...]
+    place: str
+
+    def inputs(self) -> list[Value]:
+        """The tracked arguments, in order."""
+        flat, _ = tree_flatten((self.args, dict(self.kwargs)))
+        return [one for one in flat if isinstance(one, Value)]
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What must not depend on the data."""
+        return self.name, tuple(result and result.shape for result in self.results)
+
+
+@dataclass
+class Recording:
+    """All operations between the parameters and the outputs."""
+
+    parameters: dict[str, Value]
+    operations: list[Operation] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+
+    def needed(self) -> list[Operation]:
+        """The operations that the outputs depend on."""
+        wanted, kept = {value.number for value in self.outputs}, []
+        for operation in reversed(self.operations):
+            if wanted & {result.number for result in operation.results if result}:
+                kept.append(operation)
+                wanted |= {value.number for value in operation.inputs()}
+        return kept[::-1]
+
+
+def record(
+    module: nn.Module, tensors: Mapping[str, Tensor], inputs: Mapping[str, Any], outputs: Outputs
+) -> Recording:
+    """Run a module with these parameters, each name a tensor of its own, and record it."""
+    recorder, places = _Recorder(tensors), _Places(module)
+    recorder.place = places
+    with places, running(), recorder:
+        try:
+            answers = outputs(call(module, tensors, inputs))
+        except UnsupportedModel:
+            raise
+        except Exception as error:  # torch and user code raise every kind
+            raise UnsupportedModel(_stopped(module, recorder, places.deepest, error)) from error
+    recording = recorder.recording
+    for tensor in answers:
+        if (value := recorder.value_of(tensor)) is not None:
+            recording.outputs.append(value)
+    if not recording.outputs:
+        raise UnsupportedModel(
+            f"{type(module).__name__}: no output depends on a parameter: return tensors of floats"
+        )
+    return recording
+
+
+def call(module: nn.Module, tensors: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> Any:
+    """The module's result with these parameters; names that share a tensor may differ here."""
+    positional = [inputs[name] for name in inputs if name.isdigit()]
+    named = {name: value for name, value in inputs.items() if not name.isdigit()}
+    return torch.func.functional_call(
+        module, dict(tensors), tuple(positional), named, tie_weights=False
+    )
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Without gradients, fused attention, or precision below float64."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), InDouble():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+class InDouble(TorchDispatchMode):
+    """Conversions of float64 to a coarser type do nothing."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **in_double(args, kwargs or {}))
+
+
+def in_double(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments without a coarser type than that of the tensors."""
+    dtype = kwargs.get("dtype")
+    if dtype is None or not dtype.is_floating_point or not args:
+        return kwargs
+    if isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
+        return {**kwargs, "dtype": torch.float64}
+    return kwargs
+
+
+def _stopped(module: nn.Module, recorder: _Recorder, place: str, error: Exception) -> str:
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    last = f" (the last operation was {recorder.last})" if recorder.last else ""
+    return (
+        f"{type(module).__name__} cannot be traced: it stopped in {place or 'its forward'}{last}:"
+        f" {reason}; give example inputs that it takes"
+    )
+
+
+class _Places:
+    """The path of the module that is being run."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.stack, self.deepest, self.handles = module, [""], "", []
+
+    def __call__(self) -> str:
+        return self.stack[-1]
+
+    def __enter__(self) -> None:
+        for name, child in self.module.named_modules():
+            self.handles += [
+                child.register_forward_pre_hook(lambda *_, name=name: self._enter(name)),
+                child.register_forward_hook(lambda *_: self._leave()),
+            ]
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def _enter(self, name: str) -> None:
+        self.stack.append(name)
+        self.deepest = name
+
+    def _leave(self) -> None:
+        self.stack.pop()
+        self.deepest = self.stack[-1]
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.place: Callable[[], str] = str
+        self.last = ""
+        self.values: dict[int, Value] = {}
+        self.kept: list[object] = []  # so that no id is used twice
+        self.recording = Recording({name: self._new(tensor) for name, tensor in tensors.items()})
+
+    def _new(self, tensor: Tensor) -> Value:
+        value = Value(len(self.kept), tuple(tensor.shape))
+        self.kept.append(tensor)
+        self.values[id(tensor)] = value
+        return value
+
+    def value_of(self, tensor: object) -> Value | None:
+        """The number of a tensor that depends on parameters."""
+        return self.values.get(id(tensor))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = in_double(args, kwargs or {})
+        name, place = func._schema.name.removeprefix("aten::"), self.place()
+        self.last = name
+        flat, _ = tree_flatten((args, kwargs))
+        tracked = any(self.value_of(one) for one in flat if isinstance(one, Tensor))
+        if tracked:
+            self._refuse(name, place, args)
+        before = tree_map(self._argument, (args, kwargs)) if tracked else None
+        result = func(*args, **kwargs)
+        if before is not None:
+            flat, _ = tree_flatten(result)
+            results = tuple(self._new(one) if isinstance(one, Tensor) else None for one in flat)
+            operation = Operation(name, before[0], before[1], results, place)
+            self.recording.operations.append(operation)
+        return result
+
+    def _argument(self, one: object) -> object:
+        if not isinstance(one, Tensor):
+            return one
+        value = self.value_of(one)
+        if value is None:
+            self.kept.append(one)
+        return one if value is None else value
+
+    def _refuse(self, name: str, place: str, args: tuple[Any, ...]) -> None:
+        where = f"in {place}" if place else "in its forward"
+        if name in LOOKS_AT_VALUES:
+            raise UnsupportedModel(
+                f"the operation {name} {where} reads values that depend on parameters: control flow"
+                " that depends on the data has no table; replace it by torch.where"
+            )
+        in_place = name.endswith("_") and not name.startswith("_")
+        if in_place and args[0].numel() != args[0].untyped_storage().nbytes() // max(
+            args[0].element_size(), 1
+        ):
+            raise UnsupportedModel(
+                f"the operation {name} {where} writes into a part of a tensor, which cannot be"
+                " followed: build the tensor with torch.cat or torch.stack"
+            )
+
+
+def check_same_operations(first: Recording, second: Recording, where: str) -> None:
+    """Refuse a module whose operations depend on its input."""
+    pairs = zip(first.operations, second.operations, strict=False)
+    for one, other in pairs:
+        if one.signature != other.signature:
+            raise UnsupportedModel(
+                f"{where}: the operation in {one.place or 'its forward'} is {one.name} for one"
+                f" input and {other.name} for another: control flow that depends on the data has"
+                " no table; replace it by torch.where"
+            )
+    if len(first.operations) != len(second.operations):
+        raise UnsupportedModel(
+            f"{where}: {len(first.operations)} operations for one input, {len(second.operations)}"
+            " for another: control flow that depends on the data has no table"
+        )

@@ -1,0 +1,142 @@
+"""Run a user's module with the weights of a model, in float64, and compare what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from symmerge.checkpoints.provenance import Verdict
+from symmerge.derivation.recording import Outputs, call, running
+from symmerge.errors import UnsupportedModel
+from symmerge.models.model import Model
+
+EXACT = 1e-10  # of the outputs, in float64
+FEATURES = ("last_hidden_state", "pooler_output")
+Inputs = Mapping[str, Any]
+
+
+def outputs_of(result: Any) -> list[Tensor]:
+    """What a module answers: its logits if it names any, else features, else all floats."""
+    if isinstance(result, Mapping):
+        named = [value for key, value in result.items() if "logits" in str(key)]
+        named = named or [result[key] for key in FEATURES if result.get(key) is not None]
+        result = named or result
+    flat, _ = tree_flatten(result)
+    return [one for one in flat if isinstance(one, Tensor) and one.is_floating_point()]
+
+
+@torch.no_grad()
+def perturb_parameters(module: nn.Module, seed: int) -> None:
+    """Add noise to all trained parameters, so that no gain is one and no bias zero by chance.
+
+    A table must hold for all weights: what only holds where training begins is no symmetry.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for one in module.parameters():
+        if one.requires_grad and one.is_floating_point():
+            scale = 0.2 if one.ndim < 2 else max(1, one[:1].numel()) ** -0.5
+            one.add_(scale * torch.randn(one.shape, generator=generator, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A module, example inputs, and how to read its answer."""
+
+    module: nn.Module
+    inputs: tuple[Inputs, ...]
+    read: Outputs = outputs_of
+
+    def outputs(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """The answers to all inputs, with these parameters."""
+        with running():
+            return [
+                one.double()
+                for inputs in self.inputs
+                for one in self.read(call(self.module, tensors, inputs))
+            ]
+
+    def outputs_of_model(self, model: Model) -> list[Tensor]:
+        """The answers with a model's weights."""
+        return self.outputs(parameters_of(self.module, model))
+
+    def compare(self, a: Model, b: Model) -> Verdict:
+        """Whether two models of this module compute the same function."""
+        first, second = self.outputs_of_model(a), self.outputs_of_model(b)
+        change = difference(first, second)
+        coarse = max(torch.finfo(model.dtype).eps for model in (a, b))
+        tolerance = max(EXACT, 1e3 * coarse)
+        return Verdict(
+            same=change <= tolerance,
+            difference=change,
+            largest=max((x - y).abs().amax().item() for x, y in zip(first, second, strict=True)),
+            rounding=coarse,
+            units=change / tolerance,
+            tolerance=tolerance,
+            where="the outputs for the example inputs",
+            settings=(),
+            dtype="float64",
+            inputs=f"{len(self.inputs)} example inputs",
+        )
+
+
+def parameters_of(module: nn.Module, model: Model) -> dict[str, Tensor]:
+    """A model's weights by the names of a module's parameters; tied names share theirs."""
+    tensors = {}
+    for name, own in module.named_parameters(remove_duplicate=False):
+        stored = model.spec.ties.get(name, name)
+        found = model.weights[stored] if stored in model.weights else own.detach()
+        tensors[name] = found.double() if found.is_floating_point() else found
+    return tensors
+
+
+def difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """The largest relative difference of an answer; infinite if one is not a number."""
+    changes = [
+        ((x - y).norm() / y.norm().clamp_min(1e-30)).item() for x, y in zip(a, b, strict=True)
+    ]
+    return max((change if change == change else float("inf") for change in changes), default=0.0)
+
+
+def named_inputs(inputs: Any) -> dict[str, Any]:
+    """Example inputs by name; those by position are named by their number."""
+    if isinstance(inputs, Mapping):
+        given = dict(inputs)
+    else:
+        listed = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+        given = {str(at): one for at, one in enumerate(listed)}
+    if not any(isinstance(one, Tensor) for one in tree_flatten(given)[0]):
+        raise UnsupportedModel(
+            "the example inputs hold no tensor: give what the module's forward takes,"
+            " as a tensor, a tuple, or a dictionary of its arguments"
+        )
+    return {name: tree_map(_in_double, one) for name, one in given.items()}
+
+
+def _in_double(one: Any) -> Any:
+    return one.double() if isinstance(one, Tensor) and one.is_floating_point() else one
+
+
+def other_inputs(inputs: Inputs, seed: int) -> dict[str, Any]:
+    """Inputs of the same kind with other values: numbers as noise, tokens in another order."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def other(one: Any) -> Any:
+        if not isinstance(one, Tensor) or one.dtype == torch.bool or not one.numel():
+            return one
+        if one.is_floating_point():
+            noise = torch.randn(one.shape, generator=generator, dtype=torch.float64)
+            return noise * one.std(correction=0).clamp_min(0.1) + one.mean()
+        if len(one.unique()) < 3:  # a mask or a type
+            return one
+        order = torch.randperm(one.numel(), generator=generator)
+        return one.flatten()[order].reshape(one.shape)
+
+    return {name: tree_map(other, one) for name, one in inputs.items()}
+
+
+Read = Callable[[Any], list[Tensor]]

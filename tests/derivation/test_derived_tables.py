@@ -1,0 +1,270 @@
+"""Derived tables: as large as ours, proved on modules of users, and never wrong."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from custom_modules import Mixer, RegisterViT, TinyGPT
+
+import symmerge as sm
+from symmerge.derivation.comparing import shortfalls
+from symmerge.derivation.deriving import prove_table
+from symmerge.derivation.proving import FORBIDDEN
+from symmerge.derivation.running import EXACT
+from symmerge.errors import MismatchError, SymmergeError, UnsupportedModel
+from symmerge.lab.small_models import small_model
+from symmerge.symmetry.groups import (
+    GeneralLinear,
+    Orthogonal,
+    OrthogonalFixingOnes,
+    Permutation,
+    RotaryPairs,
+    ScaledPermutation,
+    SignedPermutation,
+    Signs,
+)
+from symmerge.symmetry.notation import parse
+
+# One of each kind; experiments/derived_tables.py compares all.
+KNOWN = ("gpt2", "modernbert", "llama", "dinov3-classifier")
+TOKENS = torch.randint(1, 65, (3, 11), generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+CUSTOM = {TinyGPT: TOKENS, Mixer: IMAGES, RegisterViT: IMAGES}
+
+
+def made(kind, seed=0):
+    torch.manual_seed(seed)
+    return kind().eval()
+
+
+@cache
+def derived(kind):
+    return sm.derive(made(kind), CUSTOM[kind])
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_derived_table_is_as_large_as_ours(name):
+    module = small_model(name, use_cache=False)
+    known = sm.load(module).spec
+    pixels = torch.randn(2, 3, 16, 16)
+    inputs = {"pixel_values": pixels} if "channel" in known.spaces else {"input_ids": TOKENS}
+    read = {"read": lambda out: [out.pooler_output[:, : known.pooled]]} if known.pooled else {}
+    derivation = sm.derive(module, inputs, **read)
+    assert not shortfalls(derivation.spec, known, derivation.unused)
+    assert derivation.together <= EXACT
+    # Control: a table without its stream falls short.
+    still = replace(derivation.spec, spaces={**derivation.spec.spaces}, tensors={})
+    assert shortfalls(still, known)
+
+
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_every_space_of_a_custom_module_is_proved_and_no_larger_group_is(kind):
+    derivation = derived(kind)
+    assert derivation.proofs and all(proof.exact for proof in derivation.proofs)
+    larger = [one for proof in derivation.proofs for one in proof.larger]
+    assert larger and all(one.state == "refused" for one in larger)
+    assert all(one.change >= FORBIDDEN for one in larger)
+
+
+def test_the_groups_of_the_custom_modules():
+    groups = {
+        kind: {type(space.group) for space in derived(kind).spec.hidden.values()} for kind in CUSTOM
+    }
+    assert groups[TinyGPT] == {OrthogonalFixingOnes, Permutation, GeneralLinear}
+    assert groups[Mixer] == {Permutation, ScaledPermutation}
+    assert groups[RegisterViT] == {Orthogonal, Permutation, GeneralLinear, ScaledPermutation}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_custom_modules_are_aligned_moved_and_merged_in_memory(kind):
+    derivation, inputs = derived(kind), CUSTOM[kind]
+    a, b = (made(kind, seed) for seed in (1, 2))
+    models = [derivation.load(module) for module in (a, b)]
+    aligned = sm.align(*models, "weights")
+    moved = derivation.module(aligned.aligned)
+    assert torch.allclose(moved(inputs), b(inputs), atol=1e-4)
+    assert aligned.after < aligned.before
+    merged = derivation.module(sm.merge(aligned))
+    assert torch.isfinite(merged(inputs)).all()
+    random = sm.Alignment.random(aligned.aligned.spec, torch.Generator().manual_seed(0))
+    elsewhere = derivation.module(sm.apply(random, aligned.aligned))
+    assert torch.allclose(elsewhere(inputs), b(inputs), atol=1e-4)
+    # Control: the weights did change.
+    first = next(iter(aligned.aligned.spec.tensors))
+    assert not torch.allclose(elsewhere.get_parameter(first), b.get_parameter(first), atol=1e-2)
+
+
+def with_group(spec, name, group):
+    spaces = {
+        key: replace(space, group=group(space.group.size))
+        if key.partition(".")[0] == name
+        else space
+        for key, space in spec.spaces.items()
+    }
+    return replace(spec, spaces=spaces)
+
+
+def with_axes(spec, tensor, axes):
+    return replace(spec, tensors={**spec.tensors, tensor: parse(axes)})
+
+
+def any_sign(size):
+    return ScaledPermutation(size, positive=False)
+
+
+def halves(size):
+    return RotaryPairs(size, size)
+
+
+WRONG = {
+    "signs on the stream": (TinyGPT, lambda s: with_group(s, "residual", SignedPermutation)),
+    "rotations that move ones": (TinyGPT, lambda s: with_group(s, "residual", Orthogonal)),
+    "any matrix on the stream": (RegisterViT, lambda s: with_group(s, "residual", GeneralLinear)),
+    "rotations of GELU": (TinyGPT, lambda s: with_group(s, "ff", OrthogonalFixingOnes)),
+    "signs on GELU": (Mixer, lambda s: with_group(s, "blocks_tokens", Signs)),
+    "scales on GELU": (Mixer, lambda s: with_group(s, "blocks_tokens", ScaledPermutation)),
+    "negative scales on ReLU": (Mixer, lambda s: with_group(s, "blocks_channels", any_sign)),
+    "signs on registers": (RegisterViT, lambda s: with_group(s, "registers", SignedPermutation)),
+    "heads mixed": (RegisterViT, lambda s: with_group(s, "head", Orthogonal)),
+    "values read as written": (
+        TinyGPT,
+        lambda s: with_axes(s, "h.0.attn.c_proj.weight", "residual (head.0 vo.0)"),
+    ),
+    "queries and keys torn apart": (
+        TinyGPT,
+        lambda s: with_axes(
+            s,
+            "h.0.attn.c_attn.weight",
+            "((head.0 qk.0) + (head.0 vo.0) + (head.0 qk.0*)) residual*",
+        ),
+    ),
+    "heads inside their coordinates": (
+        RegisterViT,
+        lambda s: with_axes(s, "blocks.0.proj.weight", "residual (vo.0* head.0)"),
+    ),
+    "units of another layer": (
+        Mixer,
+        lambda s: with_axes(s, "blocks.0.channels.2.weight", "residual blocks_channels.1*"),
+    ),
+    "a bias left behind": (TinyGPT, lambda s: with_axes(s, "h.1.c_fc.bias", "shown128")),
+    "a gate that scales": (
+        RegisterViT,
+        lambda s: with_axes(s, "blocks.0.gate.weight", "ff.0 residual*"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_no_wrong_table_passes_its_proof(case):
+    kind, wrong = WRONG[case]
+    spec = wrong(derived(kind).spec)
+    if "shown128" in str(spec.tensors.values()):
+        spec = replace(
+            spec,
+            spaces={
+                **spec.spaces,
+                "shown128": replace(next(iter(spec.spaces.values())), name="shown128"),
+            },
+        )
+    with pytest.raises(SymmergeError):
+        prove_table(spec, made(kind), CUSTOM[kind])
+
+
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_the_derived_table_passes_the_same_proof(kind):
+    assert prove_table(derived(kind).spec, made(kind), CUSTOM[kind]).together <= EXACT
+
+
+def test_a_module_of_other_sizes_is_refused():
+    with pytest.raises(MismatchError, match="does not fit"):
+        derived(TinyGPT).load(TinyGPT(width=16))
+
+
+class Broken(torch.nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+        self.how = how
+
+    def forward(self, x):
+        return self.how(self.inner(x), x)
+
+
+def written_into(y, x):
+    y[:, 0] = 0
+    return y
+
+
+def fails(y, x):
+    raise ValueError("no such shape")
+
+
+BAD = {
+    "branch on values": (lambda y, x: y if y.sum() > 0 else -y, "_local_scalar_dense|is_nonzero"),
+    "branch on inputs": (lambda y, x: y.relu() if x[0, 0] == 1 else y.tanh(), "for one input"),
+    "writes into a part": (written_into, "writes into a part|torch.cat"),
+    "fails": (fails, "cannot be traced.*no such shape"),
+    "no floats": (lambda y, x: torch.ones(2, dtype=torch.int64), "no output"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_module_that_cannot_be_traced_says_why(case):
+    how, message = BAD[case]
+    x = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8]])
+    with pytest.raises(UnsupportedModel, match=message):
+        sm.derive(Broken(how), x)
+
+
+def test_parameters_that_share_a_part_of_their_memory_are_refused():
+    module = Broken(lambda y, x: y)
+    whole = torch.randn(5, 4)
+    module.inner.weight = torch.nn.Parameter(whole[:4])
+    module.other = torch.nn.Parameter(whole[1:])
+    with pytest.raises(UnsupportedModel, match="share a part"):
+        sm.derive(module, torch.randn(2, 4))
+
+
+def test_inputs_without_a_tensor_are_refused():
+    with pytest.raises(UnsupportedModel, match="no tensor"):
+        sm.derive(made(Mixer), "digits")
+
+
+class Units(torch.nn.Module):
+    """A hidden layer with any activation."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(5, 7), torch.nn.Linear(7, 3)
+        self.activation = activation
+
+    def forward(self, x):
+        return self.second(self.activation(self.first(x)))
+
+
+# Nothing knows these by name: oddness and homogeneity are measured.
+ACTIVATIONS = {
+    "erf": (torch.erf, SignedPermutation),
+    "softshrink": (torch.nn.functional.softshrink, SignedPermutation),
+    "leaky": (torch.nn.functional.leaky_relu, ScaledPermutation),
+    "mish": (torch.nn.functional.mish, Permutation),
+    "squared ReLU": (lambda x: x.relu().square(), Permutation),
+    "sine of the square": (lambda x: x.square().sin(), SignedPermutation),
+    "none": (lambda x: 2 * x, GeneralLinear),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_what_an_unknown_activation_allows_is_measured(name):
+    activation, group = ACTIVATIONS[name]
+    derivation = sm.derive(Units(activation), torch.randn(6, 5))
+    (space,) = derivation.spec.hidden.values()
+    assert type(space.group) is group
+
+
+def test_an_operation_that_is_not_understood_leaves_what_it_reaches_as_it_is():
+    derivation = sm.derive(Units(lambda x: x.cumsum(-1)), torch.randn(6, 5))
+    assert not derivation.spec.hidden
+    assert any("cumsum" in note for note in derivation.notes)
