@@ -71,7 +71,7 @@ def gpt_spaces(
 
     With `slopes` (ALiBi) heads keep their places: each has a slope of its own, which no tensor has.
     """
-    width, every = config.hidden_size, config.num_attention_heads
+    width, every = config.hidden_size, int(config.num_attention_heads)
     heads = heads or every
     basis = GeneralLinear(width // every)
     return (
