@@ -27,7 +27,6 @@ def test_a_pair_and_its_page(place, tmp_path):
     assert stored.related and stored.relation == "same function"
     page = (tmp_path / "out" / "page.html").read_text("utf-8")
     assert page.count('id="s1-kinship-desc"') == 1 and "units, outgoing" in page
-    run("report", tmp_path / "out", "--out", tmp_path / "again.html")
     strangers = run("kinship", place / "seed-0", place / "seed-1", "--json", expect=1)
     assert not Kinship.from_json(json.loads(strangers.stdout)).related
 

@@ -58,7 +58,7 @@ def pair():
     return model("gpt2", 0), model("gpt2", 1)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "vit-tanh"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "vit-tanh"])
 def test_a_copy_is_found_in_any_disguise_and_a_stranger_is_not(name):
     a, stranger = model(name, 0), model(name, 1)
     found = kinship(a, disguised(a))
@@ -108,9 +108,9 @@ def test_an_aligned_stranger_is_no_relative(pair):
 
 
 def test_a_deeper_model_tells_its_layers():
-    a = model("llama", num_hidden_layers=3)
-    deep = model("llama", 1, num_hidden_layers=5)
-    sources = {0: 0, 1: 1, 2: 2, 3: 1, 4: 2}
+    a = model("llama", num_hidden_layers=2)
+    deep = model("llama", 1, num_hidden_layers=3)
+    sources = {0: 0, 1: 1, 2: 1}
 
     def take(name, tensor):
         number = next((at for at in sources if f".{at}." in name), None)
@@ -124,11 +124,10 @@ def test_a_deeper_model_tells_its_layers():
     assert not kinship(a, deep).related
 
 
-@pytest.mark.parametrize("units", ["zero", "split"])
-def test_a_narrow_model_inside_a_wide_one(units):
+def test_a_narrow_model_inside_a_wide_one():
     sizes = {"n_embd": 64, "n_inner": 128}
     narrow, wide = model("gpt2"), model("gpt2", 1, **sizes)
-    found = kinship(disguised(sm.widen(narrow, wide, units=units)), narrow)
+    found = kinship(disguised(sm.widen(narrow, wide, units="split")), narrow)
     assert found.related and any("narrower" in line for line in found.sentences)
     assert not kinship(narrow, wide).related
 
@@ -165,9 +164,8 @@ def test_what_cannot_be_compared_is_said(pair, other, words):
 # merges
 
 
-@pytest.mark.parametrize("share", [0.2, 0.5])
-def test_shares_of_a_merge(pair, share):
-    base = pair[0]
+def test_shares_of_a_merge(pair):
+    base, share = pair[0], 0.3
     tuned = [noisy(base, 0.4, seed) for seed in (1, 2)]
     merge = sm.mean(tuned, [1 - share, share])
     found = shares(disguised(merge), [tuned[0], disguised(tuned[1], 8), pair[1]])
@@ -230,5 +228,11 @@ def test_ties_are_disjoint_and_nearest_first():
     assert toss(torch.zeros(40, 40), pairs) == Coins(5.0, 10)
 
 
-def test_the_same_result_twice(pair):
-    assert kinship(*pair) == kinship(*pair)
+def test_the_same_result_with_any_number_of_threads(pair):
+    threads = torch.get_num_threads()
+    first = kinship(*pair)
+    torch.set_num_threads(2)
+    try:
+        assert kinship(*pair) == first
+    finally:
+        torch.set_num_threads(threads)

@@ -28,8 +28,8 @@ BAD = {
     "no curve": (
         {"structure": STRUCTURE},
         "no curve.json, no simplex.json, no solution.json, no universe.json, no results.json,"
-        " no verdict.json): give the folder that symmerge barrier, merge, align or experiment"
-        " wrote",
+        " no verdict.json, no kinship.json): give the folder that symmerge barrier, merge, align or"
+        " experiment wrote",
     ),
     "another schema": (
         {"curve": curve(schema="symmerge.curve/9")},

@@ -28,7 +28,8 @@ UNRELATED = ("none", "same coordinates")
 def short_names(a: str, b: str) -> tuple[str, str]:
     """Names of the folders, or the whole paths where these agree."""
     names = PurePath(a).name or a, PurePath(b).name or b
-    return names if names[0] != names[1] else (a, b)
+    names = names if names[0] != names[1] else (a, b)
+    return names if names[0] != names[1] else ("A", "B")  # both in memory
 
 
 @dataclass(frozen=True)
