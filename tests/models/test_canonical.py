@@ -105,7 +105,8 @@ def test_gains_are_exactly_one_and_shifts_gone_where_a_bias_takes_them(name):
     for norm in model.spec.norms:
         gain = model.weights[norm.gain]
         assert (loaded(name).weights[norm.gain] != 1).any()
-        if not (norm.readers or norm.writer):  # the outside reads the first coordinates, and nobody the others
+        # the outside reads the first coordinates, and nobody the others
+        if not (norm.readers or norm.writer):
             shown = model.spec.sizes["label"]
             assert torch.equal(gain[:shown], loaded(name).weights[norm.gain][:shown])
             assert (
@@ -472,7 +473,7 @@ RECORDS = {
     "llama-features": ["balance"],
     **{name: ["untie", *ALL] for name in ("gpt2", "opt", "bloom", "albert")},
     "opt-post-norm": ["values", "keys", "balance"],
-    **dict.fromkeys(("olmo2", "gemma3"), ["balance"]),
+    **{name: ["balance"] for name in ("olmo2", "gemma3")},
     "olmo3": ["values", "balance"],
     "starcoder2": ["fold", "centre", "values", "balance"],
     "starcoder2-tied": ["untie", "fold", "centre", "balance"],

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
 import signal
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
