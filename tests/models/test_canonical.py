@@ -26,8 +26,10 @@ ROTATING = [
     name
     for name in SMALL
     if not name.startswith(
-        ("bert", "roberta", "xlm-roberta", "distilbert", "roformer", "olmo")
-        + ("mpnet", "albert", "gemma")
+        (
+            *("bert", "roberta", "xlm-roberta", "distilbert", "roformer", "olmo"),
+            *("mpnet", "albert", "gemma"),
+        )
     )
     and not name.endswith("-features")
     and name not in ("dinov3", "opt-post-norm")
