@@ -27,15 +27,8 @@ ROTATING = [
     for name in SMALL
     if not name.startswith(
         (
-            "bert",
-            "roberta",
-            "xlm-roberta",
-            "distilbert",
-            "roformer",
-            "olmo",
-            "mpnet",
-            "albert",
-            "gemma",
+            *("bert", "roberta", "xlm-roberta", "distilbert", "roformer", "olmo"),
+            *("mpnet", "albert", "gemma"),
         )
     )
     and not name.endswith("-features")
@@ -114,9 +107,8 @@ def test_gains_are_exactly_one_and_shifts_gone_where_a_bias_takes_them(name):
     for norm in model.spec.norms:
         gain = model.weights[norm.gain]
         assert (loaded(name).weights[norm.gain] != 1).any()
-        if not (
-            norm.readers or norm.writer
-        ):  # the outside reads the first coordinates, and nobody the others
+        # the outside reads the first coordinates, and nobody the others
+        if not (norm.readers or norm.writer):
             shown = model.spec.sizes["label"]
             assert torch.equal(gain[:shown], loaded(name).weights[norm.gain][:shown])
             assert (
@@ -483,7 +475,7 @@ RECORDS = {
     "llama-features": ["balance"],
     **{name: ["untie", *ALL] for name in ("gpt2", "opt", "bloom", "albert")},
     "opt-post-norm": ["values", "keys", "balance"],
-    **{key: ["balance"] for key in ("olmo2", "gemma3")},
+    **{name: ["balance"] for name in ("olmo2", "gemma3")},
     "olmo3": ["values", "balance"],
     "starcoder2": ["fold", "centre", "values", "balance"],
     "starcoder2-tied": ["untie", "fold", "centre", "balance"],

@@ -71,13 +71,13 @@ def gpt_spaces(
 
     With `slopes` (ALiBi) heads keep their places: each has a slope of its own, which no tensor has.
     """
-    width, every = config.hidden_size, int(config.num_attention_heads)
-    heads = heads or every
+    width, every = config.hidden_size, config.num_attention_heads
+    groups = heads or every
     basis = GeneralLinear(width // every)
     return (
         *visible(vocabulary=config.vocab_size, label=config.num_labels, answer=2, **shown),
         Space("residual", stream),
-        *attention(heads=heads, queries=every // heads, qk=qk or basis, vo=basis, ordered=slopes),
+        *attention(heads=groups, queries=every // groups, qk=qk or basis, vo=basis, ordered=slopes),
         Space("ff.{i}", ff),
     )
 
