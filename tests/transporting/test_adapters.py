@@ -28,10 +28,6 @@ TARGETS = {
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj"],
     "bert": ["query", "value", "dense"],
     "dinov3": ["q_proj", "v_proj", "o_proj", "down_proj"],
-        "q_proj",
-        "out_proj",
-        "fc1",
-    ],
 }
 
 
