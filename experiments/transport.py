@@ -17,7 +17,7 @@ are skipped. `share` is (OTHER - carried) / (OTHER - OTHER fine-tuned itself) in
 | fast, standard, best | `symmerge transport --effort`: learned for carrying, no data |
 | learned-random, learned-unaligned | as standard, from no alignment: how much is only learned |
 | learned-midpoint | as standard, from the alignment learned for the midpoint |
-| masks | weights, where the sign agrees with OTHER's own gradient on 32 labelled blocks |
+| masks | weights where they agree with OTHER's gradient on 32 labelled blocks; scaled on these |
 | labelled | no change: OTHER fine-tuned on the same 32 blocks |
 | distilled | no change: all weights of OTHER learn TUNED's answers to its own text |
 """
@@ -173,12 +173,15 @@ class Cells:
         for rows in self.labelled.to(device).split(8):
             module(input_ids=rows, labels=rows).loss.backward()
         named = dict(module.named_parameters(remove_duplicate=False))
-        tensors = {}
-        for name in self.other.spec.tensors:
-            before, gradient = self.other.weights[name], named[name].grad.cpu()
-            change = moved.weights[name] - before
-            tensors[name] = before + change * (change * gradient < 0)
-        return replace(self.other, weights=MemoryWeights(tensors))
+        before = {name: self.other.weights[name] for name in self.other.spec.tensors}
+        change = {name: moved.weights[name] - value for name, value in before.items()}
+        kept = {name: d * (d * named[name].grad.cpu() < 0) for name, d in change.items()}
+        tried = [  # every entry goes downhill: at full size, far beyond
+            MemoryWeights({name: before[name] + scale * kept[name] for name in kept})
+            for scale in (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+        ]
+        models = [replace(self.other, weights=weights) for weights in tried]
+        return min(models, key=lambda model: loss_of(model, self.labelled, device))
 
     def _labelled(self) -> Any:
         device = self.options.device

@@ -32,6 +32,7 @@ def verbs(place: Place) -> list[Verb]:
     measured = ("--task", "clm", *data, "--points", 3, "--method", "none,permutations")
     external = ("--models", a, b, "--test-data", inputs / "text.txt")
     external += ("--train-data", inputs / "more.txt", "--size", "smoke", "--workers", 1)
+    carry = ("--from", a, "--tuned", inputs / "tuned", "--to", b)
     resume, shards = ("--resume",), ("--max-shard-size", 0.00005)
     page = place.work / "line" / "page.html"
     return [
@@ -71,6 +72,10 @@ def verbs(place: Place) -> list[Verb]:
             ("merge", a, b, c, *to, *QUICK, "--combine", "ties", "--rounds", 1),
             again=resume,
             long=True,
+        ),
+        Verb(
+            "transport",
+            ("transport", *carry, *to, "--method", "weights-only", "--no-verdict"),
         ),
         Verb(
             "statistics",
@@ -129,10 +134,12 @@ def prepare(place: Place) -> None:
     """Imports, small inputs, and settings that make kills meet more writes in less time."""
     import torch
     from fixtures import checkpoint, run
+    from transported import fine_tuned
 
     torch.set_num_threads(1)
     import symmerge.cli.demo
     import symmerge.cli.experiment  # noqa: F401
+    from symmerge.lab.small_models import small_model
     from symmerge.lab.training import loop
 
     loop.SAVE_SECONDS = 0.0  # a state at every step, not every minute
@@ -141,6 +148,7 @@ def prepare(place: Place) -> None:
     (inputs / "more.txt").write_text("Another one, which nobody has read before now. " * 80)
     for seed in range(3):
         checkpoint(inputs / f"seed-{seed}", "gpt2", seed=seed)
+    fine_tuned(small_model("gpt2")).save_pretrained(inputs / "tuned")
     run("random", inputs / "seed-0", "--out", inputs / "older")
     a, b, data = inputs / "seed-0", inputs / "seed-1", ("--data", inputs / "text.txt")
     line = ("--task", "clm", *data, "--points", 3, "--method", "none", "--samples", 4)

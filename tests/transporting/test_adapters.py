@@ -4,7 +4,9 @@ import json
 
 import pytest
 import torch
+from fixtures import run
 from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
 from transported import apart, base_of, orbit, own_coordinates
 
 import symmerge as sm
@@ -24,14 +26,8 @@ TARGETS = {
     "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "lm_head"],
     "qwen2": ["q_proj", "v_proj", "o_proj"],
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj"],
-    "neox": ["query_key_value", "dense", "dense_h_to_4h"],
     "bert": ["query", "value", "dense"],
     "dinov3": ["q_proj", "v_proj", "o_proj", "down_proj"],
-    "opt": [
-        "q_proj",
-        "out_proj",
-        "fc1",
-    ],
 }
 
 
@@ -98,6 +94,30 @@ def test_peft_loads_what_is_written(name, tmp_path):
     config = json.loads((tmp_path / "moved" / "adapter_config.json").read_text())
     assert config["rank_pattern"] == {"c_fc": 5, "q_proj": 2}
     assert config["lora_bias"] == (name == "gpt2")  # only LayerNorm has shifts
+
+
+def test_the_verb_writes_an_adapter_for_peft(tmp_path):
+    module = lora("llama", tmp_path / "lora", torch.float32)
+    small_model("llama").save_pretrained(tmp_path / "base")
+    sm.save(orbit("llama").other, tmp_path / "other")
+    folders = (
+        "--from",
+        tmp_path / "base",
+        "--tuned",
+        tmp_path / "lora",
+        "--to",
+        tmp_path / "other",
+    )
+    run("transport", *folders, "--scale", 1, "--no-verdict", "--out", tmp_path / "out")
+    stock = LlamaForCausalLM.from_pretrained(tmp_path / "other", dtype=torch.float32)
+    loaded = peft.PeftModel.from_pretrained(stock, tmp_path / "out").eval()
+    tokens = torch.randint(0, 101, (2, 12))
+    wanted, got = module(input_ids=tokens).logits, loaded(input_ids=tokens).logits
+    assert (got - wanted).norm() <= STOCK * wanted.norm()
+    # Bad input through the verb: one line, and nothing is written.
+    spoiled(tmp_path / "lora", use_dora=True)
+    run("transport", *folders, "--scale", 1, "--out", tmp_path / "none", expect=2)
+    assert not (tmp_path / "none").exists()
 
 
 def spoiled(folder, **changes):

@@ -12,7 +12,7 @@ from symmerge.transporting.differences import divided
 from symmerge.transporting.frames import Passage
 
 EXACT, STOCK = 1e-10, 1e-5
-GAINED = ["gpt2-untied", "llama", "vit", "opt", "neox", "qwen2", "roformer", "dinov3", "olmo2"]
+GAINED = ["gpt2-untied", "llama", "vit", "opt", "qwen2", "dinov3"]
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -169,15 +169,17 @@ def check_transport(base: Model, tuned: Model, other: Model) -> None:
             f"{tuned.where} has {rows[1]} tokens and {base.where} {rows[0]}: rows of new tokens are"
             " not carried; resize TUNED to the tokens of BASE (resize_token_embeddings)"
         )
-    check_same_table([base, tuned], "compared")
-    check_same_table([base, other], "aligned")
-    alike = likeness(base, tuned)
+    # In their frames, because one of them may be tied and another not.
+    first, second, third = (framed(model) for model in (base, tuned, other))
+    check_same_table([first, second], "compared")
+    check_same_table([first, third], "aligned")
+    alike = likeness(first, second)
     if alike < SAME_BASIN:
         raise MismatchError(
             f"{tuned.where} is no fine-tune of {base.where}: their weights agree by {alike:.2f},"
             f" those of fine-tunes by more than {SAME_BASIN:g}; give the base it was trained from"
         )
-    if distance(base, tuned) == 0:
+    if distance(first, second) == 0:
         raise MismatchError(
             f"{tuned.where} has the weights of {base.where}: there is nothing to carry"
         )
