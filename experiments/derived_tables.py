@@ -119,9 +119,10 @@ def main() -> None:
         print(f"{len(SMALL) - len(missing)} of {len(SMALL)} as large as ours; {missing}")
     if options.only != "tables":
         results["merges"] = {}
-        for kind in (TinyGPT, Mixer, RegisterViT):
+        for kind in (Mixer, RegisterViT, TinyGPT):
             results["merges"][kind.__name__] = merges(kind, options.steps)
-            print(kind.__name__, results["merges"][kind.__name__])
+            print(kind.__name__, results["merges"][kind.__name__], flush=True)
+            options.out.write_text(json.dumps(results, indent=1) + "\n")
     options.out.write_text(json.dumps(results, indent=1) + "\n")
 
 

@@ -296,12 +296,10 @@ def _attempt(
     model = model_of(spec, runner.module, runner)
     try:
         prover = Prover(model, runner)
-        folding = prover.folding
     except SymmergeError:
-        folding = float("inf")
-    if folding > EXACT:
-        stream = next(name for name in spec.hidden if spec.rotates(name))
-        return ({}, folding), (roots[stream], stream, folding)
+        return ({}, 0.0), _rotating(spec, roots, float("inf"))
+    if prover.folding > EXACT:
+        return ({}, 0.0), _rotating(spec, roots, prover.folding)
     proofs: dict[str, SpaceProof] = {}
     for name, space in prover.model.spec.hidden.items():
         if name not in roots:
@@ -343,6 +341,16 @@ def prove_table(spec: Spec, module: nn.Module, example_inputs: Any, *, seed: int
         )
     proofs = tuple(prover.prove(space, seed) for space in hidden)
     return Derivation(spec, proofs, (), changes["all spaces"], (), runner)
+
+
+def _rotating(spec: Spec, roots: Mapping[str, int], change: float) -> tuple[int, str, float]:
+    """The space to blame if folding the gains changes the outputs."""
+    for name in spec.hidden:
+        if spec.rotates(name) and name in roots:
+            return roots[name], name, change
+    raise UnsupportedModel(
+        f"{spec.architecture}: preparing the module changes its outputs by {change:.0e}: no table"
+    )
 
 
 def _derivation(
