@@ -18,27 +18,6 @@ from symmerge.derivation.following import (
     constant_axes,
     times,
 )
-from symmerge.derivation.products import addmm, baddbmm, bmm, convolution, embedding, mm, mv
-from symmerge.derivation.shapes import (
-    cat,
-    expand,
-    index,
-    index_select,
-    permute,
-    repeat,
-    same,
-    select,
-    slice_,
-    split,
-    split_sizes,
-    squeeze,
-    stack,
-    transpose,
-    turned,
-    unbind,
-    unsqueeze,
-    view,
-)
 from symmerge.derivation.steps import Operand, TracedStep, matched
 from symmerge.derivation.terms import (
     Axis,
@@ -102,8 +81,7 @@ def multiply(step: TracedStep, x: Operand, y: Operand) -> State:
         return State(matched(step, x, y, "multiply"))
     one, other = (x, y) if isinstance(x, State) else (y, x)
     assert isinstance(one, State)
-    varies = isinstance(other, Tensor) and other.numel() > 1
-    if varies and any(met for met in one.mets()):
+    if isinstance(other, Tensor) and other.numel() > 1 and any(True for _ in one.mets()):
         kept = _along(one, other)
         if not kept:
             step.settle(one)
@@ -317,48 +295,3 @@ def softmax(step: TracedStep, x: State, *_: object, **__: object) -> State:
 
 def negated(step: TracedStep, x: State) -> State:
     return replace(x, square=x.square)
-
-
-RULES: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(
-        ("clone", "_to_copy", "alias", "detach", "contiguous", "lift_fresh", "native_dropout"),
-        same,
-    ),
-    **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unflatten"), view),
-    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), expand),
-    **dict.fromkeys(("add", "sub", "add_", "sub_"), add),
-    **dict.fromkeys(("mul", "mul_"), multiply),
-    **dict.fromkeys(("div", "div_"), divide),
-    **dict.fromkeys(("_softmax", "_safe_softmax"), softmax),
-    **dict.fromkeys(("sum", "mean"), reduced),
-    **dict.fromkeys(("var", "var_mean", "std"), spread),
-    **dict.fromkeys(("masked_fill", "masked_fill_"), masked_fill),
-    **dict.fromkeys(("neg", "neg_"), negated),
-    "transpose": transpose,
-    "t": turned,
-    "permute": permute,
-    "unsqueeze": unsqueeze,
-    "squeeze": squeeze,
-    "repeat": repeat,
-    "slice": slice_,
-    "select": select,
-    "unbind": unbind,
-    "split": split,
-    "split_with_sizes": split_sizes,
-    "cat": cat,
-    "stack": stack,
-    "mm": mm,
-    "mv": mv,
-    "addmm": addmm,
-    "bmm": bmm,
-    "baddbmm": baddbmm,
-    "convolution": convolution,
-    "embedding": embedding,
-    "pow": power,
-    "where": where,
-    "linalg_vector_norm": vector_norm,
-    "native_layer_norm": layer_norm,
-    "_fused_rms_norm": rms_norm,
-    "index": index,
-    "index_select": index_select,
-}

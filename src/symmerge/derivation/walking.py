@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_map
 
 from symmerge.derivation.activations import TENSOR, behaviour_of
 from symmerge.derivation.following import POINTWISE, Following, State
-from symmerge.derivation.operations import RULES, TracedStep, _powers
+from symmerge.derivation.operations import TracedStep, _powers
 from symmerge.derivation.recording import Operation, Recording, Value
+from symmerge.derivation.rules import RULES
 from symmerge.derivation.terms import Cut, Plain, Refine, Unfollowed, refined
 from symmerge.errors import UnsupportedModel
 
