@@ -18,7 +18,7 @@ quick: $(READY)
 	$(BIN)/python -m pytest -n 1 -m quick
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # damaged inputs of every format; `make fuzz REPLAY=fuzz-unclean/X.json` does one again
 SEED  ?= 1

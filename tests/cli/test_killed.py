@@ -23,6 +23,7 @@ from symmerge.cli import VERBS
 PROGRAM = Path(__file__).parents[1] / "helpers" / "killed_verbs.py"
 KILLS = 2
 ONLY_READ = {"inspect", "verify", "same"}
+KILLED_ELSEWHERE = {"derive", "kinship"}  # they write as others do: `make kills`
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,9 @@ def killed(tmp_path_factory):
 
 
 def test_every_verb_that_writes_is_killed(killed):
-    assert {label.split()[0].strip(",") for label in killed} == {*VERBS} - ONLY_READ | {"torn"}
+    assert {label.split()[0].strip(",") for label in killed} == {
+        *VERBS
+    } - ONLY_READ - KILLED_ELSEWHERE | {"torn"}
 
 
 def test_killed_verbs_end_with_the_same_bytes(killed):

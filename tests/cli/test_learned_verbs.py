@@ -185,7 +185,7 @@ REFUSED = {
     "no such target": (
         "gpt2",
         (*LEARN, "--target", "luck"),
-        "--target luck: choose parents or labels",
+        "--target luck: choose auto, parents, author, bayes or labels",
     ),
     "two recipes": (
         "gpt2",

@@ -77,6 +77,14 @@ def verbs(place: Place) -> list[Verb]:
             "transport",
             ("transport", *carry, *to, "--method", "weights-only", "--no-verdict"),
         ),
+        Verb("kinship", ("kinship", a, b, *to), overwrites=False, long=True),
+        Verb(
+            "derive",
+            ("derive", "GPT2LMHeadModel", "--out", f"{out}.json"),
+            whole=("out.json",),
+            overwrites=False,
+            long=True,
+        ),
         Verb(
             "statistics",
             ("statistics", a, b, *looked_at, "--out", f"{out}.safetensors"),

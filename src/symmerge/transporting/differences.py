@@ -17,7 +17,12 @@ from torch import Tensor
 
 from symmerge.checkpoints.weights import DerivedWeights, Weights
 from symmerge.models.canonical.biases import passed_values, passing_values
-from symmerge.models.canonical.gains import SMALLEST_GAIN, folded_norms, folded_scales
+from symmerge.models.canonical.gains import (
+    SMALLEST_GAIN,
+    along,
+    folded_norms,
+    folded_scales,
+)
 from symmerge.models.model import Model
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Norm, Scale
@@ -111,6 +116,7 @@ def _gain_changed(weights: Weights, gain: str) -> Tensor:
 
 def divided(weight: Tensor, change: Tensor, gain: Tensor, axis: int) -> Tensor:
     """The change of a map whose product with the gain changes so. A gain of zero becomes one."""
+    gain = along(gain, weight.shape[axis])
     gain = gain.reshape([-1 if dim == axis else 1 for dim in range(weight.ndim)])
     small = _small(gain)
     quotient = change / torch.where(small, 1, gain)
@@ -149,11 +155,9 @@ class _Undone:
 
     def _bias(self, reader: str) -> Tensor:
         assert self.norm.shift
-        shift = self.other.weights[self.norm.shift]
-        return (
-            self.change[f"{reader}.bias"]
-            - self._weight(reader).movedim(self._axis(reader), -1) @ shift
-        )
+        weight = self._weight(reader).movedim(self._axis(reader), -1)
+        shift = along(self.other.weights[self.norm.shift], weight.shape[-1])
+        return self.change[f"{reader}.bias"] - weight @ shift
 
     def _nothing(self) -> Tensor:
         assert self.norm.shift

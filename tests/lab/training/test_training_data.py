@@ -15,6 +15,7 @@ from symmerge.evaluation.tasks import make_task
 from symmerge.lab.small_models import small_model
 from symmerge.lab.training import acceleration
 from symmerge.lab.training.augmentation import RANDOM_NUMBERS, augment
+from symmerge.lab.training.files import INSTALLED
 from symmerge.lab.training.initialization import Origin
 from symmerge.lab.training.loop import train
 from symmerge.lab.training.prepared import held_out_data, training_data
@@ -49,7 +50,7 @@ def words():
     [
         name
         for name, recipe in TRAINING.items()
-        if recipe.data not in ("digits", "python-docs") and recipe.task != "text"
+        if recipe.data not in INSTALLED and recipe.task != "text"
     ],
 )
 def test_missing_data_is_named(name, root, tmp_path):

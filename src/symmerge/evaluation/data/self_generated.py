@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from symmerge.errors import OVERFLOW, DataError
-from symmerge.evaluation.data.token_cache import reserved_cache
 from symmerge.models.model import Model
 from symmerge.models.progress import Counted, Progress
 
@@ -81,6 +80,8 @@ def _continue(model: Model, module: nn.Module, rows: int, length: int, tell: Tel
         tokens = torch.randint(0, vocabulary, (rows, 1), device=device)
     else:
         tokens = torch.full((rows, 1), first, device=device)
+    from symmerge.evaluation.data.token_cache import reserved_cache  # transformers: not for pages
+
     cache, sane = reserved_cache(module.config, length), torch.ones((), device=device)
     text = [tokens]
     for done in range(1, length):

@@ -129,11 +129,11 @@ def _folded_shift(model: Model, norm: Norm, shift: str) -> Computed:
 
 def _scaled(weights: Weights, name: str, gain: str, axis: int) -> Tensor:
     weight = weights[name]
-    factor = _along(weights[gain], weight.shape[axis])
+    factor = along(weights[gain], weight.shape[axis])
     return weight * factor.reshape([-1 if dim == axis else 1 for dim in range(weight.ndim)])
 
 
-def _along(stream: Tensor, length: int) -> Tensor:
+def along(stream: Tensor, length: int) -> Tensor:
     """A vector of the stream for an axis that may read it several times, one after the other."""
     return stream.repeat(length // len(stream))
 
@@ -141,7 +141,7 @@ def _along(stream: Tensor, length: int) -> Tensor:
 def _shifted(weights: Weights, reader: str, shift: str, axis: int) -> Tensor:
     # The old weight, because the shift is added after the gain.
     weight = weights[f"{reader}.weight"].movedim(axis, -1)
-    return weights[f"{reader}.bias"] + weight @ _along(weights[shift], weight.shape[-1])
+    return weights[f"{reader}.bias"] + weight @ along(weights[shift], weight.shape[-1])
 
 
 def _divided(weights: Weights, gain: str, shift: str) -> Tensor:

@@ -1,0 +1,87 @@
+"""Which rule follows which operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from symmerge.derivation.operations import (
+    add,
+    divide,
+    layer_norm,
+    masked_fill,
+    multiply,
+    negated,
+    power,
+    reduced,
+    rms_norm,
+    softmax,
+    spread,
+    vector_norm,
+    where,
+)
+from symmerge.derivation.products import addmm, baddbmm, bmm, convolution, embedding, mm, mv
+from symmerge.derivation.shapes import (
+    cat,
+    expand,
+    index,
+    index_select,
+    permute,
+    repeat,
+    same,
+    select,
+    slice_,
+    split,
+    split_sizes,
+    squeeze,
+    stack,
+    transpose,
+    turned,
+    unbind,
+    unsqueeze,
+    view,
+)
+
+RULES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(
+        ("clone", "_to_copy", "alias", "detach", "contiguous", "lift_fresh", "native_dropout"),
+        same,
+    ),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unflatten"), view),
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), expand),
+    **dict.fromkeys(("add", "sub", "add_", "sub_"), add),
+    **dict.fromkeys(("mul", "mul_"), multiply),
+    **dict.fromkeys(("div", "div_"), divide),
+    **dict.fromkeys(("_softmax", "_safe_softmax"), softmax),
+    **dict.fromkeys(("sum", "mean"), reduced),
+    **dict.fromkeys(("var", "var_mean", "std"), spread),
+    **dict.fromkeys(("masked_fill", "masked_fill_"), masked_fill),
+    **dict.fromkeys(("neg", "neg_"), negated),
+    "transpose": transpose,
+    "t": turned,
+    "permute": permute,
+    "unsqueeze": unsqueeze,
+    "squeeze": squeeze,
+    "repeat": repeat,
+    "slice": slice_,
+    "select": select,
+    "unbind": unbind,
+    "split": split,
+    "split_with_sizes": split_sizes,
+    "cat": cat,
+    "stack": stack,
+    "mm": mm,
+    "mv": mv,
+    "addmm": addmm,
+    "bmm": bmm,
+    "baddbmm": baddbmm,
+    "convolution": convolution,
+    "embedding": embedding,
+    "pow": power,
+    "where": where,
+    "linalg_vector_norm": vector_norm,
+    "native_layer_norm": layer_norm,
+    "_fused_rms_norm": rms_norm,
+    "index": index,
+    "index_select": index_select,
+}
