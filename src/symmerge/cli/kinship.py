@@ -74,20 +74,20 @@ def kinship(
             console.say(f"wrote {add_to_index(index, folder)}")
         return
     if index:
-        found = search_index(index, folders[0])
-        related = any(one.related for one in found.matches)
+        evidence = search_index(index, folders[0])
+        related = any(one.related for one in evidence.matches)
     elif len(folders) == 2:
-        found = examine(*folders, progress=console.note)
-        related = found.related
+        evidence = examine(*folders, progress=console.note)
+        related = evidence.related
         if out:
-            _write(found, out, folders, overwrite=overwrite)
+            _write(evidence, out, folders, overwrite=overwrite)
     else:
-        found = shares(folders[0], folders[1:], progress=console.note)
-        related = any(one.related for one in found.parents)
+        evidence = shares(folders[0], folders[1:], progress=console.note)
+        related = any(one.related for one in evidence.parents)
     if json:
-        console.show_json(found.to_json())
+        console.show_json(evidence.to_json())
     else:
-        _show(found)
+        _show(evidence)
     raise typer.Exit(0 if related else 1)
 
 
@@ -103,20 +103,20 @@ def _check(folders: tuple[Path, ...], index: Path | None, *, add: bool, out: Pat
         raise MismatchError(f"--out {out}: a page is made of two models alone; leave it out")
 
 
-def _write(found: Kinship, out: Path, inputs: tuple[Path, ...], *, overwrite: bool) -> None:
+def _write(evidence: Kinship, out: Path, inputs: tuple[Path, ...], *, overwrite: bool) -> None:
     with new_folder(out, overwrite=overwrite, inputs=inputs) as folder:
-        found.write(folder / "kinship.json")
+        evidence.write(folder / "kinship.json")
         drawing.report(folder, folder / "page.html")
 
 
-def _show(found: Kinship | MergeShares | IndexMatches) -> None:
-    if isinstance(found, Kinship):
-        for sentence in found.sentences:
+def _show(evidence: Kinship | MergeShares | IndexMatches) -> None:
+    if isinstance(evidence, Kinship):
+        for sentence in evidence.sentences:
             console.say(sentence)
-        console.show_table("Layers", [layer.to_json() for layer in found.layers])
-        console.show_table("Likeness", found.table())
-    elif isinstance(found, MergeShares):
-        console.say(f"{found.explained:.0%} of {found.model} is explained by the candidates")
-        console.show_table("Shares", [one.to_json() for one in found.parents])
+        console.show_table("Layers", [layer.to_json() for layer in evidence.layers])
+        console.show_table("Likeness", evidence.table())
+    elif isinstance(evidence, MergeShares):
+        console.say(f"{evidence.explained:.0%} of {evidence.model} is explained by the candidates")
+        console.show_table("Shares", [one.to_json() for one in evidence.parents])
     else:
-        console.show_table("Index", [one.to_json() for one in found.matches])
+        console.show_table("Index", [one.to_json() for one in evidence.matches])

@@ -102,13 +102,13 @@ def derive(
     both = (inputs, other_inputs(inputs, seed + 1))
     tensors, ties = parameters_of(module)
     frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
-    found = _largest(module, tensors, ties, frozen, both, read)
+    candidate = _largest(module, tensors, ties, frozen, both, read)
     runner = Runner(module, both, read)
-    return _proved(found, runner, ties, seed, report)
+    return _proved(candidate, runner, ties, seed, report)
 
 
 @dataclass
-class _Found:
+class _Candidate:
     """A recording that was followed, tied and untied."""
 
     followed: Followed
@@ -135,28 +135,28 @@ def _largest(
     frozen: Sequence[str],
     both: tuple[Inputs, Inputs],
     read: Read,
-) -> _Found:
+) -> _Candidate:
     """Parameters that are never trained may be constants: whichever leaves more freedom."""
-    found = [_found(module, tensors, ties, both, read)]
+    candidates = [_candidate(module, tensors, ties, both, read)]
     if frozen:
         trained = {name: one for name, one in tensors.items() if name not in frozen}
-        found.append(_found(module, trained, ties, both, read))
-    return max(found, key=_Found.freedom)
+        candidates.append(_candidate(module, trained, ties, both, read))
+    return max(candidates, key=_Candidate.freedom)
 
 
-def _found(
+def _candidate(
     module: nn.Module,
     tensors: Mapping[str, Tensor],
     ties: Mapping[str, str],
     both: tuple[Inputs, Inputs],
     read: Read,
-) -> _Found:
+) -> _Candidate:
     first, second = (record(module, tensors, inputs, read) for inputs in both)
     check_same_operations(first, second, type(module).__name__)
     own = {alias: target for alias, target in ties.items() if alias in tensors}
     followed = _followed(first, {})
     tied = _followed(first, own) if own else followed
-    return _Found(*followed, *tied)
+    return _Candidate(*followed, *tied)
 
 
 def _followed(recording: Recording, ties: Mapping[str, str]) -> tuple[Followed, dict[int, Kind]]:
@@ -167,29 +167,31 @@ def _followed(recording: Recording, ties: Mapping[str, str]) -> tuple[Followed, 
 
 
 def _proved(
-    found: _Found, runner: Runner, ties: Mapping[str, str], seed: int, report: Progress
+    candidate: _Candidate, runner: Runner, ties: Mapping[str, str], seed: int, report: Progress
 ) -> Derivation:
-    notes = sorted({*found.followed.walk.notes})
-    unused = sorted(found.followed.parameters.keys() - found.followed.used)
-    untied = _prove_one(found.followed, found.kinds, {}, runner, seed, report)
+    notes = sorted({*candidate.followed.walk.notes})
+    unused = sorted(candidate.followed.parameters.keys() - candidate.followed.used)
+    untied = _prove_one(candidate.followed, candidate.kinds, {}, runner, seed, report)
     if not ties:
         return _derivation(untied, notes, runner, unused)
-    joined = _join(found, untied.spec)
-    tied = _prove_one(found.tied, found.tied_kinds, ties, runner, seed, report, untied.spec, joined)
+    joined = _join(candidate, untied.spec)
+    tied = _prove_one(
+        candidate.tied, candidate.tied_kinds, ties, runner, seed, report, untied.spec, joined
+    )
     return _derivation(tied, notes, runner, unused)
 
 
-def _join(found: _Found, untied: Spec) -> set[int]:
+def _join(candidate: _Candidate, untied: Spec) -> set[int]:
     """Spaces that rotate only once ties are broken: they get the larger group, and are `joined`."""
     by_origin = {
-        leaf.origin: root for root, kind in found.tied_kinds.items() for leaf in kind.leaves
+        leaf.origin: root for root, kind in candidate.tied_kinds.items() for leaf in kind.leaves
     }
     joined: set[int] = set()
-    table = Table(found.followed, found.kinds, {})
+    table = Table(candidate.followed, candidate.kinds, {})
     for root, name in table.names.items():
         if name not in untied.spaces or not untied.rotates(name):
             continue
-        kind = found.tied_kinds[by_origin[found.kinds[root].leaves[0].origin]]
+        kind = candidate.tied_kinds[by_origin[candidate.kinds[root].leaves[0].origin]]
         if type(kind.choices[0].group) in (Permutation, SignedPermutation, ScaledPermutation):
             roles = next(one for one in kind.choices if isinstance(one.group, Permutation)).powers
             kind.choices.insert(0, Choice(untied.spaces[name].group, roles))

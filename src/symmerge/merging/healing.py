@@ -276,7 +276,7 @@ def trainable(module: nn.Module, model: Model) -> dict[str, nn.Parameter]:
     tables that the stock class does not train, as sinusoids, stay as they are.
     """
     stock = dict(empty_module(model, torch.float32).named_parameters(remove_duplicate=False))
-    found: dict[str, nn.Parameter] = {}
+    own: dict[str, nn.Parameter] = {}
     for prefix, owner in module.named_modules():
         for key, parameter in owner._parameters.items():
             name = f"{prefix}.{key}" if prefix else key
@@ -284,7 +284,7 @@ def trainable(module: nn.Module, model: Model) -> dict[str, nn.Parameter]:
                 continue
             name = model.spec.ties.get(name, name)
             if name in model.spec.tensors:
-                if name not in found:
-                    found[name] = nn.Parameter(parameter.detach().clone())
-                owner._parameters[key] = found[name]
-    return found
+                if name not in own:
+                    own[name] = nn.Parameter(parameter.detach().clone())
+                owner._parameters[key] = own[name]
+    return own

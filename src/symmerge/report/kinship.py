@@ -28,21 +28,21 @@ MANY = 12  # rows: numbers in cells would overlap beyond
 ROW, AROUND = 0.34, 1.9  # inches
 
 
-def kinship_blocks(key: str, found: Kinship) -> Iterator[Block]:
+def kinship_blocks(key: str, evidence: Kinship) -> Iterator[Block]:
     """The picture, and the test of every layer."""
     drawing = Figure.of_chart(
-        f"{key}-kinship", lambda name, frame: kinship_map(found, name, frame), ABOUT
+        f"{key}-kinship", lambda name, frame: kinship_map(evidence, name, frame), ABOUT
     )
     yield Block("Layers by kind of tensor", figures=(drawing,), shown=True)
     columns = ("layer", "compared with", "pairs won", "pairs", "p-value")
-    rows = [[one.layer, one.source, one.wins, one.pairs, one.p] for one in found.layers]
+    rows = [[one.layer, one.source, one.wins, one.pairs, one.p] for one in evidence.layers]
     facts = [
-        ("p-value of independence", number_text(found.p)),
-        ("the same of the order of units as stored", _known(found.p_order)),
-        ("median cosine as stored", _known(found.before)),
-        ("median cosine, undisguised", number_text(found.after)),
-        ("A", found.a),
-        ("B", found.b),
+        ("p-value of independence", number_text(evidence.p)),
+        ("the same of the order of units as stored", _known(evidence.p_order)),
+        ("median cosine as stored", _known(evidence.before)),
+        ("median cosine, undisguised", number_text(evidence.after)),
+        ("A", evidence.a),
+        ("B", evidence.b),
     ]
     yield Block(
         "The test",
@@ -56,12 +56,12 @@ def _known(value: float | None) -> str:
     return "cannot be compared" if value is None else number_text(value)
 
 
-def kinship_map(found: Kinship, name: str = "kinship", frame: Frame = WIDE) -> str:
+def kinship_map(evidence: Kinship, name: str = "kinship", frame: Frame = WIDE) -> str:
     """Likeness of every kind of tensor in every layer, as a map."""
-    kinds = [kind for kind in KINDS if any(cell.kind == kind for cell in found.cells)]
-    layers = list(dict.fromkeys(cell.layer for cell in found.cells))
+    kinds = [kind for kind in KINDS if any(cell.kind == kind for cell in evidence.cells)]
+    layers = list(dict.fromkeys(cell.layer for cell in evidence.cells))
     values = np.full((len(layers), len(kinds)), np.nan)
-    for cell in found.cells:
+    for cell in evidence.cells:
         values[layers.index(cell.layer), kinds.index(cell.kind)] = cell.cosine
     labels = ["outside" if layer is None else f"layer {layer}" for layer in layers]
 
@@ -79,15 +79,17 @@ def kinship_map(found: Kinship, name: str = "kinship", frame: Frame = WIDE) -> s
                 text = axes.text(across, down, f"{value:.2f}", color=INK)
                 text.set(ha="center", va="center")
 
-    a, b = found.names
+    a, b = evidence.names
     rows = min(len(layers), 2 * MANY)
     size = frame.width, AROUND + ROW * rows
-    return draw(name, f"Likeness of {a} and {b}", _described(found), size, paint, font=frame.font)
+    return draw(
+        name, f"Likeness of {a} and {b}", _described(evidence), size, paint, font=frame.font
+    )
 
 
-def _described(found: Kinship) -> str:
-    best = max(found.cells, key=lambda cell: cell.cosine)
-    least = min(found.cells, key=lambda cell: cell.cosine)
+def _described(evidence: Kinship) -> str:
+    best = max(evidence.cells, key=lambda cell: cell.cosine)
+    least = min(evidence.cells, key=lambda cell: cell.cosine)
     ends = (
         f"{cell.kind} {'outside of the layers' if cell.layer is None else f'of layer {cell.layer}'}"
         f" {cell.cosine:.2f}"
