@@ -21,6 +21,7 @@ from torch.nn import functional
 
 import symmerge as sm
 from symmerge.derivation.comparing import shortfalls, surplus
+from symmerge.errors import UnsupportedModel
 from symmerge.evaluation.data.embedded import digits, python_docs
 from symmerge.lab.small_models import SMALL, small_model
 
@@ -48,6 +49,14 @@ def table(name: str) -> dict[str, object]:
         "change": derivation.together,
         "notes": derivation.notes,
     }
+
+
+def table_or_refusal(name: str) -> dict[str, object]:
+    """The same; of a module that cannot be traced, why not."""
+    try:
+        return table(name)
+    except UnsupportedModel as error:
+        return {"missing": str(error)}
 
 
 def data_of(kind: type, split: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,7 +121,7 @@ def main() -> None:
     options = parser.parse_args()
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
     if options.only != "merges":
-        results["tables"] = {name: table(name) for name in SMALL}
+        results["tables"] = {name: table_or_refusal(name) for name in SMALL}
         missing = {
             name: one["missing"] for name, one in results["tables"].items() if one["missing"]
         }

@@ -111,7 +111,7 @@ def measure(
 
 def table(results: list[Cell]) -> str:
     from symmerge.evaluation.estimates import Estimate
-    from symmerge.report.phrases import estimate
+    from symmerge.report.phrases import estimate_text
 
     lines = [f"{'':40}{'over the mean':>20}{'over the line':>20}{'midpoint':>20}"]
     for row in dict.fromkeys(cell["row"] for cell in results):
@@ -126,7 +126,7 @@ def table(results: list[Cell]) -> str:
             midpoint,
         ]
         lines.append(
-            f"{row:40}" + "".join(f"{estimate(Estimate.of(column)):>20}" for column in columns)
+            f"{row:40}" + "".join(f"{estimate_text(Estimate.of(column)):>20}" for column in columns)
         )
     return "\n".join(lines)
 

@@ -236,7 +236,6 @@ def stored_verdict(**changes):
         "verdict": "poor",
         "sentences": ["The merge has a loss of 2.1."],
         "next": ["symmerge merge a b --effort best"],
-        "skills": [],
         **changes,
     }
 

@@ -36,7 +36,7 @@ class Flag(Enum):
     """How a field is stored, beside its type: `Annotated[Mapping[str, float], INLINE]`."""
 
     INLINE = "a mapping whose keys lie beside those of the other fields"
-    OMIT = "left out of the file where it is None"
+    OMIT = "left out of the file where it is None or an empty list"
 
 
 LARGEST_FLOAT = 10**300  # sums of larger ones overflow
@@ -141,7 +141,7 @@ def _items(record: Record) -> Iterator[tuple[str, object]]:
         value = getattr(record, one.name)
         if INLINE in one.flags:
             yield from _plain_items(value)
-        elif value is not None or OMIT not in one.flags:
+        elif OMIT not in one.flags or value not in (None, ()):
             yield one.name, to_plain(value)
 
 

@@ -16,6 +16,7 @@ from symmerge.checkpoints.memory import return_freed_memory
 from symmerge.cli import console
 from symmerge.cli.options.common import Device, Json, Out, Overwrite, Seed
 from symmerge.cli.options.groups import verb
+from symmerge.cli.verdicts import show_arrival
 from symmerge.models.model import save
 from symmerge.transporting.adapter_files import save_adapter
 from symmerge.transporting.job import Transported, TransportOptions
@@ -151,16 +152,3 @@ def _write(result: Transported, out: Path, overwrite: bool, folders: tuple[Path,
 
 def _record(verdict: TransportVerdict, folder: Path) -> None:
     verdict.write(folder / RECORD)
-
-
-def show_arrival(verdict: TransportVerdict | None) -> None:
-    """The last lines: a table, and how much arrived; a warning if it is nothing."""
-    if verdict is None:
-        return
-    task = verdict.task
-    where = "inputs that TUNED made" if task.data == "self" else task.data
-    console.show_table(f"How much arrived? ({task.name} on {where})", verdict.table())
-    for sentence in verdict.sentences:
-        console.say(sentence)
-    if verdict.verdict == "lost":
-        console.warn("little arrived: try --effort best, or give --data")

@@ -48,13 +48,8 @@ predictions.bias                                   vocabulary               if m
 predictions.decoder.bias                           vocabulary               if untied
 sop_classifier.classifier.weight                   label        pooled*     if nsp
 sop_classifier.classifier.bias                     label                    if nsp
-classifier.weight                                  label        pooled*     if classifier
-classifier.bias                                    label                    if classifier
-classifier.weight                                  label        residual*   if tokens
-classifier.bias                                    label                    if tokens
-qa_outputs.weight                                  answer       residual*   if answers
-qa_outputs.bias                                    answer                   if answers
 """
+    + bert.POOLED_HEADS
 )
 # The mapping takes the gain of the embedding's norm. All others sit on the stream.
 NORMS = """

@@ -55,8 +55,34 @@ SUMS = """
 {base}.encoder.layer.{i}.output.LayerNorm <- {base}.encoder.layer.{i}.output.dense
 """
 
+# Heads that label every token or find answers, after one that labels the sequence: by its pooled
+# output, or by its first token.
+_PLACES = """
+classifier.weight  label   residual*  if tokens
+classifier.bias    label              if tokens
+qa_outputs.weight  answer  residual*  if answers
+qa_outputs.bias    answer             if answers
+"""
+POOLED_HEADS = (
+    """
+classifier.weight  label  pooled*  if classifier
+classifier.bias    label           if classifier
+"""
+    + _PLACES
+)
+FIRST_HEADS = (
+    """
+classifier.dense.weight     classifier  residual*    if classifier
+classifier.dense.bias       classifier               if classifier
+classifier.out_proj.weight  label       classifier*  if classifier
+classifier.out_proj.bias    label                    if classifier
+"""
+    + _PLACES
+)
+
 # While the decoder is tied to the embedding, the transform's output is the residual space itself.
-BERT_HEADS = """
+BERT_HEADS = (
+    """
 cls.predictions.transform.dense.weight      transform    residual*   if mlm
 cls.predictions.transform.dense.bias        transform                if mlm
 cls.predictions.transform.LayerNorm.weight  transform~               if mlm
@@ -66,15 +92,12 @@ cls.predictions.bias                        vocabulary               if mlm
 cls.predictions.decoder.bias                vocabulary               if untied
 cls.seq_relationship.weight                 next         pooled*     if nsp
 cls.seq_relationship.bias                   next                     if nsp
-classifier.weight                           label        pooled*     if classifier
-classifier.bias                             label                    if classifier
-classifier.weight                           label        residual*   if tokens
-classifier.bias                             label                    if tokens
-qa_outputs.weight                           answer       residual*   if answers
-qa_outputs.bias                             answer                   if answers
 """
+    + POOLED_HEADS
+)
 
-ROBERTA_HEADS = """
+ROBERTA_HEADS = (
+    """
 lm_head.dense.weight        transform    residual*    if mlm
 lm_head.dense.bias          transform                 if mlm
 lm_head.layer_norm.weight   transform~                if mlm
@@ -82,15 +105,9 @@ lm_head.layer_norm.bias     transform                 if mlm
 lm_head.decoder.weight      vocabulary   transform*   if untied
 lm_head.bias                vocabulary                if mlm
 lm_head.decoder.bias        vocabulary                if untied
-classifier.dense.weight     classifier   residual*    if classifier
-classifier.dense.bias       classifier                if classifier
-classifier.out_proj.weight  label        classifier*  if classifier
-classifier.out_proj.bias    label                     if classifier
-classifier.weight           label        residual*    if tokens
-classifier.bias             label                     if tokens
-qa_outputs.weight           answer       residual*    if answers
-qa_outputs.bias             answer                    if answers
 """
+    + FIRST_HEADS
+)
 
 
 Reader = Callable[[Any, Collection[str]], Reading]

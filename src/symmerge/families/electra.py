@@ -27,15 +27,8 @@ discriminator_predictions.dense.weight             detector     residual*    if 
 discriminator_predictions.dense.bias               detector                  if detects
 discriminator_predictions.dense_prediction.weight  one          detector*    if detects
 discriminator_predictions.dense_prediction.bias    one                       if detects
-classifier.dense.weight                            classifier   residual*    if classifier
-classifier.dense.bias                              classifier                if classifier
-classifier.out_proj.weight                         label        classifier*  if classifier
-classifier.out_proj.bias                           label                     if classifier
-classifier.weight                                  label        residual*    if tokens
-classifier.bias                                    label                     if tokens
-qa_outputs.weight                                  answer       residual*    if answers
-qa_outputs.bias                                    answer                    if answers
 """
+    + bert.FIRST_HEADS
 )
 # The gain of a projected embedding folds into the projection. All others sit on the stream.
 NORMS = """
