@@ -4,9 +4,10 @@ A sharded Llama checkpoint with random values is written to a temporary folder. 
 its own process, in turns, `--rounds` times; every run is in the JSON, none is dropped. Imports and
 the creation of the alignments are not timed. Throughput is bytes of the checkpoint per second, once
 until the files are closed (page cache) and once until they are on disk. `products` does only the
-matrix products with the stream's rotation: a lower bound for any program that rotates.
+matrix products with the stream's rotation: a lower bound for any program that rotates. With
+`--device cuda` they and `apply` work on the GPU, whose driver is awake before the clock starts.
 
-    python benchmarks/apply.py [--gb 2] [--dtype float32|bfloat16] [--width 1024] [--rounds 2]
+    python benchmarks/apply.py [--gb 2] [--dtype float32|bfloat16] [--width 1024] [--device cuda]
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ SHARD_BYTES = 500 * 10**6
 MEMORY_FIXED, MEMORY_TENSORS = 700 * 10**6, 3  # allowed: 700 MB and three times the largest tensor
 WANTED_RATIO = 0.5
 RESULTS = Path(__file__).parent / "results" / "apply.json"
+Job = Callable[[Path, Path, str], Callable[[], None]]
+"""Checkpoints and alignments, output, device -> the work to be measured."""
 
 
 def config(width: int, layers: int, dtype: str) -> dict[str, Any]:
@@ -126,7 +129,7 @@ def make(folder: Path, gigabytes: float, dtype: str, width: int) -> dict[str, An
 # The jobs: each imports what it needs and returns the work to be measured.
 
 
-def rewrite(folder: Path, out: Path) -> Callable[[], None]:
+def rewrite(folder: Path, out: Path, device: str) -> Callable[[], None]:
     from safetensors.torch import load_file, save_file
 
     def work() -> None:
@@ -137,9 +140,13 @@ def rewrite(folder: Path, out: Path) -> Callable[[], None]:
     return work
 
 
-def apply_with(alignment: str, *, verified: bool) -> Callable[[Path, Path], Callable[[], None]]:
-    def prepare(folder: Path, out: Path) -> Callable[[], None]:
+def apply_with(alignment: str, *, verified: bool) -> Job:
+    def prepare(folder: Path, out: Path, device: str) -> Callable[[], None]:
+        import torch
+
         from symmerge import cli
+
+        torch.zeros(1, device=device)
 
         for module in (
             "symmerge.models.orbit",
@@ -159,13 +166,14 @@ def apply_with(alignment: str, *, verified: bool) -> Callable[[Path, Path], Call
             "--max-shard-size",
             str(SHARD_BYTES / 1e9),
             *([] if verified else ["--no-verify"]),
+            *("--device", device),
         ]
         return lambda: cli.app(command, standalone_mode=False)
 
     return prepare
 
 
-def products(folder: Path, out: Path) -> Callable[[], None]:
+def products(folder: Path, out: Path, device: str) -> Callable[[], None]:
     import torch
 
     from symmerge.checkpoints.reading import open_checkpoint
@@ -177,17 +185,19 @@ def products(folder: Path, out: Path) -> Callable[[], None]:
         for name in source.weights
         if len(source.weights.shape(name)) == 2
     ]
-    rotation, rows = torch.randn(width, width), torch.randn(max(sizes), width)
+    rotation = torch.randn(width, width, device=device)
+    rows = torch.randn(max(sizes), width, device=device)
     result = torch.zeros_like(rows)
 
     def work() -> None:
         for size in sizes:
             torch.mm(rows[:size], rotation, out=result[:size])
+        result[0, 0].item()  # a GPU has done everything by then
 
     return work
 
 
-JOBS: dict[str, Callable[[Path, Path], Callable[[], None]]] = {
+JOBS: dict[str, Job] = {
     "rewrite (baseline)": rewrite,
     "products": products,
     "apply": apply_with("full", verified=False),
@@ -199,10 +209,10 @@ GUARDED = {"apply + gate": "apply", "permutation + gate": "apply permutation"}
 """Job with the gate -> the write that it guards."""
 
 
-def measure(job: str, folder: Path) -> dict[str, Any]:
+def measure(job: str, folder: Path, device: str) -> dict[str, Any]:
     """One run, in the process that does it."""
     out = folder / "out"
-    work = JOBS[job](folder, out)
+    work = JOBS[job](folder, out, device)
     before, start = time.process_time(), time.perf_counter()
     work()
     closed = time.perf_counter() - start
@@ -253,13 +263,16 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                         "job": job,
                         "round": turn,
                         "load_before": load,
-                        **child("--job", job, "--folder", temporary),
+                        **child(
+                            *("--job", job, "--folder", temporary, "--device", arguments.device)
+                        ),
                     }
                 )
                 shutil.rmtree(folder / "out", ignore_errors=True)
     checkpoint = {"dtype": arguments.dtype, "width": arguments.width, **checkpoint}
     return {
         "machine": machine(),
+        "device": arguments.device,
         "checkpoint": checkpoint,
         "summary": summary(runs, checkpoint),
         "runs": runs,
@@ -267,9 +280,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    versions = {
-        name: version(name) for name in ("torch", "transformers", "safetensors", "symmerge")
-    }
+    versions = {name: version(name) for name in ("torch", "transformers", "safetensors")}
     return {
         "cpus": os.cpu_count(),
         "processor": platform.machine(),
@@ -341,6 +352,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--width", type=int, default=1024, help="of the stream; a multiple of 256")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--temp", type=Path, help="where to put the checkpoints; three times --gb are needed"
     )
@@ -352,7 +364,7 @@ def main() -> None:
     if arguments.make:
         print(json.dumps(make(arguments.make, arguments.gb, arguments.dtype, arguments.width)))
     elif arguments.job:
-        print(json.dumps(measure(arguments.job, arguments.folder)))
+        print(json.dumps(measure(arguments.job, arguments.folder, arguments.device)))
     else:
         result = run(arguments)
         show(result)

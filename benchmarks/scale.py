@@ -168,8 +168,8 @@ def measure(size: str, folder: Path, device: str, cores: int | None, first: int)
         print(*phases[-1], flush=True)
     code = child.wait()
     seconds, memory.going = time.perf_counter() - began, False
-    copy, plain = copied(paths, folder), forward(paths[0], device)
     shutil.rmtree(out, ignore_errors=True)
+    copy, plain = copied(paths, folder), forward(paths[0], device)
     return {
         "size": size,
         "device": device,
