@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from symmerge.errors import UnsupportedModel
 from symmerge.families.parts import Part
+from symmerge.families.reading import Reading, expand, per_layer, with_spaces
 from symmerge.symmetry.groups import (
     GeneralLinear,
     Group,
@@ -28,29 +29,6 @@ class Head(NamedTuple):
 
     task: str
     marker: str
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a config says: layers, spaces with their groups, and which lines of the table apply.
-
-    A space whose name contains ``{i}`` exists once per layer. `same` maps a space to the one that
-    replaces it under this config, or to a sum (``a + b``). `epsilon` is that of the norms.
-    `reserved_positions` is how many learned ones come before the first token's, `gain_offset` what
-    norms add to their weight.
-    `pooled` and `task` are for classes without a head: how many coordinates of the pooled output
-    are logits, and of which task.
-    """
-
-    layers: int
-    spaces: tuple[Space, ...]
-    flags: Mapping[str, bool]
-    same: Mapping[str, str] = field(default_factory=dict)
-    epsilon: float = 0.0
-    pooled: int | None = None
-    task: str | None = None
-    reserved_positions: int = 0
-    gain_offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -129,7 +107,7 @@ class Family:
         tied_spaces = {} if reading.flags.get("untied") else self.tied_spaces
         lines = dict(expand(self.table, reading))
         tensors = {
-            name: parse(_replace(_replace(axes, tied_spaces), reading.same))
+            name: parse(with_spaces(with_spaces(axes, tied_spaces), reading.same))
             for name, axes in lines.items()
         }
         joined = _spaces(map(parse, lines.values())) & tied_spaces.keys()
@@ -142,7 +120,9 @@ class Family:
             norms=tuple(self._norms(reading, tensors)),
             scales=tuple(self._scales(reading, tensors)),
             ties=self._ties(reading, tensors),
-            joined=tuple(sorted({_replace(tied_spaces[space], reading.same) for space in joined})),
+            joined=tuple(
+                sorted({with_spaces(tied_spaces[space], reading.same) for space in joined})
+            ),
             summed=tuple(self._summed(reading, tensors)),
             pooled=reading.pooled,
             reserved_positions=reading.reserved_positions,
@@ -150,8 +130,8 @@ class Family:
         )
 
     def _used_spaces(self, reading: Reading, tensors: Mapping[str, Axes]) -> dict[str, Space]:
-        used, layers = _spaces(tensors.values()), reading.layers
-        spaces = [space for each in reading.spaces for space in _per_layer(each, layers)]
+        used = _spaces(tensors.values())
+        spaces = [space for each in reading.spaces for space in per_layer(each, reading)]
         unknown = used - {space.name for space in spaces}
         assert not unknown, f"{self.name}: the config reader makes no space {unknown}"
         return {space.name: space for space in spaces if space.name in used}
@@ -226,34 +206,6 @@ def _stripped(table: str, prefix: str) -> str:
     return "\n".join(line for line in lines if line.startswith(prefix)).replace(prefix, "")
 
 
-def expand(table: str, reading: Reading) -> Iterator[tuple[str, str]]:
-    """The lines of a table that apply, as (first word, rest).
-
-    An indented line continues the one above. ``{i}`` stands for every layer, ``{i+1}`` for every
-    layer but the first, and ``if flag`` drops a line whose flag is not set.
-    """
-    for line in filter(None, re.sub(r"\n[ \t]+", " ", table).splitlines()):
-        line, _, flag = line.partition(" if ")
-        if flag and not reading.flags[flag.strip()]:
-            continue
-        first, line = int("{i+1}" in line), line.replace("{i+1}", "{i}")
-        name, rest = line.split(maxsplit=1)
-        layers = range(first, reading.layers) if "{i}" in line else (None,)
-        for i in layers:
-            yield name.replace("{i}", str(i)), rest.replace("{i}", str(i)).strip()
-
-
-def _replace(axes: str, spaces: Mapping[str, str]) -> str:
-    """Replace spaces in axes; each term of a replacing sum (``a + b``) gets the role of the old."""
-
-    def renamed(match: re.Match[str]) -> str:
-        space, role = match.groups()
-        blocks = [f"{block}{role}" for block in spaces.get(space, space).split(" + ")]
-        return blocks[0] if len(blocks) == 1 else f"({' + '.join(blocks)})"
-
-    return re.sub(r"([A-Za-z_][\w.]*)([*~]?)", renamed, axes)
-
-
 def _spaces(tensors: Iterable[Axes]) -> set[str]:
     return {atom.space for axes in tensors for atom in atoms(axes)}
 
@@ -262,15 +214,6 @@ def _stream(axes: Axes) -> str:
     """The space of a gain: the last one, because visible coordinates of a stream come first."""
     *_, last = atoms(axes)
     return last.space
-
-
-def _per_layer(space: Space, layers: int) -> Iterator[Space]:
-    if "{i}" not in space.name:
-        yield space
-        return
-    for i in range(layers):
-        per = space.per and space.per.replace("{i}", str(i))
-        yield replace(space, name=space.name.replace("{i}", str(i)), per=per)
 
 
 def pair(size: Any) -> tuple[int, int]:

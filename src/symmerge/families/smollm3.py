@@ -13,7 +13,9 @@ from symmerge.families.spaces import without_positions
 
 def read(config: Any, names: Collection[str]) -> Reading:
     reading = llama.read(config, names)
-    layers = [i for i in range(reading.layers) if not config.no_rope_layers[i]]  # one: rotary
+    layers = [
+        i for i in range(config.num_hidden_layers) if not config.no_rope_layers[i]
+    ]  # one: rotary
     return without_positions(reading, layers, llama.head_size(config))
 
 
