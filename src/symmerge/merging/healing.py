@@ -20,7 +20,7 @@ from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.errors import MismatchError, SymmergeError
 from symmerge.evaluation.tasks.catalog import task_of
-from symmerge.matching.efforts import AMOUNTS, LABELLED_TEXT, Amount
+from symmerge.matching.efforts import Amount, amount_of
 from symmerge.matching.learning.data import LearningData, check_data, load_data
 from symmerge.matching.learning.distillation import DistillationBatch, distillation_loss
 from symmerge.matching.learning.options import DataOptions
@@ -78,7 +78,7 @@ class HealOptions(DataOptions):
     def with_amounts(self, model: Model) -> HealOptions:
         """The same with the learning rate and the number of inputs filled in."""
         kind, width = task_of(model), model.spec.sizes[model.spec.stream]
-        amount = AMOUNTS["standard", device_of(self.device).type].get(kind, LABELLED_TEXT)
+        amount = amount_of("standard", model, kind, self.device)
         size = self.batch_size or (None if self.data else amount.batch_size)
         highest = HIGHEST_RATE
         if kind == "image":

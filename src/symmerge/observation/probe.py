@@ -13,7 +13,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from symmerge.checkpoints.memory import free_memory, freed_memory_kept
-from symmerge.evaluation.data.self_generated import first_logits, mask_token, sample_text
+from symmerge.evaluation.data.self_generated import (
+    first_logits,
+    longest_text,
+    mask_token,
+    sample_text,
+)
 from symmerge.models.model import Model
 from symmerge.observation.activations import (
     Activations,
@@ -174,5 +179,5 @@ def _affordable(model: Model, device: str) -> tuple[int, int]:
     targets = MAX_TARGETS // model.spec.sizes["vocabulary"]
     tokens = min(work // model.parameters, targets, ROWS * LENGTH)
     # Many short rows tell more than a few long ones, and are sampled faster.
-    length = max(MIN_LENGTH, min(LENGTH, tokens // ROWS))
+    length = longest_text(model, max(MIN_LENGTH, min(LENGTH, tokens // ROWS)))
     return max(MIN_ROWS, tokens // length), length

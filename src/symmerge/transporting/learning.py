@@ -18,7 +18,7 @@ from torch import Tensor
 from symmerge.checkpoints.memory import freed_memory_kept
 from symmerge.checkpoints.weights import DerivedWeights, Weights
 from symmerge.evaluation.tasks import Task, task_of
-from symmerge.matching.efforts import AMOUNTS, LABELLED_TEXT, learning_rate
+from symmerge.matching.efforts import amount_of, learning_rate
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.learning.bundles import Layout, TensorBlock
 from symmerge.matching.learning.data import load_data
@@ -30,7 +30,7 @@ from symmerge.matching.learning.permutations import FlipSearch
 from symmerge.matching.optimization.loop import Hooks, Loop
 from symmerge.models.alignment import Alignment
 from symmerge.models.canonical.biases import move_value_biases
-from symmerge.models.model import Model, device_of
+from symmerge.models.model import Model
 from symmerge.models.progress import Phase, ProgressLike, reporter
 from symmerge.transporting.differences import difference
 from symmerge.transporting.frames import Passage
@@ -73,7 +73,7 @@ def learn_passage(
     tell = reporter(progress)
     tell(Phase("learning how the change is carried"))
     kind = task_of(tuned)
-    amount = _amount(effort, kind, device)
+    amount = _amount(effort, tuned, device)
     if steps:
         amount["steps"] = steps
     options = LearnedMatching(
@@ -97,10 +97,10 @@ def learn_passage(
     return Learned(passage.along(best), scales, tuple(history.losses), history.step)
 
 
-def _amount(effort: str, kind: str, device: str) -> dict[str, Any]:
+def _amount(effort: str, tuned: Model, device: str) -> dict[str, Any]:
     """How much is learned; `fast` takes the first steps of `standard`, which gain the most."""
     named = "standard" if effort == "fast" else effort
-    amount = asdict(AMOUNTS.get((named, device_of(device).type), {}).get(kind, LABELLED_TEXT))
+    amount = asdict(amount_of(named, tuned, task_of(tuned), device))
     if effort == "fast":
         amount |= {"steps": FAST_STEPS, "generated": amount["generated"] // 2}
     return amount

@@ -33,7 +33,7 @@ def sample_text(
     progress: Progress | None = None,
 ) -> Int[Tensor, "rows length"]:
     """Sample text from a language model; a masked one fills masks, a few positions at a time."""
-    length = min(length, model.spec.sizes.get("position", length + 2) - 2)
+    length = longest_text(model, length)
     masked = model.spec.task == "masked-lm"
     device = _device(module)
     size, sample = _rows_at_once(module, length, device), _continue
@@ -49,6 +49,13 @@ def sample_text(
                 tell = _counted(progress, model, number, len(starts))
                 texts.append(sample(model, module, min(size, rows - at), length, tell))
             return torch.cat(texts)
+
+
+def longest_text(model: Model, length: int) -> int:
+    """At most `length` tokens, and no more than the model has positions, or was trained with."""
+    learned = model.spec.sizes.get("position", length + 2) - 2  # RoBERTa keeps two for itself
+    trained = model.config.get("max_position_embeddings")
+    return min(length, learned, trained if isinstance(trained, int) else length)
 
 
 def _counted(progress: Progress | None, model: Model, group: int, groups: int) -> Tell:
