@@ -138,10 +138,11 @@ def _solve_pair(
     soft = recipe.non_symmetric == "soft" and solution.relaxed
     device = recipe.matching.device
     moved = relax(solution, second) if soft else apply(solution.alignment, second, device=device)
-    after = distance(first, moved) if isnan(solution.distance) else solution.distance
+    here = {"device": device}
+    after = distance(first, moved, **here) if isnan(solution.distance) else solution.distance
     # What a plain average would see: stored weights if the tables agree, else canonical forms.
     comparable = a.spec.fingerprint == b.spec.fingerprint
-    before = distance(a, b) if comparable else distance(first, second)
+    before = distance(*((a, b) if comparable else (first, second)), **here)
     alike = likeness(a, b) if comparable else 0.0
     return Aligned(first, moved, solution, recipe, before, after, (a, b), likeness=alike)
 
@@ -167,7 +168,8 @@ def write_aligned(
             f" {b.where}; measure it with barrier"
         )
     run = partial(verify_shared, shared=alignment.shared) if alignment.shared else None
-    gates = gate(a, progress=progress), gate(b, progress=progress, run=run)
+    how = {"progress": progress, "device": recipe.matching.device}
+    gates = gate(a, **how), gate(b, **how, run=run)
     needs = sum(model.bytes for model in alignment.models)
     inputs = tuple(model.path for model in (a, b) if model.path)
     with new_folder(out, overwrite=overwrite, needs_bytes=needs, inputs=inputs) as folder:

@@ -175,7 +175,8 @@ def write_aligned_many(
         for number, model in zip(universe.members, alignment.models, strict=True):
             source, is_reference = sources[number], number == universe.reference
             name = "reference" if is_reference else f"aligned-{number}"
-            save(model, folder / name, progress=progress, gate=gate(source, progress=progress))
+            check = gate(source, progress=progress, device=recipe.matching.device)
+            save(model, folder / name, progress=progress, gate=check)
             if not is_reference:
                 elements, file = universe.alignments[number], f"alignment-{number}.safetensors"
                 how = {"steps": recipe.steps, "restrict": recipe.restricted(source)}

@@ -163,6 +163,27 @@ class ConvertedWeights(Weights):
 
 
 @final
+@dataclass(frozen=True, repr=False)
+class PlacedWeights(Weights):
+    """Another collection whose tensors are copied to a device as they are read."""
+
+    base: Weights
+    device: torch.device
+
+    def names(self) -> list[str]:
+        return self.base.names()
+
+    def shape(self, name: str) -> Shape:
+        return self.base.shape(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.base.dtype(name)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.base[name].to(self.device)
+
+
+@final
 class CachedWeights(Weights):
     """Another collection with an LRU cache: tensors stay in memory, up to `limit` bytes."""
 

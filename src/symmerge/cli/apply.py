@@ -38,4 +38,5 @@ def apply(
     and writes tensor by tensor.
     """
     source = load(model)
-    write_moved(source, follow(alignment, source, device=device), written, inputs=(alignment,))
+    moved = follow(alignment, source, device=device)
+    write_moved(source, moved, written, inputs=(alignment,), device=device)

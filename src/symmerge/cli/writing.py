@@ -18,6 +18,7 @@ def write_moved(
     options: Written,
     beside: Callable[[Path], None] | None = None,
     inputs: tuple[Path, ...] = (),
+    device: str = "cpu",
 ) -> None:
     """Write a model that must compute the same function as its source."""
     return_freed_memory()
@@ -30,7 +31,7 @@ def write_moved(
             overwrite=options.overwrite,
             max_shard_bytes=int(options.max_shard_size * 1e9),
             progress=tick,
-            gate=gate(source, progress=tick) if verified else None,
+            gate=gate(source, progress=tick, device=device) if verified else None,
             beside=beside,
             inputs=inputs,
         )

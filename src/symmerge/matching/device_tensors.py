@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from symmerge.checkpoints.weights import Weights
+from symmerge.checkpoints.weights import DerivedWeights, Weights
+from symmerge.models.model import Model
 from symmerge.symmetry.threads import side_by_side
 
 SHARE = 0.3  # of the free memory of a GPU, for each of two models: Gram matrices need the rest
@@ -33,8 +36,7 @@ class DeviceTensors(Mapping[str, Tensor]):
     def __init__(self, weights: Weights, device: str, dtype: torch.dtype, room: int) -> None:
         self._weights, self._device, self._dtype = weights, device, dtype
         fitting = list(self._fitting(room))
-        read = side_by_side(weights.__getitem__, fitting)
-        self._there = {name: self._copy(value) for name, value in zip(fitting, read, strict=True)}
+        self._there = dict(zip(fitting, side_by_side(self._read, fitting), strict=True))
 
     def _fitting(self, room: int) -> Iterator[str]:
         for name in self._weights.names():
@@ -43,18 +45,24 @@ class DeviceTensors(Mapping[str, Tensor]):
                 return
             yield name
 
-    def _copy(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, self._dtype)
+    def _read(self, name: str) -> Tensor:
+        return self._weights[name].to(self._device, self._dtype)
 
     def __getitem__(self, name: str) -> Tensor:
         there = self._there.get(name)
-        return self._copy(self._weights[name]) if there is None else there
+        return self._read(name) if there is None else there
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights.names())
 
     def __len__(self) -> int:
         return len(self._weights.names())
+
+
+def placed(model: Model, tensors: Tensors) -> Model:
+    """The model, with its tensors read from where a solver has them."""
+    read = {name: partial(tensors.__getitem__, name) for name in model.weights}
+    return replace(model, weights=DerivedWeights(model.weights, read))
 
 
 def to_solver(

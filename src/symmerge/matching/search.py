@@ -16,7 +16,7 @@ from torch import Tensor
 from symmerge.errors import MismatchError
 from symmerge.matching.base import Solution, Trial
 from symmerge.matching.candidates import Candidate, candidate_of
-from symmerge.matching.device_tensors import Tensors, to_solver
+from symmerge.matching.device_tensors import Tensors, placed, to_solver
 from symmerge.matching.evidence import BY_FREQUENCY, MIXED, CachedSamples, Evidence, Weighting
 from symmerge.matching.heads import HeadOptions
 from symmerge.matching.resume import ResumeEntry, ResumeFile
@@ -173,9 +173,16 @@ class _Search:
         self.probe = self.probe or self.options.probe(self.a, self.b, self.progress)
         self.progress(Phase(f"matching {self.options.method}"))
         probe, options = self.probe, self.options
-        self.frequencies = probe.frequencies if probe else options.frequencies(self.a, self.b)
+        self.frequencies = probe.frequencies if probe else options.frequencies(*self._placed())
         for weighting, start in self._weightings():
             self._attempt(weighting, start)
+
+    def _placed(self) -> tuple[Model, Model]:
+        """Both models; where this solver copies tensors to a GPU, they are not read again."""
+        if torch.device(self.options.device).type == "cpu":
+            return self.a, self.b
+        a, b = self._weights
+        return placed(self.a, a), placed(self.b, b)
 
     def solution(self, seconds: float) -> Solution:
         """The best candidate with all evidence. Precondition: there is one."""

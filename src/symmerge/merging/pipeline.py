@@ -152,7 +152,7 @@ class MergeJob:
         models, shares, evidence = list(self.models), self.shares_of(result), None
         if result is not None:
             models = list(result.models)
-            evidence = {**result.evidence(), **prove_parents(result, progress)}
+            evidence = {**result.evidence(), **prove_parents(result, progress, self.plan.device)}
         plan = self.plan.with_shares(models, shares, progress)
         merged = plan.combined(models, shares, evidence, progress)
         merged = self.plan.repaired(merged, models, shares, self.repair_task)

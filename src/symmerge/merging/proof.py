@@ -17,7 +17,7 @@ NEW = "the merge itself is a new function, which can only be measured"
 
 
 def prove_parents(
-    result: Aligned | AlignedMany | AlignedFolder, progress: Progress | None
+    result: Aligned | AlignedMany | AlignedFolder, progress: Progress | None, device: str = "cpu"
 ) -> dict[str, str]:
     """Check every aligned parent against its source, as the gate does; raise if one changed.
 
@@ -32,7 +32,8 @@ def prove_parents(
     for source, parent, run in _parents(result):
         if progress:
             progress(Phase(f"checking that {source.where} kept its function"))
-        verdict = check_function(source, parent, parent, run=run, progress=progress)
+        how = {"run": run, "progress": progress, "device": device}
+        verdict = check_function(source, parent, parent, **how)
         tensors, units = tensors + (verdict.tensors or 0), max(units, verdict.units)
     proved = (
         f"aligned, {'both' if len(result.models) == 2 else f'all {len(result.models)}'} parents"

@@ -13,8 +13,9 @@ from symmerge.symmetry.groups.linalg import total
 from symmerge.symmetry.threads import side_by_side
 
 
-def distance(a: Model, b: Model) -> float:
+def distance(a: Model, b: Model, *, device: str = "cpu") -> float:
     """|A - B| / sqrt(|A| |B|) of the weights: 0 for equal, about 1.4 for unrelated models."""
+    a, b = a.placed(device), b.placed(device)
     squares = list(side_by_side(partial(_squares, a, b), a.weights.names(), workers()))
     apart, size_a, size_b = (sum(each) for each in zip(*squares, strict=True))
     return (apart / max((size_a * size_b) ** 0.5, 1e-30)) ** 0.5

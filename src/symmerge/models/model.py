@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -25,6 +26,7 @@ from symmerge.checkpoints.weights import (
     CachedWeights,
     CheckedWeights,
     MemoryWeights,
+    PlacedWeights,
     StoredWeights,
     Weights,
     stored_bytes,
@@ -139,6 +141,13 @@ class Model:
         """
         return replace(self, weights=CachedWeights(self.weights))
 
+    def placed(self, device: str) -> Model:
+        """The same model, whose tensors are copied to a device as they are read."""
+        place = device_of(device)
+        if place.type == "cpu":
+            return self
+        return replace(self, weights=PlacedWeights(self.weights, place))
+
     def restrict(self, /, **groups: str) -> Model:
         """The same model with smaller groups in all layers, as ``residual="permutation"``."""
         known = {name.partition(".")[0] for name in self.spec.spaces}
@@ -195,7 +204,15 @@ def device_of(name: str) -> torch.device:
             f"device {name}: PyTorch sees {torch.cuda.device_count() or 'no'} CUDA devices here;"
             " use cpu or one that is there"
         )
+    if device.type == "cuda":
+        _load_solvers(device)
     return device
+
+
+@cache
+def _load_solvers(device: torch.device) -> None:
+    """Load PyTorch's solvers for a GPU now: it cannot do so in several threads at once."""
+    torch.linalg.inv(torch.eye(2, device=device))
 
 
 def load(source: str | os.PathLike[str] | PreTrainedModel, *, check_class: bool = True) -> Model:

@@ -54,24 +54,38 @@ class AxisMap:
         """The map that changes nothing."""
         return AxisMap(torch.ones(n, 1).double(), torch.arange(n)[:, None])
 
+    def to(self, device: torch.device) -> AxisMap:
+        """The same map on a device."""
+        if device == self.factor.device:
+            return self
+        index = None if self.index is None else self.index.to(device)
+        return AxisMap(self.factor.to(device), index)
+
     @cached_property
     def is_identity(self) -> bool:
         """Whether it changes nothing."""
         if self.index is None or self.index.shape[1] > 1:
             return False
-        still = torch.equal(self.index[:, 0], torch.arange(len(self.index)))
+        every = torch.arange(len(self.index), device=self.index.device)
+        still = torch.equal(self.index[:, 0], every)
         return still and bool((self.factor == 1).all())
 
     def apply(self, x: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
         """The columns of x in new coordinates."""
         if self.index is None:
             return (x.mT @ self.factor.mT).mT  # several times faster for few columns
-        return torch.from_numpy(self._sparse @ x.numpy())
+        if x.device.type == "cpu":
+            return torch.from_numpy(self._sparse @ x.numpy())
+        return self.gathered(x)
+
+    def gathered(self, x: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+        """`apply` of a map with an index, on any device."""
+        return (self.factor[:, None] @ x[self.index])[:, 0]
 
     def rows(self, places: Int[Tensor, " r"], x: Float[Tensor, "n m"]) -> Float[Tensor, "r m"]:
         """Some rows of `apply`, for x in any precision."""
         if self.index is None:
-            result = torch.zeros(len(places), x.shape[1]).double()
+            result = self.factor.new_zeros(len(places), x.shape[1])
             parts = self.factor[places].split(BLOCK, 1)
             for part, rows in zip(parts, x.split(BLOCK), strict=True):
                 result.addmm_(part, rows.double())
@@ -82,7 +96,15 @@ class AxisMap:
         """The transposed map: what a projection of the new tensor is of the old one."""
         if self.index is None:
             return (x.mT @ self.factor).mT
-        return torch.from_numpy(self._sparse.T @ x.numpy())
+        if x.device.type == "cpu":
+            return torch.from_numpy(self._sparse.T @ x.numpy())
+        return self.scattered(x)
+
+    def scattered(self, x: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+        """`transpose` of a map with an index, on any device."""
+        assert self.index is not None
+        terms = self.factor[:, :, None] * x[:, None]
+        return torch.zeros_like(x).index_add_(0, self.index.flatten(), terms.flatten(0, 1))
 
     @cached_property
     def _sparse(self) -> csr_array:

@@ -44,6 +44,10 @@ class Sample:
     every_expert: bool = False
     typical: bool = False
 
+    def to(self, device: torch.device) -> Sample:
+        """The same inputs on a device."""
+        return replace(self, inputs={name: value.to(device) for name, value in self.inputs.items()})
+
 
 def samples(model: Model, seed: int, *, long: bool = True) -> list[Sample]:
     """What to run a model on, the same for the same seed.

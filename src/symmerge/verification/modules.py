@@ -44,8 +44,25 @@ def logits_of(
     """
     module = empty_module(model, dtype, layers=sample.layers)
     order = _parameter_names(module, model.spec) if sample.layers else []
+    _place_buffers(module, place := _place_of(model))
     with read_ahead(model.weights, order) as weights:
-        return _logits(module, replace(model, weights=weights), sample, dtype, progress)
+        ahead = replace(model, weights=weights)
+        logits = _logits(module, ahead, sample.to(place), dtype, progress)
+    return {name: rows.cpu() for name, rows in logits.items()}
+
+
+def _place_of(model: Model) -> torch.device:
+    """Where a model's tensors are when they are read."""
+    shapes = {name: torch.Size(model.weights.shape(name)) for name in model.spec.tensors}
+    return model.weights[min(shapes, key=lambda name: shapes[name].numel())].device
+
+
+def _place_buffers(module: nn.Module, place: torch.device) -> None:
+    for owner in module.modules():
+        owner._buffers = {
+            name: buffer if buffer is None else buffer.to(place)
+            for name, buffer in owner._buffers.items()
+        }
 
 
 def _logits(

@@ -51,7 +51,7 @@ def _of_products(*computed_in: torch.dtype) -> float:
 def _noisy(model: Model, twin: Weights | None, name: str, seed: int, dtype: torch.dtype) -> Tensor:
     tensor, stored = model.weights[name], model.weights.dtype(name)
     width, least = relative_rounding(stored, dtype), _of_products(stored, dtype)
-    flat, noise = tensor.flatten(), _noise(seed)
+    flat, noise = tensor.flatten(), _noise(seed, tensor.device)
     alike = _alike(tensor, twin, name) if twin is not None and width > least else None
     result, start, done = torch.empty_like(flat), crc32(name.encode()) % LENGTH, 0
     while done < len(flat):
@@ -73,11 +73,12 @@ def _alike(tensor: Tensor, twin: Weights, name: str) -> Tensor | None:
     return (tensor == twin[name]).flatten()
 
 
-@lru_cache(maxsize=4)
-def _noise(seed: int) -> Tensor:
+@lru_cache(maxsize=8)
+def _noise(seed: int, device: torch.device) -> Tensor:
     """Signs, as far from zero as numbers between -1/2 and 1/2 usually are.
 
     Few weights may differ: a draw near zero would say that rounding does nothing to them.
     """
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randint(2, (LENGTH,), generator=generator).float() - 0.5) / 3**0.5
+    signs = (torch.randint(2, (LENGTH,), generator=generator).float() - 0.5) / 3**0.5
+    return signs.to(device)

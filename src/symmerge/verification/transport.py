@@ -8,7 +8,7 @@ embeddings, which few inputs reach, get many more. Some rows are compared entry 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import prod
 from zlib import crc32
@@ -21,7 +21,7 @@ from symmerge.checkpoints.memory import workers
 from symmerge.checkpoints.weights import working
 from symmerge.errors import FunctionChanged, SymmetryError
 from symmerge.models.alignment import Alignment, Moved
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model, Progress, device_of
 from symmerge.symmetry.groups.linalg import one_thread, threads_like_this
 from symmerge.symmetry.notation import Axes, Product, atoms, size
 from symmerge.symmetry.spec import Spec
@@ -30,7 +30,8 @@ from symmerge.verification.rounding import SPACING
 
 PROJECTIONS, OF_EMBEDDINGS, OF_COLUMNS = 4, 32, 2
 ROWS = 16
-ENTRIES = 1 << 17  # in float64 at a time: they stay in the cache
+# In float64 at a time: they stay in a processor's cache; a GPU is told of them one after the other.
+ENTRIES = {"cpu": 1 << 17, "cuda": 1 << 25}
 # The largest error that counts as rounding: of a projection in standard deviations (there are
 # millions), and of products in units of the precision they were computed in. Where that is float64,
 # so is this check, and both err. Many projections of a row are also judged together.
@@ -39,7 +40,9 @@ Maps = Callable[[Product], AxisMap]
 COMPUTED = {torch.float32: 64.0, torch.float64: 1024.0}
 
 
-def check_transport(written: Model, computed: Model, *, progress: Progress | None = None) -> int:
+def check_transport(
+    written: Model, computed: Model, *, progress: Progress | None = None, device: str = "cpu"
+) -> int:
     """Raise unless all tensors are what the model's alignment makes of those before it.
 
     Also checks that every element is in its group. Returns the number of tensors.
@@ -52,8 +55,9 @@ def check_transport(written: Model, computed: Model, *, progress: Progress | Non
     names = written.weights.names()
     if sorted(names) != sorted(computed.weights.names()):
         raise _refusal("it has other tensors than were to be written")
-    maps = lru_cache(maxsize=8)(partial(axis_map, moved.alignment))  # most tensors share one
-    problems = partial(tensor_problem, written, moved, maps=maps)
+    maps = lru_cache(maxsize=8)(_maps_on(device, moved.alignment))  # most tensors share one
+    there = replace(moved, before=moved.before.placed(device))
+    problems = partial(tensor_problem, written.placed(device), there, maps=maps)
     with one_thread(), threads_like_this(workers()) as pool:
         for name, problem in zip(names, pool.map(problems, names), strict=True):
             if problem:
@@ -62,6 +66,11 @@ def check_transport(written: Model, computed: Model, *, progress: Progress | Non
             if progress:
                 progress(name)
     return len(names)
+
+
+def _maps_on(device: str, alignment: Alignment) -> Maps:
+    place = device_of(device)
+    return lambda axis: axis_map(alignment, axis).to(place)
 
 
 def _refusal(why: str) -> FunctionChanged:
@@ -142,7 +151,8 @@ def _joined(spec: Spec, maps: Maps, axes: Axes) -> AxisMap:
     if len(longer) == 1:
         return longer[0]
     assert all(one.is_identity for one in longer)
-    return AxisMap.identity(prod(len(one.factor) for one in longer))
+    identity = AxisMap.identity(prod(len(one.factor) for one in longer))
+    return identity.to(longer[0].factor.device) if longer else identity
 
 
 def _problem(tensor: _Transported, name: str) -> str | None:
@@ -161,16 +171,17 @@ def _sketch(tensor: _Transported, generator: torch.Generator) -> _Sketch:
     """Project a tensor and its transport onto a few vectors of random signs."""
     n, m = tensor.after.shape
     rows, columns = tensor.rows, tensor.columns
-    right = _signs(m, OF_EMBEDDINGS if rows.is_identity else PROJECTIONS, generator)
-    left = _signs(n, OF_COLUMNS, generator)
+    count, place = OF_EMBEDDINGS if rows.is_identity else PROJECTIONS, tensor.after.device
+    right = _signs(m, count, generator).to(place)
+    left = _signs(n, OF_COLUMNS, generator).to(place)
     actual = _products(tensor.after, right, left)
     expected = _products(
         tensor.before,
         columns.transpose(right),
         rows.transpose(left),
         (
-            columns.squared.transpose(torch.ones(m, 1).double()),
-            rows.squared.transpose(torch.ones(n, 1).double()),
+            columns.squared.transpose(right.new_ones(m, 1)),
+            rows.squared.transpose(left.new_ones(n, 1)),
         ),
     )
     return _Sketch(
@@ -206,10 +217,10 @@ def _products(
     The vectors are rows: BLAS is several times slower with them as columns.
     """
     (n, m), right, left = matrix.shape, right.mT.contiguous(), left.mT.contiguous()
-    along, across = torch.empty(len(right), n).double(), torch.zeros(len(left), m).double()
-    row_squares, column_squares = torch.empty(n).double(), torch.zeros(m).double()
-    count = max(1, ENTRIES // max(1, m))
-    exact, squares = torch.empty(2, min(count, n), m, dtype=torch.float64)
+    along, across = right.new_empty(len(right), n), left.new_zeros(len(left), m)
+    row_squares, column_squares = right.new_empty(n), right.new_zeros(m)
+    count = max(1, ENTRIES[matrix.device.type] // max(1, m))
+    exact, squares = right.new_empty(2, min(count, n), m)
     for at in range(0, n, count):
         rows = slice(at, min(n, at + count))
         chunk = exact[: rows.stop - at].copy_(matrix[rows])
@@ -239,7 +250,8 @@ def _compared(tensor: _Transported, norms: Tensor, generator: torch.Generator) -
     count, columns = tensor.after.shape
     every = columns == 1
     places = torch.arange(count) if every else torch.randperm(count, generator=generator)[:ROWS]
-    for block in places.split(max(1, ENTRIES // columns)):
+    places = places.to(tensor.after.device)
+    for block in places.split(max(1, ENTRIES["cpu"] // columns)):
         expected, actual = _rows(tensor, block), tensor.after[block].double()
         size = actual.abs().maximum(expected.abs())
         products = tensor.computed * norms[block, None] / columns**0.5

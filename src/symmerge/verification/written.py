@@ -19,26 +19,37 @@ Run = Callable[..., Verdict]
 """How a source and what became of it are run: `run(source, written, progress=...)`."""
 
 
-def gate(source: Model, *, progress: Progress | None = None, run: Run | None = None) -> Gate:
+def gate(
+    source: Model, *, progress: Progress | None = None, run: Run | None = None, device: str = "cpu"
+) -> Gate:
     """A gate for `save`: raise unless the written checkpoint computes what `source` does."""
 
     def check(written: Model, computed: Model) -> Verdict:
         # Without hashing: it is compared with what its hash would have to be.
         written = replace(written, weights=written.source.base)
-        return check_function(source, written, computed, run=run or run_briefly, progress=progress)
+        how = {"run": run or run_briefly, "progress": progress, "device": device}
+        return check_function(source, written, computed, **how)
 
     return check
 
 
 def check_function(
-    source: Model, written: Model, computed: Model, *, run: Run, progress: Progress | None = None
+    source: Model,
+    written: Model,
+    computed: Model,
+    *,
+    run: Run,
+    progress: Progress | None = None,
+    device: str = "cpu",
 ) -> Verdict:
     """Raise unless `written` computes what `source` does.
 
     Every tensor is compared with what the alignment of `computed` makes of it, calculated in
     another way; then both models are run.
     """
-    tensors = check_transport(written, computed, progress=progress)
+    tensors = check_transport(written, computed, progress=progress, device=device)
+    if not source.custom:  # a user's module stays where it is
+        source, written = source.placed(device), written.placed(device)
     verdict = run(source, written, progress=progress)
     if not isfinite(verdict.difference):
         raise FunctionChanged(
