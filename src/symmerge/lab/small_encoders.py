@@ -10,7 +10,7 @@ _ENCODER: dict[str, object] = {
     "vocab_size": 101,
     "max_position_embeddings": 64,
 }
-_VISION: dict[str, object] = {
+VISION: dict[str, object] = {
     "hidden_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -19,7 +19,7 @@ _VISION: dict[str, object] = {
     "patch_size": 4,
     "num_labels": 5,
 }
-_DINO: dict[str, object] = {**_VISION, "mlp_ratio": 2}
+_DINO: dict[str, object] = {**VISION, "mlp_ratio": 2}
 
 ENCODERS: dict[str, tuple[str, dict[str, object]]] = {
     "camembert": ("CamembertForMaskedLM", _ENCODER),
@@ -38,16 +38,16 @@ ENCODERS: dict[str, tuple[str, dict[str, object]]] = {
             "hidden_act": "relu",
         },
     ),
-    "deit": ("DeiTForImageClassification", _VISION),
-    "deit-teacher": ("DeiTForImageClassificationWithTeacher", _VISION),
+    "deit": ("DeiTForImageClassification", VISION),
+    "deit-teacher": ("DeiTForImageClassificationWithTeacher", VISION),
     "beit": (
         "BeitForImageClassification",
-        {**_VISION, "use_relative_position_bias": True, "use_mean_pooling": False},
+        {**VISION, "use_relative_position_bias": True, "use_mean_pooling": False},
     ),
     "beit-mean": (
         "BeitForImageClassification",
         {
-            **_VISION,
+            **VISION,
             "use_mask_token": True,
             "use_absolute_position_embeddings": True,
             "layer_scale_init_value": 0.0,

@@ -75,7 +75,7 @@ class Sweeps:
         self._heads, self._subsample = heads, subsample
         self._prices: dict[str, Prices] = {}
         attention = attention_layers(self.spec)
-        known = {self.spec.stream}.union(*(layer.spaces for layer in attention))
+        known = {*self.spec.streams}.union(*(layer.spaces for layer in attention))
         units = [name for name in self.spec.hidden if name not in known]
         self._waves = self._independent([*attention, *units])
         widest = max((self.spec.sizes[name] for name in units), default=1)
@@ -164,14 +164,15 @@ class Sweeps:
 
     def _match_stream(self) -> None:
         """A first estimate from the certain tensors; from all layers afterwards, if they count."""
-        first, stream = not self.objective, self.spec.stream
-        if stream not in self.spec.hidden or not (first or self.all_layers):
+        first = not self.objective
+        if not (first or self.all_layers):
             return
-        if first:
-            grams = self._grams(stream, self.evidence.certain, self._subsample)
-        else:
-            grams = self._grams(stream)
-        self._set({stream: self._nearest(stream, grams)})
+        for stream in filter(self.spec.hidden.__contains__, self.spec.streams):
+            if first:
+                grams = self._grams(stream, self.evidence.certain, self._subsample)
+            else:
+                grams = self._grams(stream)
+            self._set({stream: self._nearest(stream, grams)})
 
     def _independent(self, blocks: list[Block]) -> list[list[Block]]:
         """The blocks in order, cut where one shares a tensor with an earlier one."""

@@ -192,6 +192,6 @@ def _has_softmax(model: Model, logits: Tensor) -> bool:
     """Whether a softmax reads the logits, and ignores a constant added to all."""
     return not (
         logits.shape[-1] == 1
-        or model.spec.task.endswith(("-features", "question-answering"))
+        or model.spec.task.endswith(("-features", "-embedding", "question-answering", "image-text"))
         or model.config.get("problem_type") in ("regression", "multi_label_classification")
     )
