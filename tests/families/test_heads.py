@@ -237,12 +237,21 @@ def test_the_length_of_an_embedding_is_seen(name, tensor):
     assert not verdict.same and sm.verify(model, model).same
 
 
+PREFIXES = {
+    "bert": "bert.",
+    "gpt2": "transformer.",
+    "vit": "vit.",
+    "llama": "model.",
+    "clip_text_model": "text_model.",
+    "clip_vision_model": "vision_model.",
+}
+
+
 @pytest.mark.parametrize("name", BARE)
 def test_names_with_and_without_a_prefix_are_read(name, tmp_path):
     folder = checkpoint(tmp_path / "model", name)
     model, tensors = sm.load(folder), load_file(folder / "model.safetensors")
-    prefix = {"bert": "bert.", "gpt2": "transformer.", "vit": "vit.", "llama": "model."}
-    start = prefix[model.spec.family]
+    start = PREFIXES[model.spec.family]
     assert not any(tensor.startswith(start) for tensor in tensors)
     assert sm.verify(model, sm.load(small_model(name))).same
     save_file(

@@ -90,6 +90,7 @@ def stock_logits(module, inputs):
     scores = [value for key, value in output.items() if "logits" in key]
     if shown := SHOWN.get(module.config.problem_type):
         return [output.pooler_output[:, :shown]]
+    scores += [output[key] for key in ("text_embeds", "image_embeds") if not scores and key in output]
     features = (output.get(key) for key in ("last_hidden_state", "pooler_output"))
     return scores or [value for value in features if value is not None]
 

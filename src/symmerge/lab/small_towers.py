@@ -32,9 +32,9 @@ TOWERS: dict[str, tuple[str, dict[str, object]]] = {
         "CLIPForImageClassification",
         {"text_config": _TEXTS, "vision_config": _IMAGES, "num_labels": 5},
     ),
-    "clip-text": ("CLIPTextModelWithProjection", {**_TEXTS, **_PROJECTED}),
+    "clip_text_model": ("CLIPTextModelWithProjection", {**_TEXTS, **_PROJECTED}),
     "clip-text-features": ("CLIPTextModel", _TEXTS),
-    "clip-images": ("CLIPVisionModelWithProjection", {**_IMAGES, **_PROJECTED}),
+    "clip_vision_model": ("CLIPVisionModelWithProjection", {**_IMAGES, **_PROJECTED}),
     "clip-image-features": ("CLIPVisionModel", _IMAGES),
     "siglip": (
         "SiglipModel",
@@ -44,6 +44,6 @@ TOWERS: dict[str, tuple[str, dict[str, object]]] = {
         "SiglipForImageClassification",
         {"text_config": _TEXTS, "vision_config": _IMAGES, "num_labels": 5},
     ),
-    "siglip-text-features": ("SiglipTextModel", {**_TEXTS, "projection_size": 40}),
-    "siglip-image-features": ("SiglipVisionModel", _IMAGES),
+    "siglip_text_model": ("SiglipTextModel", {**_TEXTS, "projection_size": 40}),
+    "siglip_vision_model": ("SiglipVisionModel", _IMAGES),
 }
