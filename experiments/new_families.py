@@ -5,9 +5,10 @@
         [--jobs 8] [--tiny]
 
 Each family is one recipe of the laboratory's kind: Python's documentation for language models,
-handwritten digits for images; pair p is made of seeds 2p and 2p + 1. Rows are `averaging`, the
-efforts `fast` and `standard` (no data), and `learned` (on training text). Barriers are the largest
-loss on the line, minus the mean of the ends, on held-out data. FILE is rewritten after every cell,
+handwritten digits for images (with their names for CLIP, see `contrastive.py`). Pair p is made of
+seeds 2p and 2p + 1. Rows are `averaging`, the efforts `fast` and `standard` (no data), and
+`learned` (on training data). Barriers are the largest loss on the line, minus the mean of the ends,
+on held-out data. FILE is rewritten after every cell,
 and cells that it already has are skipped. `planted` says, for mixtures of experts, how many experts
 a permuted copy (random elements of all groups) is given back to their places by weights alone.
 With `--jobs`, so many families at a time run in processes of their own, and FILE is put together
@@ -27,6 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import contrastive
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -71,6 +74,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
         },
         "mlm",
     ),
+    "clip": ("CLIPModel", contrastive.CONFIG, "pairs"),
     "bloom": (
         "BloomForCausalLM",
         {
@@ -87,8 +91,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "dinov2": ("Dinov2ForImageClassification", {**IMAGE, "mlp_ratio": 4}, "image"),
 }
-DATA = {"clm": "python-docs", "mlm": "python-docs", "image": "digits"}
-SAMPLES = {"clm": 200, "mlm": 1200, "image": 1200}
+DATA = {"clm": "python-docs", "mlm": "python-docs", "image": "digits", "pairs": "digits"}
+SAMPLES = {"clm": 200, "mlm": 1200, "image": 1200, "pairs": 1200}
 Cell = dict[str, Any]
 
 
@@ -117,6 +121,10 @@ def parent(family: str, seed: int, options: argparse.Namespace) -> Path:
     """The folder of a trained model; one that is there is used again."""
     from symmerge.lab.training.loop import train, trained
 
+    if FAMILIES[family][2] == "pairs":
+        steps = 8 if options.tiny else 600
+        folder = options.models / f"{family}-{seed}"
+        return contrastive.train(folder, seed, steps=steps, device=options.device)
     recipe, folder = recipe_of(family, options.tiny), options.models / f"{family}-{seed}"
     if trained(recipe, seed, folder):
         return folder
@@ -128,7 +136,6 @@ def parent(family: str, seed: int, options: argparse.Namespace) -> Path:
 def aligned(row: str, a: Any, b: Any, family: str, options: argparse.Namespace) -> Any:
     """The pair aligned by the method of a row."""
     import symmerge as sm
-    from symmerge.evaluation.tasks import make_task
     from symmerge.matching.recipes import RECIPES, with_options
 
     steps = TINY_STEPS if options.tiny else None
@@ -136,22 +143,30 @@ def aligned(row: str, a: Any, b: Any, family: str, options: argparse.Namespace) 
         chosen = sm.AlignOptions(effort=row, device=options.device)
         return sm.align(a, b, replace(chosen, steps=None if row == "fast" else steps))
     _, _, task = FAMILIES[family]
-    data = make_task(task, f"{DATA[task]}:train", [a, b], max_samples=SAMPLES[task])
+    data = task_for(task, f"{DATA[task]}:train", a, b, SAMPLES[task])
     method = with_options(
         RECIPES["learned"], steps=steps or options.steps, device=options.device, data=data
     )
     return sm.align(a, b, method)
 
 
+def task_for(task: str, data: str, a: Any, b: Any, max_samples: int | None = None) -> Any:
+    """The task of a family, on a part of its data."""
+    from symmerge.evaluation.tasks import make_task
+
+    if task == "pairs":
+        return contrastive.task(data, max_samples)
+    return make_task(task, data, [a, b], max_samples=max_samples)
+
+
 def measured(family: str, pair: int, row: str, options: argparse.Namespace) -> Cell:
     """One cell: the barrier between two models, aligned by one method."""
     import symmerge as sm
     from symmerge.evaluation.lines import LineMethod, measure_lines
-    from symmerge.evaluation.tasks import make_task
 
     a, b = (sm.load(parent(family, 2 * pair + which, options)) for which in (0, 1))
     _, _, task = FAMILIES[family]
-    test, start = make_task(task, DATA[task], [a, b]), time.perf_counter()
+    test, start = task_for(task, DATA[task], a, b), time.perf_counter()
     first, second = a, b
     if row != "averaging":
         found = aligned(row, a, b, family, options)

@@ -206,7 +206,11 @@ FURTHER: dict[str, dict[str, Control]] = {
         "one projection moved alone": only_moved("joint", "text_projection.weight"),
         "negative scales on ReLU": wrong_group("ff", AnySign),
     },
-    "clip-classifier": {**IMAGES, **GELU, "classifier left behind": left_behind("classifier.weight")},
+    "clip-classifier": {
+        **IMAGES,
+        **GELU,
+        "classifier left behind": left_behind("classifier.weight"),
+    },
     "clip_text_model": {
         **ONES,
         **HEADS,
@@ -227,7 +231,11 @@ FURTHER: dict[str, dict[str, Control]] = {
             "qk", "vision_model.head.attention.in_proj_weight"
         ),
     },
-    "siglip-classifier": {**ONES, **GELU, "classifier left behind": left_behind("classifier.weight")},
+    "siglip-classifier": {
+        **ONES,
+        **GELU,
+        "classifier left behind": left_behind("classifier.weight"),
+    },
     "siglip_text_model": {**SHOWN, **GELU, **HEADS},
     "siglip_vision_model": {
         **SHOWN,

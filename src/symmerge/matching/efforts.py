@@ -97,7 +97,8 @@ def effort_recipe(
         device=device,
     )
     about = f"{effort} effort: {EFFORTS[effort]}"
-    has_task = model.spec.task in {task.purpose for task in TASKS.values()}  # some have no head
+    # some have no head
+    has_task = model.spec.task in {one for task in TASKS.values() for one in task.purposes}
     kind = task_of(model) if has_task else ""
     if effort == "fast" or not (given or kind in SELF_SOURCES):
         return replace(RECIPES["weights-only"], about=about, matching=weights)

@@ -117,6 +117,13 @@ def _sequences(model: Model, generator: torch.Generator, long: bool) -> Iterator
     yield _tokens(model, generator, count, length)
 
 
+def random_texts(model: Model, count: int, seed: int) -> Tensor:
+    """Short texts of random tokens, with the end where the model looks for it."""
+    length = min(BRIEF, sequence_length(model))
+    generator = torch.Generator().manual_seed(seed)
+    return _tokens(model, generator, count, length).inputs["input_ids"]
+
+
 def _tokens(model: Model, generator: torch.Generator, count: int, length: int) -> Sample:
     """Sequences without the padding token, in which each token comes up before any repeats."""
     usable = _usable(model)

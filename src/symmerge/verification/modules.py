@@ -56,7 +56,8 @@ def _logits(
     if sample.layers:
         _narrow_head(module, sample)
         for name, owner, runs in _owners(module):
-            runs.register_forward_pre_hook(_hook(partial(_fill, model, name, dtype, progress), owner))
+            fill = partial(_fill, model, name, dtype, progress)
+            runs.register_forward_pre_hook(_hook(fill, owner))
             runs.register_forward_hook(_hook(_empty, owner))
     else:
         _drop_scales(module, model.spec)
