@@ -163,8 +163,13 @@ VALUES = {
     **dict.fromkeys(("qwen3", "gemma3", "qwen3_moe"), GeneralLinear(16)),
     "roformer-classifier": RotaryPairs(12, 12, "interleaved"),
 }
-TWO_TOWERS = ("residual.text", "residual.vision")
+TWO_TOWERS = ("residual.text", "residual.vision", "residual.encoder", "residual.decoder")
 TOWERS = {
+    "vit_mae": {
+        "residual.encoder": OrthogonalFixingOnes(48),
+        "residual.decoder": OrthogonalFixingOnes(32),
+    },
+    "vit_mae-features": {"residual.encoder": Trivial(48)},
     # a gain before the layers stays on the stream of CLIP's images
     "clip": {"residual.text": OrthogonalFixingOnes(32), "residual.vision": Permutation(48)},
     "clip-classifier": {"residual.vision": Permutation(48)},

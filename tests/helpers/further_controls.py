@@ -188,6 +188,13 @@ FURTHER: dict[str, dict[str, Control]] = {
     "deit-teacher": {
         "one head left behind": left_behind("distillation_classifier.weight"),
     },
+    "vit_mae": {
+        **ONES,
+        **GELU,
+        **HEADS,
+        "what stands for hidden patches left behind": left_behind("decoder.mask_token"),
+        "prediction left behind": left_behind("decoder.decoder_pred.weight"),
+    },
     "beit": {
         **ONES,
         **GELU,

@@ -39,6 +39,7 @@ from symmerge.families import (
     stablelm,
     starcoder2,
     vit,
+    vit_mae,
 )
 from symmerge.families.base import Family
 
@@ -54,6 +55,7 @@ FAMILIES: tuple[Family, ...] = (
     gpt2.FAMILY,
     vit.FAMILY,
     vit.DEIT,
+    vit_mae.FAMILY,
     beit.FAMILY,
     dinov2.FAMILY,
     dinov2.REGISTERS,

@@ -129,6 +129,7 @@ class Family:
             pooled=reading.pooled,
             reserved_positions=reading.reserved_positions,
             end_token=reading.end_token,
+            noise=reading.noise,
             compared=reading.compared,
             constants=tuple(self._constants(reading)),
             gain_offset=reading.gain_offset,
@@ -203,7 +204,7 @@ def with_bare(family: Family, prefix: str, task: str, classes: Iterable[str]) ->
 
 def _unfolded(space: Space) -> Space:
     """A visible stream stays; what could only rotate once gains are folded is permuted."""
-    if space.name == "residual":
+    if space.name.partition(".")[0] == "residual":
         return replace(space, group=Trivial(space.group.size))
     rotates = isinstance(space.group, Orthogonal | OrthogonalFixingOnes)
     return replace(space, group=Permutation(space.group.size)) if rotates else space

@@ -57,14 +57,14 @@ classifier.bias    label                        if classifier
 def read(config: Any, names: Collection[str]) -> Reading:
     text, images = config.text_config, config.vision_config
     scores = config.architectures[0] == "CLIPModel"
-    texts = towers.tower_spaces(text, OrthogonalFixingOnes(text.hidden_size), "text_model.")
+    texts = towers.spaces_of(text, OrthogonalFixingOnes(text.hidden_size), "text_model.")
     return Reading(
         layers={"i": text.num_hidden_layers * scores, "j": images.num_hidden_layers},
         spaces=(
             *visible(**towers.text_sizes(text)),
             *visible(**towers.image_sizes(images, 1, "place") | {"label": config.num_labels}),
             *texts,
-            *towers.tower_spaces(images, Permutation(images.hidden_size), "vision_model."),
+            *towers.spaces_of(images, Permutation(images.hidden_size), "vision_model."),
             Space("joint", Orthogonal(config.projection_dim)),
         ),
         flags={"scores": scores, "classifier": not scores},
@@ -85,7 +85,7 @@ def read_text(config: Any, names: Collection[str]) -> Reading:
         layers=config.num_hidden_layers,
         spaces=(
             *visible(**towers.text_sizes(config)),
-            *towers.tower_spaces(config, stream),
+            *towers.spaces_of(config, stream),
             Space("joint", Trivial(config.projection_dim)),
         ),
         flags={},
@@ -98,7 +98,7 @@ def read_images(config: Any, names: Collection[str]) -> Reading:
         layers=config.num_hidden_layers,
         spaces=(
             *visible(**towers.image_sizes(config, tokens=1)),
-            *towers.tower_spaces(config, Permutation(config.hidden_size)),
+            *towers.spaces_of(config, Permutation(config.hidden_size)),
             Space("joint", Trivial(config.projection_dim)),
         ),
         flags={},

@@ -82,8 +82,8 @@ def read(config: Any, names: Collection[str]) -> Reading:
         spaces=(
             *visible(**towers.text_sizes(text)),
             *visible(**towers.image_sizes(images, 0, "place") | {"label": config.num_labels}),
-            *towers.tower_spaces(text, streams[0], "text_model."),
-            *towers.tower_spaces(images, streams[1], "vision_model."),
+            *towers.spaces_of(text, streams[0], "text_model."),
+            *towers.spaces_of(images, streams[1], "vision_model."),
             *_pooling(images, OrthogonalFixingOnes(images.hidden_size)),
         ),
         flags={
@@ -120,7 +120,7 @@ def read_text(config: Any, names: Collection[str]) -> Reading:
         layers=config.num_hidden_layers,
         spaces=(
             *visible(**towers.text_sizes(config)),
-            *towers.tower_spaces(config, Trivial(config.hidden_size)),
+            *towers.spaces_of(config, Trivial(config.hidden_size)),
             Space("joint", Trivial(config.projection_size)),
         ),
         flags={},
@@ -133,7 +133,7 @@ def read_images(config: Any, names: Collection[str]) -> Reading:
         layers=config.num_hidden_layers,
         spaces=(
             *visible(**towers.image_sizes(config, tokens=0)),
-            *towers.tower_spaces(config, Trivial(width)),
+            *towers.spaces_of(config, Trivial(width)),
             *_pooling(config, Trivial(width)),
         ),
         flags={"pools": _pools(config)},

@@ -84,15 +84,26 @@ def _placed(table: str, prefix: str, mark: str, letter: str, place: str) -> str:
     return table
 
 
-def tower_spaces(config: Any, stream: Group, prefix: str | None = None) -> tuple[Space, ...]:
+def marked(table: str, mark: str, letter: str) -> str:
+    """The lines of a single stack as those of one of several."""
+    table = re.sub(r"\bresidual\b", f"residual{mark}", table)
+    table = re.sub(r"\b(head|qk|vo|ff)\.\{i\}", rf"\1{mark}.{{i}}", table)
+    return table.replace("{i}", f"{{{letter}}}")
+
+
+def spaces_of(config: Any, stream: Group, prefix: str | None = None) -> tuple[Space, ...]:
     """The hidden spaces of a tower; with its prefix, of one that has another beside it."""
-    mark, letter = MARKS[prefix] if prefix else ("", "i")
-    heads = config.num_attention_heads
-    basis = GeneralLinear(config.hidden_size // heads)
-    spaces = (
-        *attention(heads=heads, qk=basis, vo=basis),
-        Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
-    )
+    units = feed_forward(config.hidden_act, config.intermediate_size)
+    mark = MARKS[prefix] if prefix else ("", "i")
+    return tower_spaces(stream, config.num_attention_heads, units, *mark)
+
+
+def tower_spaces(
+    stream: Group, heads: int, units: Group, mark: str, letter: str
+) -> tuple[Space, ...]:
+    """The hidden spaces of one stack, with its mark and the letter of its layers."""
+    basis = GeneralLinear(stream.size // heads)
+    spaces = (*attention(heads=heads, qk=basis, vo=basis), Space("ff.{i}", units))
 
     def named(name: str) -> str:
         return name.replace(".{i}", f"{mark}.{{{letter}}}")

@@ -40,6 +40,18 @@ ENCODERS: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "deit": ("DeiTForImageClassification", VISION),
     "deit-teacher": ("DeiTForImageClassificationWithTeacher", VISION),
+    "vit_mae": (
+        "ViTMAEForPreTraining",
+        {
+            **VISION,
+            "decoder_hidden_size": 32,
+            "decoder_num_hidden_layers": 3,
+            "decoder_num_attention_heads": 2,
+            "decoder_intermediate_size": 64,
+            "mask_ratio": 0.5,
+        },
+    ),
+    "vit_mae-features": ("ViTMAEModel", VISION),
     "beit": (
         "BeitForImageClassification",
         {**VISION, "use_relative_position_bias": True, "use_mean_pooling": False},

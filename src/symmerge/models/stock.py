@@ -80,9 +80,10 @@ def _run_stock(config: str, architecture: str) -> None:
 
 def _smallest_input(module: Any) -> dict[str, torch.Tensor]:
     inputs = {}
-    both = {"image", "text"} <= {*module.input_modalities}
+    towers = hasattr(module.config, "vision_config")  # else what one class reads, others may not
+    both = towers and {"image", "text"} <= {*module.input_modalities}
     if both or module.main_input_name == "pixel_values":
-        config = getattr(module.config, "vision_config", module.config)
+        config = module.config.vision_config if towers else module.config
         shape = (1, config.num_channels, *pair(config.image_size))
         inputs["pixel_values"] = torch.empty(shape, device="meta")
     if both or not inputs:

@@ -90,7 +90,8 @@ class Spec:
     `summed`: tensors whose sum only a LayerNorm reads, which ignores their mean.
     `reserved_positions`: learned ones that no token reaches. `gain_offset`: norms multiply by
     their weight and this (1 in some models).
-    `end_token`: the token at whose place a text is read. `compared`: spaces whose vectors, one from
+    `end_token`: the token at whose place a text is read. `noise`: how many random numbers for each
+    image decide what of it is hidden. `compared`: spaces whose vectors, one from
     each tower, are only compared by inner products.
     `untied`: of a derived table, the one once tied tensors have their own copies.
     """
@@ -108,6 +109,7 @@ class Spec:
     pooled: int | None = None
     reserved_positions: int = 0
     end_token: int | None = None
+    noise: int = 0
     compared: tuple[str, ...] = ()
     constants: tuple[Constant, ...] = ()
     gain_offset: float = 0.0

@@ -101,7 +101,10 @@ def _images(model: Model, generator: torch.Generator, count: int) -> Sample:
     contrasts = torch.logspace(-1, 0.5, count)[:, None, None, None]
     noise = torch.randn((count, channels, *sides), generator=generator)
     pixels = colours + contrasts * noise
-    return Sample(inputs={"pixel_values": pixels}, what=f"{_size(pixels)} random pixels")
+    inputs = {"pixel_values": pixels}
+    if model.spec.noise:
+        inputs["noise"] = torch.rand((count, model.spec.noise), generator=generator)
+    return Sample(inputs=inputs, what=f"{_size(pixels)} random pixels")
 
 
 def _sequences(model: Model, generator: torch.Generator, long: bool) -> Iterator[Sample]:
