@@ -5,7 +5,6 @@ Which patches are hidden is random, and decided by noise that may be given.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from typing import Any
 
