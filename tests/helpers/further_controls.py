@@ -169,6 +169,19 @@ FURTHER: dict[str, dict[str, Control]] = {
         **GELU,
         "distances of other heads": rolled("relative_attention_bias.weight", "head", 1),
     },
+    "deberta-v2": {
+        **SIGNS,
+        **GELU,
+        **HEADS,
+        **TIED_DECODER,
+        "distances left behind": left_behind("deberta.encoder.rel_embeddings.weight"),
+    },
+    "deberta-v2-classifier": {
+        "negative scales on ReLU": wrong_group("ff", AnySign),
+        "scales on the tanh pooler": wrong_group("pooled", ScaledPermutation),
+        "convolution left behind": left_behind("deberta.encoder.conv.conv.weight"),
+        "any matrix on the space of distances": wrong_group("relative", GeneralLinear),
+    },
     "albert": {
         **SIGNS,
         **HEADS,

@@ -10,6 +10,7 @@ _ENCODER: dict[str, object] = {
     "vocab_size": 101,
     "max_position_embeddings": 64,
 }
+_DISTANCES: dict[str, object] = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 VISION: dict[str, object] = {
     "hidden_size": 48,
     "num_hidden_layers": 2,
@@ -25,6 +26,35 @@ ENCODERS: dict[str, tuple[str, dict[str, object]]] = {
     "camembert": ("CamembertForMaskedLM", _ENCODER),
     "electra": ("ElectraForMaskedLM", {**_ENCODER, "embedding_size": 48}),
     "electra-detector": ("ElectraForPreTraining", {**_ENCODER, "embedding_size": 32}),
+    "deberta-v2": (
+        "DebertaV2ForMaskedLM",  # as v3
+        {
+            **_ENCODER,
+            **_DISTANCES,
+            "share_att_key": True,
+            "norm_rel_ebd": "layer_norm",
+            "position_buckets": 8,
+            "position_biased_input": False,
+        },
+    ),
+    "deberta-v2-classifier": (
+        "DebertaV2ForSequenceClassification",
+        {
+            **_ENCODER,
+            **_DISTANCES,
+            "num_labels": 3,
+            "type_vocab_size": 2,
+            "conv_kernel_size": 3,
+            "conv_act": "gelu",
+            "max_relative_positions": 12,
+            "pooler_hidden_act": "tanh",
+            "hidden_act": "relu",
+        },
+    ),
+    "deberta-v2-features": (
+        "DebertaV2Model",
+        {**_ENCODER, "relative_attention": True, "pos_att_type": ["c2p"]},
+    ),
     "mpnet": ("MPNetForMaskedLM", _ENCODER),
     "albert": ("AlbertForMaskedLM", {**_ENCODER, "embedding_size": 32, "num_hidden_layers": 3}),
     "albert-classifier": (

@@ -56,7 +56,7 @@ def _flags(value: object) -> bool:
 
 RULES = (
     Rule(
-        r"(hidden_)?activation|(hidden|pooler)_act|activation_function|classifier_activation",
+        r"(hidden_)?activation|(hidden|pooler|pooler_hidden|conv)_act|activation_function|classifier_activation",
         lambda value: isinstance(value, str) and value in ACTIVATIONS,
         f"one of {', '.join(sorted(ACTIVATIONS))}",
     ),

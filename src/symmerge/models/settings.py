@@ -57,8 +57,12 @@ def behaviour(model: Model) -> Mapping[str, object]:
         "labels": model.spec.sizes.get("label"),
         "end_token": model.spec.end_token,
         "problem_type": _problem_type(model, typed),
-        "pooler_act": getattr(typed, "pooler_act", None) if "pooled" in model.spec.sizes else None,
+        "pooler_act": _pooler_act(typed) if "pooled" in model.spec.sizes else None,
     }
+
+
+def _pooler_act(typed: Any) -> str | None:
+    return getattr(typed, "pooler_act", getattr(typed, "pooler_hidden_act", None))
 
 
 def setting(config: Mapping[str, Any], name: str, default: Any = None) -> Any:

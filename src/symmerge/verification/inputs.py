@@ -200,6 +200,8 @@ def sequence_length(model: Model) -> int:
     windows = [setting(model.config, name) for name in WINDOWS]
     widest = max((width for width in windows if isinstance(width, int)), default=0)
     most = setting(model.config, "max_position_embeddings")
+    if "distance" in model.spec.sizes and isinstance(most, int):
+        return min(LONGEST, most)
     return min(LONGEST, max(SHORT, widest + SHORT), most if isinstance(most, int) else LONGEST)
 
 

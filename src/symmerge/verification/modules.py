@@ -23,6 +23,7 @@ from symmerge.symmetry.spec import Spec, layer_of
 from symmerge.verification.inputs import Sample
 
 PLACES = 4096  # at a time, where weights stay in memory
+FEW_ROWS = 4096  # of an embedding that costs nothing to keep: of distances, not of tokens
 
 # Attributes that hold the size of a head, in transformers' attention modules.
 HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", "head_size"}
@@ -71,12 +72,18 @@ def _logits(
 
 
 def _owners(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """Name and module of every owner of parameters, and the module whose call uses them."""
+    """Name and module of every owner of parameters, and each module whose call may use them."""
     for name, owner in module.named_modules():
         if owner._parameters:
+            yield name, owner, owner
             outer = module.get_submodule(name.rpartition(".")[0])
-            # torch's own attention never calls the output map that it has
-            yield name, owner, outer if isinstance(outer, nn.MultiheadAttention) else owner
+            if isinstance(outer, nn.MultiheadAttention) or _is_short_table(owner):
+                yield name, owner, outer
+
+
+def _is_short_table(owner: nn.Module) -> bool:
+    """Whether it may be read without a call, as torch's attention reads its output map."""
+    return isinstance(owner, nn.Embedding) and owner.num_embeddings <= FEW_ROWS
 
 
 def _hook(act: Callable[..., None], owner: nn.Module) -> Callable[..., None]:
@@ -91,9 +98,20 @@ def _run(module: nn.Module, inputs: Mapping[str, Tensor], dtype: torch.dtype) ->
     }
     return {
         key: rearrange(value, "... column -> (...) column")
-        for key, value in module(**cast).items()
+        for key, value in _called(module, cast).items()
         if "logits" in key
     }
+
+
+def _called(module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+    try:
+        return module(**inputs)
+    except UnboundLocalError:  # a loop over no layers may leave its result unset
+        for owner in module.modules():
+            for name, child in owner.named_children():
+                if isinstance(child, nn.ModuleList) and not len(child):
+                    setattr(owner, name, nn.ModuleList([_NothingAndNone()]))
+        return module(**inputs)
 
 
 def _batches(sample: Sample) -> Iterator[dict[str, Tensor]]:
@@ -150,6 +168,13 @@ class _Nothing(nn.Module):
 
     def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
         return x
+
+
+class _NothingAndNone(nn.Module):
+    """The same for layers that return their attention as well."""
+
+    def forward(self, x: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, None]:
+        return x, None
 
 
 def _drop_scales(module: nn.Module, spec: Spec) -> None:
