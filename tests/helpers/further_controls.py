@@ -180,7 +180,7 @@ FURTHER: dict[str, dict[str, Control]] = {
         "negative scales on ReLU": wrong_group("ff", AnySign),
         "scales on the tanh pooler": wrong_group("pooled", ScaledPermutation),
         "convolution left behind": left_behind("deberta.encoder.conv.conv.weight"),
-        "any matrix on the space of distances": wrong_group("relative", GeneralLinear),
+        "distances moved alone": only_moved("relative", "deberta.encoder.rel_embeddings.weight"),
     },
     "albert": {
         **SIGNS,
@@ -240,6 +240,10 @@ FURTHER: dict[str, dict[str, Control]] = {
         **IMAGES,
         **GELU,
         "class token left behind": left_behind("vision_model.embeddings.class_embedding"),
+    },
+    **{
+        f"{name}-features": {**SHOWN, **GELU, **HEADS}
+        for name in ("vit_mae", "clip-text", "clip-image", "deberta-v2")
     },
     "siglip": {
         **ONES,

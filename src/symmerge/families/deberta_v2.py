@@ -13,7 +13,7 @@ from typing import Any
 from symmerge.errors import UnsupportedModel
 from symmerge.families import bert
 from symmerge.families.base import Family, Head, Reading, feed_forward, visible, with_bare
-from symmerge.symmetry.groups import Permutation
+from symmerge.symmetry.groups import Orthogonal, Permutation
 from symmerge.symmetry.spec import Space
 
 LAYER = "deberta.encoder.layer.{i}.attention.self"
@@ -70,7 +70,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
     spaces = (
         *own,
         *visible(distance=2 * _span(config), kernel=kernel),
-        Space("relative", Permutation(width)),
+        Space("relative", Permutation(width) if flags["normed"] else Orthogonal(width)),
         Space("pooled", feed_forward(act, width)),
     )
     shared = getattr(config, "share_att_key", False)
