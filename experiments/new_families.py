@@ -1,14 +1,18 @@
 """Train small pairs of the new families on embedded data, and measure what alignment gives.
 
     python experiments/new_families.py [--families mixtral gemma3 ...] [--pairs 3] \\
-        [--rows fast standard learned] [--device cuda] [--models DIR] [--out FILE.json]
+        [--rows fast standard learned] [--device cuda] [--models DIR] [--out FILE.json] \\
+        [--jobs 8] [--tiny]
 
 Each family is one recipe of the laboratory's kind: Python's documentation for language models,
-handwritten digits for images; pair p is made of seeds 2p and 2p + 1. Rows are `averaging`, the
-efforts `fast` and `standard` (no data), and `learned` (on training text). Barriers are the largest
-loss on the line, minus the mean of the ends, on held-out data. FILE is rewritten after every cell,
+handwritten digits for images (with their names for CLIP, see `contrastive.py`). Pair p is made of
+seeds 2p and 2p + 1. Rows are `averaging`, the efforts `fast` and `standard` (no data), and
+`learned` (on training data). Barriers are the largest loss on the line, minus the mean of the ends,
+on held-out data. FILE is rewritten after every cell,
 and cells that it already has are skipped. `planted` says, for mixtures of experts, how many experts
 a permuted copy (random elements of all groups) is given back to their places by weights alone.
+With `--jobs`, so many families at a time run in processes of their own, and FILE is put together
+from theirs. `--tiny` takes a few steps of everything: it shows that the script runs, no more.
 On two loaded cores a model takes about a minute; on an H200 all takes a few.
 """
 
@@ -17,14 +21,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import contrastive
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-VOCABULARY, LENGTH = 1024, 64
+VOCABULARY, LENGTH, POINTS = 1024, 64, 11
+TINY_STEPS = 2
 BODY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = {
     **BODY,
@@ -64,6 +74,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
         },
         "mlm",
     ),
+    "clip": ("CLIPModel", contrastive.CONFIG, "pairs"),
     "bloom": (
         "BloomForCausalLM",
         {
@@ -80,25 +91,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "dinov2": ("Dinov2ForImageClassification", {**IMAGE, "mlp_ratio": 4}, "image"),
 }
-DATA = {"clm": "python-docs", "mlm": "python-docs", "image": "digits"}
-SAMPLES = {"clm": 200, "mlm": 1200, "image": 1200}
+DATA = {"clm": "python-docs", "mlm": "python-docs", "image": "digits", "pairs": "digits"}
+SAMPLES = {"clm": 200, "mlm": 1200, "image": 1200, "pairs": 1200}
 Cell = dict[str, Any]
 
 
-def recipe_of(family: str) -> Any:
+def recipe_of(family: str, tiny: bool = False) -> Any:
     """How a model of a family is trained."""
     from symmerge.lab.training.embedded import EMBEDDED
     from symmerge.lab.training.recipe import TrainingRecipe
 
     architecture, config, task = FAMILIES[family]
     like = {"clm": "llama-docs", "mlm": "bert-docs", "image": "vit-digits"}[task]
+    schedule = EMBEDDED[like].schedule
+    if tiny:
+        schedule = replace(schedule, steps=8, warmup=2)
     return TrainingRecipe(
         about=f"a small {family}",
         architecture=architecture,
         config=config,
         task=task,  # type: ignore[arg-type]
         data=DATA[task],
-        schedule=replace(EMBEDDED[like].schedule),
+        schedule=schedule,
         length=None if task == "image" else 16 if task == "mlm" else LENGTH,
     )
 
@@ -107,42 +121,60 @@ def parent(family: str, seed: int, options: argparse.Namespace) -> Path:
     """The folder of a trained model; one that is there is used again."""
     from symmerge.lab.training.loop import train, trained
 
-    recipe, folder = recipe_of(family), options.models / f"{family}-{seed}"
+    if FAMILIES[family][2] == "pairs":
+        steps = 8 if options.tiny else 600
+        folder = options.models / f"{family}-{seed}"
+        return contrastive.train(folder, seed, steps=steps, device=options.device)
+    recipe, folder = recipe_of(family, options.tiny), options.models / f"{family}-{seed}"
     if trained(recipe, seed, folder):
         return folder
-    return train(recipe, seed, folder, device=options.device, overwrite=folder.exists())
+    # six models of a kind are trained before a compiler would be done
+    how = {"device": options.device, "acceleration": "eager", "overwrite": folder.exists()}
+    return train(recipe, seed, folder, **how)
 
 
 def aligned(row: str, a: Any, b: Any, family: str, options: argparse.Namespace) -> Any:
     """The pair aligned by the method of a row."""
     import symmerge as sm
-    from symmerge.evaluation.tasks import make_task
     from symmerge.matching.recipes import RECIPES, with_options
 
+    steps = TINY_STEPS if options.tiny else None
     if row != "learned":
-        return sm.align(a, b, sm.AlignOptions(effort=row, device=options.device))
+        chosen = sm.AlignOptions(effort=row, device=options.device)
+        return sm.align(a, b, replace(chosen, steps=None if row == "fast" else steps))
     _, _, task = FAMILIES[family]
-    data = make_task(task, f"{DATA[task]}:train", [a, b], max_samples=SAMPLES[task])
-    method = with_options(RECIPES["learned"], steps=options.steps, device=options.device, data=data)
+    data = task_for(task, f"{DATA[task]}:train", a, b, SAMPLES[task])
+    method = with_options(
+        RECIPES["learned"], steps=steps or options.steps, device=options.device, data=data
+    )
     return sm.align(a, b, method)
+
+
+def task_for(task: str, data: str, a: Any, b: Any, max_samples: int | None = None) -> Any:
+    """The task of a family, on a part of its data."""
+    from symmerge.evaluation.tasks import make_task
+
+    if task == "pairs":
+        return contrastive.task(data, max_samples)
+    return make_task(task, data, [a, b], max_samples=max_samples)
 
 
 def measured(family: str, pair: int, row: str, options: argparse.Namespace) -> Cell:
     """One cell: the barrier between two models, aligned by one method."""
     import symmerge as sm
     from symmerge.evaluation.lines import LineMethod, measure_lines
-    from symmerge.evaluation.tasks import make_task
 
     a, b = (sm.load(parent(family, 2 * pair + which, options)) for which in (0, 1))
     _, _, task = FAMILIES[family]
-    test, start = make_task(task, DATA[task], [a, b]), time.perf_counter()
+    test, start = task_for(task, DATA[task], a, b), time.perf_counter()
     first, second = a, b
     if row != "averaging":
         found = aligned(row, a, b, family, options)
         first, second = found.reference, found.aligned
     seconds = time.perf_counter() - start
     line = LineMethod(row, row, first, second)
-    curve = measure_lines(a, b, [line], test, points=11, device=options.device).methods[0]
+    points = 3 if options.tiny else POINTS
+    curve = measure_lines(a, b, [line], test, points=points, device=options.device).methods[0]
     losses = [point.metrics["loss"] for point in curve.points]
     return {
         "barrier": curve.barrier_mean,
@@ -225,6 +257,9 @@ def summary(cells: dict[str, Cell]) -> dict[str, Cell]:
 def main() -> None:
     options = arguments()
     options.models.mkdir(parents=True, exist_ok=True)
+    if options.jobs > 1:
+        together(options)
+        return
     state = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
     cells: dict[str, Cell] = state.get("cells", {})
     jobs = [
@@ -247,12 +282,40 @@ def main() -> None:
         except Exception as error:  # one cell that fails is told, and the others go on
             cells[key] = {"error": f"{type(error).__name__}: {error}"[:300]}
         print(key, cells[key], flush=True)
-        state = {"settings": settings(options), "summary": summary(cells), "cells": cells}
-        options.out.write_text(json.dumps(state, indent=1) + "\n", "utf-8")
+        write(options, cells)
+
+
+def together(options: argparse.Namespace) -> None:
+    """Every family in a process of its own, `jobs` at a time; their files become one."""
+
+    def run(family: str) -> Path:
+        part = options.out.with_suffix(f".{family}.json")
+        command = [sys.executable, __file__, "--families", family, "--out", str(part)]
+        command += ["--pairs", str(options.pairs), "--steps", str(options.steps)]
+        command += ["--device", options.device, "--models", str(options.models)]
+        command += [*(["--tiny"] if options.tiny else []), "--rows", *options.rows]
+        subprocess.run(command, check=False)
+        return part
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        parts = [part for part in pool.map(run, options.families) if part.exists()]
+    state = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
+    cells: dict[str, Cell] = state.get("cells", {})
+    for part in parts:
+        cells |= json.loads(part.read_text("utf-8"))["cells"]
+    write(options, cells)
+
+
+def write(options: argparse.Namespace, cells: dict[str, Cell]) -> None:
+    """All cells, and what they say of each family."""
+    state = {"settings": settings(options), "summary": summary(cells), "cells": cells}
+    beside = options.out.with_suffix(".new")
+    beside.write_text(json.dumps(state, indent=1) + "\n", "utf-8")
+    beside.replace(options.out)
 
 
 def settings(options: argparse.Namespace) -> Cell:
-    return {"points": 11, "learned steps": options.steps, "length": LENGTH, "data": DATA}
+    return {"points": POINTS, "learned steps": options.steps, "length": LENGTH, "data": DATA}
 
 
 def arguments() -> argparse.Namespace:
@@ -263,6 +326,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="*", default=["fast", "standard", "learned"])
     parser.add_argument("--steps", type=int, default=200, help="of learning on training text")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="families side by side")
+    parser.add_argument("--tiny", action="store_true", help="a few steps of everything")
     parser.add_argument("--models", type=Path, default=Path("new-families-models"))
     parser.add_argument("--out", type=Path, default=results)
     return parser.parse_args()

@@ -63,7 +63,8 @@ def test_every_space_is_written_and_read(name):
         outer = isinstance(space.group, Permutation) and name.startswith(
             ("head", "query", "expert")
         )
-        assert outer or roles >= {Role.WRITES, Role.READS}, f"{name} has roles {roles}"
+        compared = name in table.compared  # two towers write, and the scores read
+        assert outer or compared or roles >= {Role.WRITES, Role.READS}, f"{name} has roles {roles}"
         assert space.per is None or space.per in table.spaces
 
 
@@ -93,7 +94,9 @@ def test_the_activation_decides_the_hidden_group(name, setting, activation):
 
 
 RESIDUAL = {
-    "dinov3": Trivial(48),  # all it pools is shown
+    **dict.fromkeys(("dinov3", "siglip_text_model", "siglip_vision_model"), Trivial(48)),  # shown
+    "clip_text_model": OrthogonalFixingOnes(48),
+    "clip_vision_model": Permutation(48),
     **{name: Trivial(48) for name in EVERY if name.endswith("-features")},
     "dinov3-classifier": OrthogonalFixingOnes(43),  # the first five coordinates are scores
     "bert": Permutation(48),
@@ -114,7 +117,7 @@ RESIDUAL = {
     "modernbert": OrthogonalFixingOnes(48),
     **dict.fromkeys(("gemma2", "gemma3"), SignedPermutation(48)),
     **dict.fromkeys(("smollm3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"), Orthogonal(48)),
-    **dict.fromkeys(("electra", "mpnet", "albert"), Permutation(48)),
+    **dict.fromkeys(("electra", "mpnet", "albert", "deberta-v2"), Permutation(48)),
     **dict.fromkeys(("cohere", "gptj", "gpt_neo", "phi"), OrthogonalFixingOnes(48)),
     **dict.fromkeys(("falcon", "bloom", "mpt", "deit", "beit"), OrthogonalFixingOnes(48)),
     **dict.fromkeys(("dinov2", "dinov2_with_registers"), OrthogonalFixingOnes(48)),
@@ -160,6 +163,22 @@ VALUES = {
     **dict.fromkeys(("qwen3", "gemma3", "qwen3_moe"), GeneralLinear(16)),
     "roformer-classifier": RotaryPairs(12, 12, "interleaved"),
 }
+TWO_TOWERS = ("residual.text", "residual.vision", "residual.encoder", "residual.decoder")
+TOWERS = {
+    "vit_mae": {
+        "residual.encoder": OrthogonalFixingOnes(48),
+        "residual.decoder": OrthogonalFixingOnes(32),
+    },
+    "vit_mae-features": {"residual.encoder": Trivial(48)},
+    # a gain before the layers stays on the stream of CLIP's images
+    "clip": {"residual.text": OrthogonalFixingOnes(32), "residual.vision": Permutation(48)},
+    "clip-classifier": {"residual.vision": Permutation(48)},
+    "siglip": {
+        "residual.text": OrthogonalFixingOnes(32),
+        "residual.vision": OrthogonalFixingOnes(48),
+    },
+    "siglip-classifier": {"residual.vision": OrthogonalFixingOnes(48)},
+}
 GATED = ("llama", "qwen3", "olmo2", "phi3", "stablelm", "modernbert")
 
 
@@ -169,6 +188,9 @@ def test_groups_follow_from_the_config(name):
     groups = {space: table.spaces[space].group for space in table.spaces}
     last = sum(space.startswith("ff.") for space in groups) - 1  # one layer may be run many times
     head = "head.0" if f"head.{last}" not in groups else f"head.{last}"  # layers may share them
+    if table.stream in TWO_TOWERS:  # spaces have marks
+        assert {stream: groups[stream] for stream in table.streams} == TOWERS[name]
+        return
     assert groups["residual"] == RESIDUAL.get(name, RESIDUAL.get(table.family))
     assert groups[f"qk.{last}"] == QUERY_KEY.get(name, GeneralLinear(12))
     assert groups[f"vo.{last}"] == VALUES.get(name, GeneralLinear(12))
@@ -263,8 +285,11 @@ def test_classifier_hidden_layers_are_signed(name, space):
 @every
 def test_every_norm_is_in_the_table(name):
     table = spec(name)
-    # gains must be folded exactly where a stream rotates
-    assert {norm.stream for norm in table.norms} == set(filter(table.rotates, table.hidden))
+    # gains must be folded exactly where a stream that has any rotates
+    every_atom = (atom for axes in table.tensors.values() for atom in atoms(axes))
+    gains = {atom.space for atom in every_atom if atom.role is Role.RIDES}
+    rotating = set(filter(table.rotates, table.hidden))
+    assert {norm.stream for norm in table.norms} == rotating & gains
     for norm in table.norms:
         assert unparse(table.tensors[norm.gain]) in (
             f"{norm.stream}~",

@@ -16,6 +16,7 @@ from negative_controls import (
     move,
     moving,
     regroup,
+    shown_permuted,
     wrong_group,
     wrong_pairs,
 )
@@ -72,6 +73,17 @@ def rolled(end, space, axis=0):
     return Control(moving(space), forbidden)
 
 
+def only_moved(space, *names):
+    """A space moves in these tensors alone."""
+
+    def forbidden(model):
+        moved = move(model, space)
+        computed = {name: partial(moved.weights.__getitem__, name) for name in names}
+        return replace(model, weights=DerivedWeights(model.weights, computed))
+
+    return Control(moving(space), forbidden)
+
+
 def experts_torn(model):
     """Units go to the next expert at one side only."""
 
@@ -87,6 +99,12 @@ EXPERTS = {
     "router left behind": rolled("mlp.gate.weight", "expert"),
     "torn experts": Control(moving("expert"), experts_torn),
     **GATE,
+}
+
+SHOWN = {"order of a stream that is shown": Control(moving("ff"), shown_permuted)}
+IMAGES = {
+    **SIGNS,
+    "gain before the layers left behind": left_behind("vision_model.pre_layrnorm.weight"),
 }
 
 FURTHER: dict[str, dict[str, Control]] = {
@@ -151,6 +169,19 @@ FURTHER: dict[str, dict[str, Control]] = {
         **GELU,
         "distances of other heads": rolled("relative_attention_bias.weight", "head", 1),
     },
+    "deberta-v2": {
+        **SIGNS,
+        **GELU,
+        **HEADS,
+        **TIED_DECODER,
+        "distances left behind": left_behind("deberta.encoder.rel_embeddings.weight"),
+    },
+    "deberta-v2-classifier": {
+        "negative scales on ReLU": wrong_group("ff", AnySign),
+        "scales on the tanh pooler": wrong_group("pooled", ScaledPermutation),
+        "convolution left behind": left_behind("deberta.encoder.conv.conv.weight"),
+        "distances moved alone": only_moved("relative", "deberta.encoder.rel_embeddings.weight"),
+    },
     "albert": {
         **SIGNS,
         **HEADS,
@@ -170,6 +201,13 @@ FURTHER: dict[str, dict[str, Control]] = {
     "deit-teacher": {
         "one head left behind": left_behind("distillation_classifier.weight"),
     },
+    "vit_mae": {
+        **ONES,
+        **GELU,
+        **HEADS,
+        "what stands for hidden patches left behind": left_behind("decoder.mask_token"),
+        "prediction left behind": left_behind("decoder.decoder_pred.weight"),
+    },
     "beit": {
         **ONES,
         **GELU,
@@ -180,5 +218,53 @@ FURTHER: dict[str, dict[str, Control]] = {
         **ONES,
         **GATE,
         "registers left behind": left_behind("dinov2_with_registers.embeddings.register_tokens"),
+    },
+    "clip": {
+        **IMAGES,
+        **HEADS,
+        "any matrix on the joint space": wrong_group("joint", GeneralLinear),
+        "one projection moved alone": only_moved("joint", "text_projection.weight"),
+        "negative scales on ReLU": wrong_group("ff", AnySign),
+    },
+    "clip-classifier": {
+        **IMAGES,
+        **GELU,
+        "classifier left behind": left_behind("classifier.weight"),
+    },
+    "clip_text_model": {
+        **ONES,
+        **HEADS,
+        "projection left behind": left_behind("text_projection.weight"),
+    },
+    "clip_vision_model": {
+        **IMAGES,
+        **GELU,
+        "class token left behind": left_behind("vision_model.embeddings.class_embedding"),
+    },
+    **{
+        f"{name}-features": {**SHOWN, **GELU, **HEADS}
+        for name in ("vit_mae", "clip-text", "clip-image", "deberta-v2")
+    },
+    "siglip": {
+        **ONES,
+        **HEADS,
+        "rotation of the joint space that moves ones": wrong_group("joint", Orthogonal),
+        "one head moved alone": only_moved("joint", "text_model.head.weight"),
+        "signs on the pooling head's units": wrong_group("units", SignedPermutation),
+        "the probe's queries left behind": only_moved(
+            "qk", "vision_model.head.attention.in_proj_weight"
+        ),
+    },
+    "siglip-classifier": {
+        **ONES,
+        **GELU,
+        "classifier left behind": left_behind("classifier.weight"),
+    },
+    "siglip_text_model": {**SHOWN, **GELU, **HEADS},
+    "siglip_vision_model": {
+        **SHOWN,
+        **GELU,
+        **HEADS,
+        "signs on the pooling head's units": wrong_group("units", SignedPermutation),
     },
 }

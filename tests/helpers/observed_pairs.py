@@ -6,21 +6,24 @@ import torch
 
 from symmerge.observation.calibration import pair_header
 from symmerge.observation.gathering import gather
+from symmerge.verification.inputs import sequence_length
 from symmerge.verification.modules import full_module
 
 
 def inputs(model, count=2, rows=32, length=32, seed=0):
-    """Random tokens or random images."""
+    """Random tokens, random images, or both."""
     generator = torch.Generator().manual_seed(seed)
 
     def tokens():
-        vocabulary = model.spec.sizes["vocabulary"]
-        return torch.randint(0, vocabulary, (rows, length), generator=generator)
+        vocabulary, longest = model.spec.sizes["vocabulary"], sequence_length(model)
+        return torch.randint(0, vocabulary, (rows, min(length, longest)), generator=generator)
 
-    if "vocabulary" in model.spec.sizes:
-        return [{"input_ids": tokens()} for _ in range(count)]
-    images = (torch.randn(rows, 3, 16, 16, generator=generator) for _ in range(count))
-    return [{"pixel_values": one} for one in images]
+    def images():
+        return torch.randn(rows, 3, 16, 16, generator=generator)
+
+    makers = {"vocabulary": ("input_ids", tokens), "channel": ("pixel_values", images)}
+    used = [made for space, made in makers.items() if space in model.spec.sizes]
+    return [{key: make() for key, make in used} for _ in range(count)]
 
 
 def pair_statistics(a, b, batches, dtype=torch.float64, inputs=(), theirs=None):

@@ -210,7 +210,7 @@ def test_spaces_matched_side_by_side_share_no_tensor(name):
     sweeps = Sweeps(evidence(name), heads=HeadOptions())
     blocks = [block for wave in sweeps._waves for block in wave]
     spaces = [space for block in blocks for space in spaces_of(block)]
-    assert sorted({*spaces, sweeps.spec.stream} & sweeps.spec.hidden.keys()) == sorted(
+    assert sorted({*spaces, *sweeps.spec.streams} & sweeps.spec.hidden.keys()) == sorted(
         sweeps.spec.hidden
     )
     for wave in sweeps._waves:

@@ -28,6 +28,7 @@ PARSED = {
     "((a b) + c~)": (Product((Sum((Product((a, b)), Product((c_rides,)))),)),),
     " (a b)a ": (Product((a, b)), Product((a,))),
     "ff.3*": (Product((Atom("ff.3", Role.READS),)),),
+    "()": (),  # a number
     "patch_height": (Product((Atom("patch_height", Role.WRITES),)),),
 }
 
@@ -38,7 +39,6 @@ REFUSED = {
     "((a b) + c": "never closed",
     "a b)": r"unexpected '\)' in 'a b\)'",
     "a + b": r"unexpected '\+'",
-    "()": "an empty block",
     "(a +)": "an empty block",
     "(+ a)": "an empty block",
     "(a + + b)": "an empty block",

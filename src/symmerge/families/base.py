@@ -21,7 +21,7 @@ from symmerge.symmetry.groups import (
     Trivial,
 )
 from symmerge.symmetry.notation import Axes, atoms, parse
-from symmerge.symmetry.spec import Norm, Scale, Space, Spec
+from symmerge.symmetry.spec import Constant, Norm, Scale, Space, Spec
 
 
 class Head(NamedTuple):
@@ -42,6 +42,7 @@ class Family:
     | `norms` | a line per norm: ``norm -> readers``, or ``norm <- writer -> readers`` |
     | `scales` | a line per gain that follows a linear map: ``gain <- map`` |
     | `sums` | a line per LayerNorm on the stream itself: ``norm <- maps it alone reads`` |
+    | `constants` | a line per parameter in an input's place: ``parameter -> map space it writes`` |
     | `ties` | tensor that is not stored when tied -> the tensor it shares |
     | `tied_spaces` | space -> the one it becomes while tied |
     | `renames` | patterns of old tensor names -> today's |
@@ -59,6 +60,7 @@ class Family:
     read: Callable[[Any, Collection[str]], Reading]
     scales: str = ""
     sums: str = ""
+    constants: str = ""
     ties: Mapping[str, str] = field(default_factory=dict)
     tied_spaces: Mapping[str, str] = field(default_factory=dict)
     renames: tuple[tuple[str, str], ...] = ()
@@ -126,6 +128,10 @@ class Family:
             summed=tuple(self._summed(reading, tensors)),
             pooled=reading.pooled,
             reserved_positions=reading.reserved_positions,
+            end_token=reading.end_token,
+            noise=reading.noise,
+            compared=reading.compared,
+            constants=tuple(self._constants(reading)),
             gain_offset=reading.gain_offset,
         )
 
@@ -161,9 +167,13 @@ class Family:
     def _summed(self, reading: Reading, tensors: Mapping[str, Axes]) -> Iterator[str]:
         for _, maps in expand(self.sums, reading):
             for name in maps.removeprefix("<-").split():
-                yield from (
-                    tensor for tensor in (f"{name}.weight", f"{name}.bias") if tensor in tensors
-                )
+                named = (name, f"{name}.weight", f"{name}.bias")
+                yield from (tensor for tensor in named if tensor in tensors)
+
+    def _constants(self, reading: Reading) -> Iterator[Constant]:
+        for parameter, rest in expand(self.constants, reading):
+            reader, space = rest.removeprefix("->").split()
+            yield Constant(parameter, reader, space)
 
     def _scales(self, reading: Reading, tensors: Mapping[str, Axes]) -> Iterator[Scale]:
         for gain, writer in expand(self.scales, reading):
@@ -194,7 +204,7 @@ def with_bare(family: Family, prefix: str, task: str, classes: Iterable[str]) ->
 
 def _unfolded(space: Space) -> Space:
     """A visible stream stays; what could only rotate once gains are folded is permuted."""
-    if space.name == "residual":
+    if space.name.partition(".")[0] == "residual":
         return replace(space, group=Trivial(space.group.size))
     rotates = isinstance(space.group, Orthogonal | OrthogonalFixingOnes)
     return replace(space, group=Permutation(space.group.size)) if rotates else space

@@ -10,7 +10,8 @@ _ENCODER: dict[str, object] = {
     "vocab_size": 101,
     "max_position_embeddings": 64,
 }
-_VISION: dict[str, object] = {
+_DISTANCES: dict[str, object] = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+VISION: dict[str, object] = {
     "hidden_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -19,12 +20,41 @@ _VISION: dict[str, object] = {
     "patch_size": 4,
     "num_labels": 5,
 }
-_DINO: dict[str, object] = {**_VISION, "mlp_ratio": 2}
+_DINO: dict[str, object] = {**VISION, "mlp_ratio": 2}
 
 ENCODERS: dict[str, tuple[str, dict[str, object]]] = {
     "camembert": ("CamembertForMaskedLM", _ENCODER),
     "electra": ("ElectraForMaskedLM", {**_ENCODER, "embedding_size": 48}),
     "electra-detector": ("ElectraForPreTraining", {**_ENCODER, "embedding_size": 32}),
+    "deberta-v2": (
+        "DebertaV2ForMaskedLM",  # as v3
+        {
+            **_ENCODER,
+            **_DISTANCES,
+            "share_att_key": True,
+            "norm_rel_ebd": "layer_norm",
+            "position_buckets": 8,
+            "position_biased_input": False,
+        },
+    ),
+    "deberta-v2-classifier": (
+        "DebertaV2ForSequenceClassification",
+        {
+            **_ENCODER,
+            **_DISTANCES,
+            "num_labels": 3,
+            "type_vocab_size": 2,
+            "conv_kernel_size": 3,
+            "conv_act": "gelu",
+            "max_relative_positions": 12,
+            "pooler_hidden_act": "tanh",
+            "hidden_act": "relu",
+        },
+    ),
+    "deberta-v2-features": (
+        "DebertaV2Model",
+        {**_ENCODER, "relative_attention": True, "pos_att_type": ["c2p"]},
+    ),
     "mpnet": ("MPNetForMaskedLM", _ENCODER),
     "albert": ("AlbertForMaskedLM", {**_ENCODER, "embedding_size": 32, "num_hidden_layers": 3}),
     "albert-classifier": (
@@ -38,16 +68,28 @@ ENCODERS: dict[str, tuple[str, dict[str, object]]] = {
             "hidden_act": "relu",
         },
     ),
-    "deit": ("DeiTForImageClassification", _VISION),
-    "deit-teacher": ("DeiTForImageClassificationWithTeacher", _VISION),
+    "deit": ("DeiTForImageClassification", VISION),
+    "deit-teacher": ("DeiTForImageClassificationWithTeacher", VISION),
+    "vit_mae": (
+        "ViTMAEForPreTraining",
+        {
+            **VISION,
+            "decoder_hidden_size": 32,
+            "decoder_num_hidden_layers": 3,
+            "decoder_num_attention_heads": 2,
+            "decoder_intermediate_size": 64,
+            "mask_ratio": 0.5,
+        },
+    ),
+    "vit_mae-features": ("ViTMAEModel", VISION),
     "beit": (
         "BeitForImageClassification",
-        {**_VISION, "use_relative_position_bias": True, "use_mean_pooling": False},
+        {**VISION, "use_relative_position_bias": True, "use_mean_pooling": False},
     ),
     "beit-mean": (
         "BeitForImageClassification",
         {
-            **_VISION,
+            **VISION,
             "use_mask_token": True,
             "use_absolute_position_embeddings": True,
             "layer_scale_init_value": 0.0,

@@ -11,6 +11,7 @@ import torch
 
 from symmerge.lab.small_decoders import DECODERS
 from symmerge.lab.small_encoders import ENCODERS
+from symmerge.lab.small_towers import TOWERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -233,8 +234,14 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
     # New in kind: norms on both sides, experts, slopes; heads of all layers, one layer, two means.
     **{name: DECODERS[name] for name in ("gemma3", "mixtral", "bloom")},
     **{name: ENCODERS[name] for name in ("mpnet", "albert", "dinov2")},
+    **{name: TOWERS[name] for name in ("clip", "siglip")},
 }
-EVERY: dict[str, tuple[str, dict[str, object]]] = {**SMALL, **DECODERS, **ENCODERS}
+EVERY: dict[str, tuple[str, dict[str, object]]] = {
+    **SMALL,
+    **DECODERS,
+    **ENCODERS,
+    **TOWERS,
+}
 """All; the tests of the tables run every one of them, others one of each kind (`SMALL`)."""
 
 

@@ -130,14 +130,19 @@ class Evidence:
 
     @cached_property
     def certain(self) -> set[str]:
-        """Tensors that meet no hidden space but the stream, so need no other match first."""
-        return {name for name in self.spec.tensors if self._hidden(name) == {self.spec.stream}}
+        """Tensors that meet no hidden space but one stream, so need no other match first."""
+        streams = [{stream} for stream in self.spec.streams]
+        return {name for name in self.spec.tensors if self._hidden(name) in streams}
 
     @cached_property
     def determined(self) -> bool:
-        """Whether the certain weights have at least as many rows as the stream has coordinates."""
+        """Whether the certain weights have at least as many rows as each stream coordinates."""
         matrices = [name for name in self.certain & self.table.tensors.keys() if self._matrix(name)]
-        return sum(map(self._row_count, matrices)) >= self.spec.sizes[self.spec.stream]
+        return all(
+            sum(self._row_count(name) for name in matrices if stream in self._hidden(name))
+            >= self.spec.sizes[stream]
+            for stream in self.spec.streams
+        )
 
     def plain(self, name: str) -> tuple[Tensor, Tensor]:
         """A tensor of A and of B, unweighted."""
@@ -174,7 +179,8 @@ class Evidence:
         rows = self.rows(name)
         if rows is not None:
             return int((rows > 0).sum())
-        return math.prod(self.table.shapes[name]) // self.spec.sizes[self.spec.stream]
+        stream = next(one for one in self.spec.streams if one in self._spaces(name))
+        return math.prod(self.table.shapes[name]) // self.spec.sizes[stream]
 
     def _weight_scale(self, name: str) -> float:
         """A bias is weighted as its matrix, a gain by its length."""
@@ -200,7 +206,7 @@ class Evidence:
             for name in self.table.tensors
             if space in self._spaces(name) and self._matrix(name)
         ]
-        if space == self.spec.stream:  # no matrix is certain where an embedding is projected
+        if space in self.spec.streams:  # no matrix is certain where an embedding is projected
             matrices = [name for name in matrices if name in self.certain] or matrices
         return sum(self._weight_scale(name) * self._size(name) for name in matrices)
 
@@ -242,10 +248,11 @@ class Evidence:
     def _owner(self, name: str) -> str:
         """The space that sets an activation's weight: heads rather than the bases inside them."""
         spaces = {self.spec.spaces[space].per or space for space in self._hidden(name)}
-        return min(spaces - {self.spec.stream}, default=self.spec.stream)
+        streams = {*self.spec.streams}
+        return min(spaces - streams, default=min(spaces & streams, default=self.spec.stream))
 
     def _kind(self, space: str) -> str:
-        if space == self.spec.stream:
+        if space in self.spec.streams:
             return "stream"
         return "heads" if space in self._heads else "units"
 

@@ -89,7 +89,7 @@ def judge(
 
 def cannot_judge(merged: Model, data: str | Task | None, device: str = "cpu") -> str | None:
     """Why a merge cannot be measured, if so."""
-    purposes = {kind.purpose for kind in TASKS.values()}
+    purposes = {one for kind in TASKS.values() for one in kind.purposes}
     if not merged.stock:
         return "it is no stock checkpoint"
     if merged.spec.task not in purposes:

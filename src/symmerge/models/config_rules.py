@@ -56,7 +56,7 @@ def _flags(value: object) -> bool:
 
 RULES = (
     Rule(
-        r"(hidden_)?activation|(hidden|pooler)_act|activation_function|classifier_activation",
+        r"(hidden_)?activation|(hidden|pooler|pooler_hidden|conv)_act|activation_function|classifier_activation",
         lambda value: isinstance(value, str) and value in ACTIVATIONS,
         f"one of {', '.join(sorted(ACTIVATIONS))}",
     ),
@@ -82,7 +82,7 @@ RULES = (
     Rule(r"(image|patch)_size", _sides, f"one or two whole numbers of pixels, to {LONGEST_SIDE:,}"),
     Rule(
         r"(text|vision|audio|encoder|decoder)_config",
-        lambda value: False,
+        lambda value: hasattr(value, "model_type"),  # else the class knows of no parts
         "a model of one part",
     ),
     Rule(r".*_token_id", _ids, "whole numbers within 32 bits"),
@@ -97,8 +97,8 @@ RULES = (
 def check_counts(config: Mapping[str, object], weights: Weights, where: str) -> None:
     """Refuse more layers or labels than the tensors allow, before anything is made for each."""
     names = weights.names()
-    for field in LAYER_FIELDS:
-        layers = config.get(field)
+    towers = [config, *(part for part in config.values() if isinstance(part, Mapping))]
+    for field, layers in ((field, tower.get(field)) for field in LAYER_FIELDS for tower in towers):
         if isinstance(layers, int) and not 0 <= layers <= len(names):
             problem = f"{field} {shown(layers)}, with {len(names)} tensors"
             raise UnsupportedModel(
@@ -132,5 +132,6 @@ def _items(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
         if key in LABEL_FIELDS:
             continue
         yield f"{prefix}{key}", str(key), value
-        if isinstance(value, dict):
-            yield from _items(value, f"{prefix}{key}.")
+        inside = vars(value) if hasattr(value, "model_type") else value
+        if isinstance(inside, dict):
+            yield from _items(inside, f"{prefix}{key}.")

@@ -26,14 +26,36 @@ def with_logits(module: Module, spec: Spec | None) -> Module:
 def _reader(spec: Spec) -> Callable[[Any], Logits] | None:
     if spec.pooled is not None:
         return lambda output: {"logits": output.pooler_output[:, : spec.pooled]}
-    if spec.task == "question-answering":
-        return _starts_and_ends
+    if spec.task in ANSWERS:
+        return ANSWERS[spec.task]
     return _features if spec.shows_stream else None
+
+
+def _of_pairs(output: Any) -> Logits:
+    """The scores of every image for every text."""
+    return {"logits": output.logits_per_image}
+
+
+def _of_texts(output: Any) -> Logits:
+    return {"logits": output.text_embeds}
+
+
+def _of_images(output: Any) -> Logits:
+    return {"logits": output.image_embeds}
 
 
 def _starts_and_ends(output: Any) -> Logits:
     """Two scores for each token; a softmax over the tokens reads them, not over the two."""
     return {"logits": torch.stack([output.start_logits, output.end_logits], -1)}
+
+
+ANSWERS: dict[str, Callable[[Any], Logits]] = {
+    "question-answering": _starts_and_ends,
+    "image-text": _of_pairs,
+    "text-embedding": _of_texts,
+    "image-embedding": _of_images,
+}
+"""Task of a head -> its answer, where the stock class does not call it logits."""
 
 
 def _features(output: Any) -> Logits:

@@ -55,9 +55,21 @@ def behaviour(model: Model) -> Mapping[str, object]:
         if key in known and (key in SHARED or not NO_MATTER.search(key))
     } | {
         "labels": model.spec.sizes.get("label"),
+        "end_token": model.spec.end_token,
         "problem_type": _problem_type(model, typed),
-        "pooler_act": getattr(typed, "pooler_act", None) if "pooled" in model.spec.sizes else None,
+        "pooler_act": _pooler_act(typed) if "pooled" in model.spec.sizes else None,
     }
+
+
+def _pooler_act(typed: Any) -> str | None:
+    return getattr(typed, "pooler_act", getattr(typed, "pooler_hidden_act", None))
+
+
+def setting(config: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """A setting of a config, or of the first of its towers that has it."""
+    towers = (part for part in config.values() if isinstance(part, Mapping))
+    known = (part[name] for part in (config, *towers) if part.get(name) is not None)
+    return next(known, default)
 
 
 def _plain(value: object) -> object:

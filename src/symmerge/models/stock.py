@@ -79,10 +79,16 @@ def _run_stock(config: str, architecture: str) -> None:
 
 
 def _smallest_input(module: Any) -> dict[str, torch.Tensor]:
-    if module.main_input_name == "pixel_values":
-        shape = (1, module.config.num_channels, *pair(module.config.image_size))
-        return {"pixel_values": torch.empty(shape, device="meta")}
-    return {"input_ids": torch.empty((1, 2), dtype=torch.int64, device="meta")}
+    inputs = {}
+    towers = hasattr(module.config, "vision_config")  # else what one class reads, others may not
+    both = towers and {"image", "text"} <= {*module.input_modalities}
+    if both or module.main_input_name == "pixel_values":
+        config = module.config.vision_config if towers else module.config
+        shape = (1, config.num_channels, *pair(config.image_size))
+        inputs["pixel_values"] = torch.empty(shape, device="meta")
+    if both or not inputs:
+        inputs["input_ids"] = torch.empty((1, 2), dtype=torch.int64, device="meta")
+    return inputs
 
 
 @contextmanager

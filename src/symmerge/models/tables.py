@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from symmerge.errors import MismatchError
@@ -10,9 +11,15 @@ from symmerge.models.model import Model
 SHOWN = 4  # differences between tables in one line
 
 
+def stack_sizes(model: Model) -> list[int]:
+    """How many layers each stack has, in the order of the table."""
+    kinds = (name.rpartition(".")[0] for name in model.spec.spaces if name.startswith("ff."))
+    return list(Counter(kinds).values())
+
+
 def layer_count(model: Model) -> int:
     """How many layers a model has, counted by their feed-forward spaces."""
-    return sum(name.startswith("ff.") for name in model.spec.spaces)
+    return sum(stack_sizes(model))
 
 
 def check_same_kind(models: Sequence[Model], verb: str = "merged") -> None:

@@ -3,7 +3,7 @@
 An axis writes to a space (``s``), reads from it (``s*``) or rides along pointwise (``s~``).
 Spaces side by side in parentheses are a product, outer first. ``+`` joins the blocks of a fused
 matrix: GPT-2's QKV is ``((h qk) + (h qk*) + (h vo))``. GPT-NeoX's, which interleaves the three
-inside every head, is ``(h (qk + qk* + vo))``.
+inside every head, is ``(h (qk + qk* + vo))``. A number without axes is ``()``.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ def parse(text: str) -> Axes:
     >>> [str(factor) for factor in parse("(kv q qk) residual*")[0].factors]
     ['kv', 'q', 'qk']
     """
+    if re.fullmatch(r"\s*\(\s*\)\s*", text):
+        return ()
     tokens = _tokens(text)
     axes: list[Product] = []
     while tokens:
@@ -123,7 +125,7 @@ def unparse(axes: Axes) -> str:
     >>> unparse(parse("((h  (qk)) + (h vo*))d~"))
     '((h qk) + (h vo*)) d~'
     """
-    return " ".join(_unparse(axis) for axis in axes)
+    return " ".join(_unparse(axis) for axis in axes) or "()"
 
 
 def _unparse(axis: Product | Sum) -> str:

@@ -60,6 +60,18 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class Constant:
+    """A parameter that takes the place of an input, and the map whose output is then constant.
+
+    Of a fused map, only the blocks that write to `space` read the parameter.
+    """
+
+    parameter: str
+    reader: str
+    space: str
+
+
+@dataclass(frozen=True)
 class Occurrence:
     """One place where a space occurs: a dimension of a piece of a tensor, and its role."""
 
@@ -78,6 +90,9 @@ class Spec:
     `summed`: tensors whose sum only a LayerNorm reads, which ignores their mean.
     `reserved_positions`: learned ones that no token reaches. `gain_offset`: norms multiply by
     their weight and this (1 in some models).
+    `end_token`: the token at whose place a text is read. `noise`: how many random numbers for each
+    image decide what of it is hidden. `compared`: spaces whose vectors, one from
+    each tower, are only compared by inner products.
     `untied`: of a derived table, the one once tied tensors have their own copies.
     """
 
@@ -93,6 +108,10 @@ class Spec:
     summed: tuple[str, ...] = ()
     pooled: int | None = None
     reserved_positions: int = 0
+    end_token: int | None = None
+    noise: int = 0
+    compared: tuple[str, ...] = ()
+    constants: tuple[Constant, ...] = ()
     gain_offset: float = 0.0
     untied: Spec | None = None
 
@@ -126,6 +145,14 @@ class Spec:
             return len({occurrence.piece.tensor for occurrence in self.occurrences(space)})
 
         return max(self.spaces, key=tensors)
+
+    @cached_property
+    def streams(self) -> tuple[str, ...]:
+        """The residual streams: of models with two towers, both."""
+        kind, _, tower = self.stream.partition(".")
+        if not tower or tower.isdigit():
+            return (self.stream,)
+        return tuple(name for name in self.spaces if name.partition(".")[0] == kind)
 
     @property
     def shows_stream(self) -> bool:
@@ -166,6 +193,10 @@ class Spec:
     def weight_of(self, module: str) -> str:
         """The tensor of a linear map; experts have no module of their own, only a tensor."""
         return module if module in self.tensors else f"{module}.weight"
+
+    def bias_of(self, module: str) -> str:
+        """The bias of a linear map, whether it has one or not."""
+        return self.weight_of(module).removesuffix("weight") + "bias"
 
     def axis_of(self, tensor: str, space: str, role: Role) -> int:
         """The axis where a space occurs in a role, alone or as one block of a sum."""

@@ -255,7 +255,7 @@ def _learned(
 
 
 def _makes_inputs(model: Model) -> bool:
-    has_task = model.spec.task in {task.purpose for task in TASKS.values()}
+    has_task = model.spec.task in {one for task in TASKS.values() for one in task.purposes}
     return has_task and task_of(model) in SELF_SOURCES
 
 

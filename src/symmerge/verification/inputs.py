@@ -8,14 +8,15 @@ then keeps the length of what it reads.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from symmerge.families.base import pair
 from symmerge.models.model import Model
+from symmerge.models.settings import setting
 
 TOKENS, LONGEST = 1024, 4608  # through all layers; a window of 4096 fits
 SHORT, SEQUENCES, IMAGES = 48, 64, 32
@@ -34,10 +35,12 @@ class Sample:
     logits are compared (None: all), `positions` the places (None: all). Which experts a token takes
     may hang on a rounding, which then changes all of its logits: `every_expert` gives it all of
     them, and where it has its own, only the `typical` place is judged.
+    `beside` are inputs that every batch of the others gets whole.
     """
 
     inputs: dict[str, Tensor]
     what: str
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
     layers: bool = True
     outputs: Tensor | None = None
     positions: Tensor | None = None
@@ -57,7 +60,15 @@ def samples(model: Model, seed: int, *, long: bool = True) -> list[Sample]:
     """
     generator = torch.Generator().manual_seed(seed)
     if "channel" in model.spec.sizes:
-        return [_images(model, generator, IMAGES if long else IMAGES // 2)]
+        images = _images(model, generator, IMAGES if long else IMAGES // 2)
+        if "vocabulary" not in model.spec.sizes:
+            return [images]
+        return [_beside(images, sample) for sample in samples_of_texts(model, generator, long)]
+    return samples_of_texts(model, generator, long)
+
+
+def samples_of_texts(model: Model, generator: torch.Generator, long: bool) -> list[Sample]:
+    """Sequences through all layers, and every row of the embeddings."""
     sequences = _sequences(model, generator, long)
     if routes(model):
         sequences = [kind for sample in sequences for kind in _of_experts(sample)]
@@ -74,9 +85,17 @@ def _of_experts(sample: Sample) -> tuple[Sample, Sample]:
     return every, replace(sample, typical=True)
 
 
+def _beside(images: Sample, texts: Sample) -> Sample:
+    """Texts with images: together through all layers, else the same images with all texts."""
+    what = f"{texts.what} with {images.what}"
+    if texts.layers:
+        return replace(texts, inputs={**texts.inputs, **images.inputs}, what=what)
+    return replace(texts, beside=images.inputs, what=what)
+
+
 def image_shape(model: Model) -> tuple[int, int, int]:
     """Channels, height and width of a model's images."""
-    return model.spec.sizes["channel"], *pair(model.config.get("image_size", 224))
+    return model.spec.sizes["channel"], *pair(setting(model.config, "image_size", 224))
 
 
 def _images(model: Model, generator: torch.Generator, count: int) -> Sample:
@@ -86,7 +105,10 @@ def _images(model: Model, generator: torch.Generator, count: int) -> Sample:
     contrasts = torch.logspace(-1, 0.5, count)[:, None, None, None]
     noise = torch.randn((count, channels, *sides), generator=generator)
     pixels = colours + contrasts * noise
-    return Sample(inputs={"pixel_values": pixels}, what=f"{_size(pixels)} random pixels")
+    inputs = {"pixel_values": pixels}
+    if model.spec.noise:
+        inputs["noise"] = torch.rand((count, model.spec.noise), generator=generator)
+    return Sample(inputs=inputs, what=f"{_size(pixels)} random pixels")
 
 
 def _sequences(model: Model, generator: torch.Generator, long: bool) -> Iterator[Sample]:
@@ -102,6 +124,13 @@ def _sequences(model: Model, generator: torch.Generator, long: bool) -> Iterator
     yield _tokens(model, generator, count, length)
 
 
+def random_texts(model: Model, count: int, seed: int) -> Tensor:
+    """Short texts of random tokens, with the end where the model looks for it."""
+    length = min(BRIEF, sequence_length(model))
+    generator = torch.Generator().manual_seed(seed)
+    return _tokens(model, generator, count, length).inputs["input_ids"]
+
+
 def _tokens(model: Model, generator: torch.Generator, count: int, length: int) -> Sample:
     """Sequences without the padding token, in which each token comes up before any repeats."""
     usable = _usable(model)
@@ -109,6 +138,8 @@ def _tokens(model: Model, generator: torch.Generator, count: int, length: int) -
     rounds = -(-needed // len(usable))
     order = [torch.randperm(len(usable), generator=generator) for _ in range(rounds)]
     ids = usable[torch.cat(order)[:needed]].reshape(count, length)
+    if model.spec.end_token is not None:
+        ids[:, -1] = model.spec.end_token
     large = has_many_outputs(model)
     kept = max(1, POSITIONS_KEPT // count)
     places = torch.linspace(0, length - 1, kept).long() if large and length > kept else None
@@ -139,12 +170,12 @@ def _rows(model: Model, generator: torch.Generator) -> Iterator[Sample]:
 
 def pools(model: Model) -> bool:
     """Whether a model has one output for a sequence, not one for each token."""
-    return model.spec.task == "text-classification"
+    return model.spec.task in ("text-classification", "text-embedding", "image-text")
 
 
 def has_few_outputs(model: Model) -> bool:
     """Whether a model has nothing but a few class scores for a sequence or an image."""
-    return pools(model) or model.spec.task == "image-classification"
+    return model.spec.task in ("text-classification", "image-classification")
 
 
 def has_many_outputs(model: Model) -> bool:
@@ -156,7 +187,7 @@ def longest_input(model: Model) -> str | None:
     """The images or the tokens that its learned positions fit; None: any."""
     if "position" not in model.spec.sizes:
         return None
-    if "channel" in model.spec.sizes:
+    if "channel" in model.spec.sizes and "vocabulary" not in model.spec.sizes:
         return "{1}x{2} pixels".format(*image_shape(model))
     return f"{positions(model)} tokens"
 
@@ -170,17 +201,22 @@ def sequence_length(model: Model) -> int:
     """All learned positions, or longer than every window, as far as the model can read."""
     if "position" in model.spec.sizes:
         return positions(model)
-    windows = [model.config.get(field) for field in WINDOWS]
+    windows = [setting(model.config, name) for name in WINDOWS]
     widest = max((width for width in windows if isinstance(width, int)), default=0)
-    most = model.config.get("max_position_embeddings")
+    most = setting(model.config, "max_position_embeddings")
+    if "distance" in model.spec.sizes and isinstance(most, int):
+        return min(LONGEST, most)
     return min(LONGEST, max(SHORT, widest + SHORT), most if isinstance(most, int) else LONGEST)
 
 
 def _usable(model: Model) -> Tensor:
-    """All tokens but the padding, from which some models compute positions."""
+    """All tokens but the padding, from which some models compute positions, and the last."""
     tokens = torch.arange(model.spec.sizes["vocabulary"])
-    padding = model.config.get("pad_token_id")
-    return tokens if padding is None or len(tokens) == 1 else tokens[tokens != padding]
+    if len(tokens) == 1:
+        return tokens
+    for special in (setting(model.config, "pad_token_id"), model.spec.end_token):
+        tokens = tokens if special is None else tokens[tokens != special]
+    return tokens
 
 
 def _types(model: Model, ids: Tensor, generator: torch.Generator) -> dict[str, Tensor]:

@@ -17,12 +17,13 @@ from symmerge.checkpoints.ahead import read_ahead
 from symmerge.models.model import Model, Progress
 from symmerge.models.outputs import with_logits
 from symmerge.models.stock import stock_module
-from symmerge.models.tables import layer_count
+from symmerge.models.tables import stack_sizes
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Spec, layer_of
 from symmerge.verification.inputs import Sample
 
 PLACES = 4096  # at a time, where weights stay in memory
+FEW_ROWS = 4096  # of an embedding that costs nothing to keep: of distances, not of tokens
 
 # Attributes that hold the size of a head, in transformers' attention modules.
 HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", "head_size"}
@@ -72,10 +73,10 @@ def _logits(
         _take_every_expert(module)
     if sample.layers:
         _narrow_head(module, sample)
-        for name, owner in module.named_modules():
-            if owner._parameters:
-                owner.register_forward_pre_hook(partial(_fill, model, name, dtype, progress))
-                owner.register_forward_hook(_empty)
+        for name, owner, runs in _owners(module):
+            fill = partial(_fill, model, name, dtype, progress)
+            runs.register_forward_pre_hook(_hook(fill, owner))
+            runs.register_forward_hook(_hook(_empty, owner))
     else:
         _drop_scales(module, model.spec)
         _fill_all(module, model, dtype, outputs=sample.outputs)
@@ -83,7 +84,28 @@ def _logits(
         _compute_in_float64(module)
     batches = [_run(module, batch, dtype) for batch in _batches(sample)]
     assert batches[0], f"{model.spec.architecture} gave no logits"
-    return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+    along = 1 if sample.beside else 0  # texts are the columns of what scores images
+    return {key: torch.cat([batch[key] for batch in batches], along) for key in batches[0]}
+
+
+def _owners(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    """Name and module of every owner of parameters, and each module whose call may use them."""
+    for name, owner in module.named_modules():
+        if owner._parameters:
+            yield name, owner, owner
+            outer = module.get_submodule(name.rpartition(".")[0])
+            if isinstance(outer, nn.MultiheadAttention) or _is_short_table(owner):
+                yield name, owner, outer
+
+
+def _is_short_table(owner: nn.Module) -> bool:
+    """Whether it may be read without a call, as torch's attention reads its output map."""
+    return isinstance(owner, nn.Embedding) and owner.num_embeddings <= FEW_ROWS
+
+
+def _hook(act: Callable[..., None], owner: nn.Module) -> Callable[..., None]:
+    """A hook that acts on the owner of parameters, whichever module is called."""
+    return lambda runs, *arguments: act(owner, *arguments)
 
 
 def _run(module: nn.Module, inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -93,17 +115,32 @@ def _run(module: nn.Module, inputs: Mapping[str, Tensor], dtype: torch.dtype) ->
     }
     return {
         key: rearrange(value, "... column -> (...) column")
-        for key, value in module(**cast).items()
+        for key, value in _called(module, cast).items()
         if "logits" in key
     }
 
 
+def _called(module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+    try:
+        return module(**inputs)
+    except UnboundLocalError:  # a loop over no layers may leave its result unset
+        for owner in module.modules():
+            for name, child in owner.named_children():
+                if isinstance(child, nn.ModuleList) and not len(child):
+                    setattr(owner, name, nn.ModuleList([_NothingAndNone()]))
+        return module(**inputs)
+
+
 def _batches(sample: Sample) -> Iterator[dict[str, Tensor]]:
     """All at once where weights are streamed; else a few thousand places at a time."""
+    if sample.layers:
+        yield dict(sample.inputs)
+        return
     first = next(iter(sample.inputs.values()))
-    rows = len(first) if sample.layers else max(1, PLACES // first.shape[1])
+    rows = max(1, PLACES // first.shape[1])
     for start in range(0, len(first), rows):
-        yield {name: value[start : start + rows] for name, value in sample.inputs.items()}
+        batch = {name: value[start : start + rows] for name, value in sample.inputs.items()}
+        yield {**batch, **sample.beside}
 
 
 def _take_every_expert(module: nn.Module) -> None:
@@ -127,18 +164,19 @@ def _narrowed(head: Any, outputs: Tensor | None, positions: Tensor | None, x: Te
 
 
 @lru_cache(maxsize=4)
-def _without_layers(module: Any, count: int) -> nn.Module:
-    """Without its layers, so that embeddings, norms and heads remain."""
+def _without_layers(module: Any, counts: tuple[int, ...]) -> nn.Module:
+    """Without the layers of all its stacks, so that embeddings, norms and heads remain."""
     module = _copy(module, {})
-    owner, name = next(
-        (owner, name)
-        for owner in module.modules()  # outer ones first
-        for name, child in owner.named_children()
-        if isinstance(child, nn.ModuleList) and len(child) == count
-    )
-    # Layers that are run more than once are counted by the config alone.
-    shared = count != module.config.num_hidden_layers
-    setattr(owner, name, nn.ModuleList([_Nothing() for _ in range(count if shared else 0)]))
+    for count in counts:
+        owner, name = next(
+            (owner, name)
+            for owner in module.modules()  # outer ones first
+            for name, child in owner.named_children()
+            if isinstance(child, nn.ModuleList) and len(child) == count
+        )
+        # Layers that are run more than once are counted by the config alone.
+        shared = count != getattr(module.config, "num_hidden_layers", count)
+        setattr(owner, name, nn.ModuleList([_Nothing() for _ in range(count if shared else 0)]))
     return module
 
 
@@ -147,6 +185,13 @@ class _Nothing(nn.Module):
 
     def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
         return x
+
+
+class _NothingAndNone(nn.Module):
+    """The same for layers that return their attention as well."""
+
+    def forward(self, x: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, None]:
+        return x, None
 
 
 def _drop_scales(module: nn.Module, spec: Spec) -> None:
@@ -177,7 +222,7 @@ def empty_module(model: Model, dtype: torch.dtype, *, layers: bool = True) -> nn
     config = json.dumps(dict(model.config), sort_keys=True, default=str)
     module = _with_buffers(config, model.spec.architecture, model.where, dtype, model.stock)
     if not layers:
-        module = _without_layers(module, layer_count(model))
+        module = _without_layers(module, tuple(stack_sizes(model)))
     return with_logits(_copy(module, {}), model.spec)
 
 

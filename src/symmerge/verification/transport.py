@@ -129,7 +129,8 @@ def tensor_problem(written: Model, moved: Moved, name: str, maps: Maps) -> str |
             shape = [-1 if at == position else 1 for at in range(after.ndim)]
             after, before = (x * known.reshape(shape).to(x) for x in (after, before))
     cut = _cut(axes, moved.alignment)
-    rows, columns = (_joined(spec, maps, side) for side in (axes[:cut], axes[cut:]))
+    sides = axes[:cut], axes[cut:]
+    rows, columns = (_joined(spec, maps, side).to(after.device) for side in sides)
     shape, stored = (len(rows.factor), len(columns.factor)), written.weights.dtype(name)
     tensor = _Transported(before.reshape(shape), after.reshape(shape), rows, columns, stored)
     return _problem(tensor, name) if after.numel() else None
@@ -146,13 +147,13 @@ def _cut(axes: Axes, alignment: Alignment) -> int:
 
 
 def _joined(spec: Spec, maps: Maps, axes: Axes) -> AxisMap:
-    """One map for several axes, of which at most one moves, and then it is alone."""
+    """One map for several axes, of which at most one moves."""
     longer = [maps(axis) for axis in axes if size(axis, spec.sizes) != 1]
     if len(longer) == 1:
         return longer[0]
-    assert all(one.is_identity for one in longer)
-    identity = AxisMap.identity(prod(len(one.factor) for one in longer))
-    return identity.to(longer[0].factor.device) if longer else identity
+    if not all(one.is_identity for one in longer):  # the window of a convolution stays
+        return maps(Product(tuple(factor for axis in axes for factor in axis.factors)))
+    return AxisMap.identity(prod(len(one.factor) for one in longer))
 
 
 def _problem(tensor: _Transported, name: str) -> str | None:

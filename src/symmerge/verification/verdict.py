@@ -26,6 +26,7 @@ from symmerge.verification.workers import run_all
 DRAWS, OF_FEW = 2, 4  # of rounding errors, for each model; for models with few outputs
 # Of the logits: rounding that changes them by more excuses nothing beyond it.
 EXCUSED = 0.05
+NO_SOFTMAX = ("image-text", "image-reconstruction")  # tasks whose outputs are what they are
 ALIKE = 0.5  # of the larger noise: both models' draws then count
 SamplePairs = Sequence[tuple[Sample, Sample]]
 """What to run both models on: one sample for each, which may spell the same tokens differently."""
@@ -192,6 +193,6 @@ def _has_softmax(model: Model, logits: Tensor) -> bool:
     """Whether a softmax reads the logits, and ignores a constant added to all."""
     return not (
         logits.shape[-1] == 1
-        or model.spec.task.endswith(("-features", "question-answering"))
+        or model.spec.task.endswith(("-features", "-embedding", "question-answering", *NO_SOFTMAX))
         or model.config.get("problem_type") in ("regression", "multi_label_classification")
     )

@@ -17,15 +17,15 @@ from symmerge.models.model import Model, Progress
 class TaskKind(NamedTuple):
     """One kind of task: which models have it, and how to make it."""
 
-    purpose: str
+    purposes: tuple[str, ...]
     make: Callable[[Sequence[Model], str, Sampling], Task]
 
 
 TASKS = {
-    "mlm": TaskKind("masked-lm", masked_task),
-    "clm": TaskKind("causal-lm", causal_task),
-    "image": TaskKind("image-classification", image_task),
-    "text": TaskKind("text-classification", text_task),
+    "mlm": TaskKind(("masked-lm",), masked_task),
+    "clm": TaskKind(("causal-lm",), causal_task),
+    "image": TaskKind(("image-classification", "image-text"), image_task),
+    "text": TaskKind(("text-classification",), text_task),
 }
 SELF_SOURCES = {
     "mlm": "the models sample text",
@@ -53,7 +53,8 @@ def make_task(
 
     Models are of one architecture; the first has the tokenizer or image processor. `data` is
 
-    - `self`: text that the models sample, or synthetic images without labels
+    - `self`: text that the models sample, or synthetic images without labels (for models that score
+      images for texts, with texts of random tokens)
     - `digits`, `python-docs`, `python-code` or `python-topics` (the test split; `digits:train` is
       the other)
     - a file (text, .xz, TSV, CSV, JSONL, .npz), or a folder of images with a subfolder per class
@@ -67,10 +68,11 @@ def make_task(
     if samples is not None and samples < 1:
         raise MismatchError(f"samples {samples}: ask for at least one")
     for model in models:
-        if model.spec.task != TASKS[name].purpose:
+        if model.spec.task not in TASKS[name].purposes:
             raise MismatchError(
                 f"{model.where} is a {model.spec.architecture}, for {model.spec.task}:"
-                f" the task {name} is for {TASKS[name].purpose}; use {task_of(model)}"
+                f" the task {name} is for {' and '.join(TASKS[name].purposes)};"
+                f" use {task_of(model)}"
             )
     if data == "self" and name not in SELF_SOURCES:
         raise MismatchError(
@@ -92,7 +94,7 @@ def make_task(
 def task_of(model: Model) -> str:
     """The task of a model's head, by name."""
     for name, kind in TASKS.items():
-        if kind.purpose == model.spec.task:
+        if model.spec.task in kind.purposes:
             return name
     remedy = "measure it elsewhere"
     if model.spec.pooled is not None:

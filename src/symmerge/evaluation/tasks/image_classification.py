@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from symmerge.errors import MismatchError
 from symmerge.evaluation.data.dead_leaves import as_pixels, draw_dead_leaves
 from symmerge.evaluation.data.images import LabelledImages, check_file, decode_image, read_images
-from symmerge.evaluation.tasks.base import IGNORED, Batch, Task, batched
+from symmerge.evaluation.tasks.base import IGNORED, Batch, LazyBatches, Task, batched
 from symmerge.evaluation.tasks.labels import class_indices
 from symmerge.evaluation.tasks.preprocessing import (
     has_image_processor,
@@ -23,9 +24,10 @@ from symmerge.evaluation.tasks.preprocessing import (
 from symmerge.evaluation.tasks.readouts import ImageReadout, UnlabelledReadout
 from symmerge.evaluation.tasks.sampling import Sampling
 from symmerge.models.model import Model
-from symmerge.verification.inputs import image_shape
+from symmerge.verification.inputs import image_shape, random_texts
 
 BATCH_ROWS, SAMPLES = 64, 1000
+TEXTS = 64
 
 Shape = tuple[int, int, int]  # channels, height, width
 Sample = tuple[int, int]  # number of the image, label
@@ -34,6 +36,8 @@ Sample = tuple[int, int]  # number of the image, label
 def image_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
     """Classify images. Synthetic images have no labels."""
     model = models[0]
+    if model.spec.task == "image-text":
+        return _task_of_pairs(model, data, sampling)
     if data == "self":
         return _synthetic_task(model, sampling.limit(SAMPLES), sampling.seed)
     images = read_images(data)
@@ -64,6 +68,27 @@ def _synthetic_task(model: Model, count: int, seed: int) -> Task:
     batches = batched(samples, BATCH_ROWS, key=lambda sample: sample[0], collate=collate)
     settings = {"pictures": "dead leaves"}
     return Task("image", "self", count, seed, UnlabelledReadout(), batches, settings)
+
+
+def _task_of_pairs(model: Model, data: str, sampling: Sampling) -> Task:
+    """Score synthetic images for texts of random tokens, the same texts in every batch."""
+    if data != "self":
+        raise MismatchError(
+            f"{model.where} scores images for texts, and {data} has no texts: leave the data out,"
+            " or give a task of your own (a symmerge.evaluation.tasks.Task whose batches have both)"
+        )
+    images = _synthetic_task(model, sampling.limit(SAMPLES), sampling.seed)
+    assert isinstance(images.batches, LazyBatches)
+    texts = random_texts(model, TEXTS, sampling.seed)
+    batches = replace(images.batches, collate=partial(_with_texts, images.batches.collate, texts))
+    settings = {**images.settings, "texts": f"{TEXTS} of random tokens"}
+    return replace(images, batches=batches, settings=settings)
+
+
+def _with_texts(
+    collate: Callable[[Sequence[Sample]], Batch], texts: torch.Tensor, samples: Sequence[Sample]
+) -> Batch:
+    return {**collate(samples), "input_ids": texts}
 
 
 def _collate_synthetic(

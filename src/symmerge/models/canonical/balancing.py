@@ -16,6 +16,8 @@ from symmerge.models.model import Model
 from symmerge.symmetry.groups import GeneralLinear, Group, RotaryPairs, ScaledPermutation, linalg
 from symmerge.symmetry.notation import Piece, Role
 
+RANK = 64.0  # singular values below so many roundings of the largest are zero
+
 
 def balance(model: Model) -> Model:
     """Where only products matter, give writers and readers the same size; heads get SVD bases."""
@@ -48,6 +50,8 @@ def balance_circuit(group: Group, x: Float[Tensor, "b n x"], y: Float[Tensor, "b
     """Balance x'y = U S V' without forming it: QR of both thin factors, SVD of the core."""
     (x_basis, x_core), (y_basis, y_core) = linalg.qr(x.mT), linalg.qr(y.mT)
     u, s, vh = linalg.svd(x_core @ y_core.mT, full_matrices=False)
+    # the root of what is rounding in a circuit of lower rank would be far more than rounding
+    s = s * (s > s.amax(-1, True) * (RANK * torch.finfo(s.dtype).eps))
     root = s.sqrt()[..., None]
     padding = (0, 0, 0, x.shape[-2] - s.shape[-1])
     pad = torch.nn.functional.pad

@@ -10,6 +10,7 @@ from torch import Tensor
 from symmerge.checkpoints.weights import Weights
 from symmerge.errors import SymmetryError
 from symmerge.models.canonical.absorption import absorb
+from symmerge.models.canonical.constants import absorb_constants
 from symmerge.models.canonical.step import Computed, derived
 from symmerge.models.canonical.ties import own_copies
 from symmerge.models.model import Model
@@ -26,6 +27,7 @@ def fold(model: Model, *, constant: bool = False) -> Model:
 
     `constant` gains commute as they are and stay, unless they shall be folded, too.
     """
+    model = absorb_constants(model)
     if any(model.spec.rotates(space) for space in model.spec.joined):
         reason = "what it reads comes out of an activation, and cannot rotate with the embedding"
         model = own_copies(model, list(model.spec.ties), reason)
@@ -117,13 +119,15 @@ def _reset(model: Model, norm: Norm) -> Computed:
 
 def _folded_shift(model: Model, norm: Norm, shift: str) -> Computed:
     """Fold into the readers' biases; if one has none, the shift stays, divided by the gain."""
-    if not all(f"{reader}.bias" in model.spec.tensors for reader in norm.readers):
+    spec = model.spec
+    if not all(spec.bias_of(reader) in spec.tensors for reader in norm.readers):
         _refuse_lost_shift(norm, shift, model)
         return {shift: partial(_divided, model.weights, norm.gain, shift)}
     computed: Computed = {shift: partial(_zeros, model.weights, shift)}
     for reader in norm.readers:
-        axis = model.spec.axis_of(f"{reader}.weight", norm.stream, Role.READS)
-        computed[f"{reader}.bias"] = partial(_shifted, model.weights, reader, shift, axis)
+        weight, bias = spec.weight_of(reader), spec.bias_of(reader)
+        axis = spec.axis_of(weight, norm.stream, Role.READS)
+        computed[bias] = partial(_shifted, model.weights, weight, bias, shift, axis)
     return computed
 
 
@@ -138,10 +142,10 @@ def along(stream: Tensor, length: int) -> Tensor:
     return stream.repeat(length // len(stream))
 
 
-def _shifted(weights: Weights, reader: str, shift: str, axis: int) -> Tensor:
+def _shifted(weights: Weights, name: str, bias: str, shift: str, axis: int) -> Tensor:
     # The old weight, because the shift is added after the gain.
-    weight = weights[f"{reader}.weight"].movedim(axis, -1)
-    return weights[f"{reader}.bias"] + weight @ along(weights[shift], weight.shape[-1])
+    weight = weights[name].movedim(axis, -1)
+    return weights[bias] + weight @ along(weights[shift], weight.shape[-1])
 
 
 def _divided(weights: Weights, gain: str, shift: str) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from symmerge.checkpoints.weights import Weights
+from symmerge.models.canonical.constants import absorb_constants
 from symmerge.models.canonical.step import Computed, derived
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import OrthogonalFixingOnes
@@ -16,10 +17,12 @@ from symmerge.symmetry.notation import Product, Role, atoms
 
 def centre(model: Model) -> Model:
     """Take the mean out of maps that write to or read from a LayerNorm stream."""
+    model = absorb_constants(model)
     computed: Computed = {}
     untouched = _untouched(model)
     for name, space in model.spec.hidden.items():
-        if not isinstance(space.group, OrthogonalFixingOnes):
+        # an inner product of two outputs sees their means
+        if not isinstance(space.group, OrthogonalFixingOnes) or name in model.spec.compared:
             continue
         for occurrence in model.spec.occurrences(name):
             tensor, role = occurrence.piece.tensor, occurrence.role
