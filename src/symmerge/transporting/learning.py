@@ -73,7 +73,7 @@ def learn_passage(
     tell = reporter(progress)
     tell(Phase("learning how the change is carried"))
     kind = task_of(tuned)
-    amount = _amount(effort, tuned, device)
+    amount = amount_to_learn(effort, tuned, device)
     if steps:
         amount["steps"] = steps
     options = LearnedMatching(
@@ -97,10 +97,12 @@ def learn_passage(
     return Learned(passage.along(best), scales, tuple(history.losses), history.step)
 
 
-def _amount(effort: str, tuned: Model, device: str) -> dict[str, Any]:
+def amount_to_learn(effort: str, tuned: Model, device: str) -> dict[str, Any]:
     """How much is learned; `fast` takes the first steps of `standard`, which gain the most."""
-    named = "standard" if effort == "fast" else effort
-    amount = asdict(amount_of(named, tuned, task_of(tuned), device))
+    named, kind = "standard" if effort == "fast" else effort, task_of(tuned)
+    # A classifier of texts is read by one answer per row: as many rows as of pictures.
+    like = "image" if kind == "text" else kind
+    amount = asdict(amount_of(named, tuned, like, device))
     if effort == "fast":
         amount |= {"steps": FAST_STEPS, "generated": amount["generated"] // 2}
     return amount
