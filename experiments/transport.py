@@ -25,7 +25,8 @@ much that of TUNED does.
 | learned-midpoint | as standard, from the alignment learned for the midpoint |
 | masks | weights where they agree with OTHER's gradient on 32 labelled inputs; scaled on these |
 | labelled | no change: OTHER fine-tuned on the same 32 |
-| distilled | no change: all weights of OTHER learn TUNED's answers to its own text |
+| heal | no change: all weights of OTHER learn TUNED's answers on what it writes |
+| ...+heal | the same from what was carried; of an adapter, only its factors learn |
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", help="instead of the setting's")
     parser.add_argument("--steps", type=int, help="to learn, instead of those of the effort")
     parser.add_argument("--best-steps", type=int, default=2000, help="of the effort best")
+    parser.add_argument("--heal-steps", type=int, default=300)
     parser.add_argument("--tuning-steps", type=int)
     parser.add_argument("--pairs", type=int, default=3, help="ordered pairs, at most")
     parser.add_argument("--jobs", type=int, default=3, help="processes")
@@ -242,6 +244,7 @@ def main() -> None:
     options.graph = options.device != "cpu"
     if options.tiny:
         options.out, options.steps = options.out / "tiny", options.steps or 3
+        options.heal_steps = 3
     for name in options.settings:
         values = {**vars(options), "setting": name, "work": options.work / SETTINGS[name].recipe}
         run(SETTINGS[name], argparse.Namespace(**values))

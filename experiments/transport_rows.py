@@ -62,26 +62,46 @@ class Cells:
         return Passage.of(sm.align(self.base, self.other, method))
 
     def model(self, row: str) -> Any:
-        special = {"masks": self._masks, "labelled": self._labelled, "distilled": self._distilled}
+        """The model of a row; `ROW+heal` goes on from there, in all weights or all factors."""
+        if row == "heal":
+            return self._healed(self.start(), self.tuned)
+        row, _, heals = row.partition("+")
+        if row.startswith("lora-"):
+            return self._low_rank(row.removeprefix("lora-"), bool(heals))
+        model = self._unhealed(row)
+        return self._healed(model, self.tuned) if heals else model
+
+    def _healed(self, model: Any, tuned: Any, adapter: Any = None) -> Any:
+        """All weights learn TUNED's answers on what it writes, or the factors of an adapter."""
+        from symmerge.merging.healing import HealOptions
+        from symmerge.transporting.healing import heal_adapter, heal_carried
+
+        data = self._written("standard")
+        how = HealOptions(steps=self.options.heal_steps, data=data, device=self.device)
+        if adapter is None:
+            return heal_carried(model, tuned, how).model
+        return heal_adapter(model, adapter, tuned, how).adapter
+
+    def _unhealed(self, row: str) -> Any:
+        special = {"masks": self._masks, "labelled": self._labelled}
         if row in special:
             return special[row]()
-        if row.startswith("lora-"):
-            return self._low_rank(row.removeprefix("lora-"))
         name, _, scale = row.partition(":")
         if name in ("unaligned", "random", "permutations", "weights", "midpoint"):
             return _carried(self.passage(name), self.tuned, float(scale or 1))
         result = self._learned(name, self.tuned)
         return _carried(result.passage, self.tuned, result.scales)
 
-    def _low_rank(self, row: str) -> Any:
+    def _low_rank(self, row: str, heals: bool) -> Any:
         from symmerge.transporting.adapters import adapted, carried_adapter
 
-        if row == "weights":
-            moved = carried_adapter(self.passage("weights"), self.adapter)
+        tuned = adapted(self.base, self.adapter)
+        if row in ("weights", "unaligned"):
+            moved = carried_adapter(self.passage(row), self.adapter)
         else:
-            result = self._learned(row, adapted(self.base, self.adapter), one_scale=True)
-            scale = next(iter(result.scales.values()))
-            moved = carried_adapter(result.passage, self.adapter, scale)
+            result = self._learned(row, tuned, by_module=True)
+            moved = carried_adapter(result.passage, self.adapter, result.scales)
+        moved = self._healed(self.other, tuned, moved) if heals else moved
         return adapted(self.other, moved)
 
     def _learned(self, row: str, tuned: Any, **how: Any) -> Any:
@@ -162,31 +182,6 @@ class Cells:
         start, named = self.start(), dict(module.named_parameters(remove_duplicate=False))
         tensors = {name: named[name].detach().cpu() for name in start.spec.tensors}
         return replace(start, weights=MemoryWeights(tensors))
-
-    def _distilled(self) -> Any:
-        """All weights of OTHER learn TUNED's answers on the inputs and steps of `standard`."""
-        from symmerge.matching.learned import LearnedMatching
-        from symmerge.matching.learning.data import load_data
-        from symmerge.matching.learning.distillation import distillation_loss
-        from symmerge.transporting.learning import amount_to_learn
-
-        amount = amount_to_learn("standard", self.tuned, self.device)
-        steps = amount["steps"] = self.options.steps or amount["steps"]
-        how = LearnedMatching(start="identity", **amount, device=self.device)
-        data = load_data(how, [self.tuned], lambda line: None).train
-        module = module_of(self.start(), self.device)
-        for parameter in module.parameters():
-            parameter.requires_grad_(True)
-        optimizer = torch.optim.AdamW(module.parameters(), lr=self.setting.lr, betas=(0.9, 0.98))
-        generator = torch.Generator().manual_seed(0)
-        for step in range(steps):
-            optimizer.param_groups[0]["lr"] = self.setting.lr * min(1, 2 * (1 - step / steps))
-            number = int(torch.randint(len(data), (), generator=generator))
-            distillation_loss(module, data[number]).backward()
-            torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-        return self._of(module)
 
 
 def _first(rows: Rows, count: int) -> Rows:

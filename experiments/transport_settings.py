@@ -30,9 +30,10 @@ class Setting:
     batch: int = 8
     lr: float = 5e-4
     rows: str = (
-        "unaligned weights fast standard lora-fast lora-standard best permutations"
-        " learned-unaligned masks labelled random weights:1.25 lora-weights lora-best"
-        " standard-data learned-random midpoint learned-midpoint distilled"
+        "unaligned weights fast standard lora-fast lora-standard best lora-best permutations"
+        " learned-unaligned heal fast+heal lora-fast+heal lora-unaligned+heal masks labelled random"
+        " standard+heal weights:1.25 lora-weights standard-data learned-random midpoint"
+        " learned-midpoint"
     )
     classifier: str | None = None  # the class of fine-tunes, where it is not that of seeds
     data: str = ""
@@ -297,7 +298,10 @@ _BODY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 _TEXT = {**_BODY, "vocab_size": 300, "intermediate_size": 64, "max_position_embeddings": 32}
 _GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 64, "n_positions": 32}
 _GPT2 = {**_GPT2, "vocab_size": 300}
-_CLASSES = "unaligned weights fast standard best learned-unaligned permutations labelled random"
+_CLASSES = (
+    "unaligned weights fast standard heal fast+heal learned-unaligned best labelled random"
+    " permutations standard-data"
+)
 
 _bert = Setting(
     "books-bert",
@@ -306,7 +310,7 @@ _bert = Setting(
     steps=800,
     batch=32,
     lr=1e-4,
-    rows=_CLASSES + " standard-data",
+    rows=_CLASSES,
     classifier="BertForSequenceClassification",
     schedule={"steps": 4000},
 )
@@ -319,8 +323,8 @@ SETTINGS: Mapping[str, Setting] = {
         {**_BODY, "intermediate_size": 64},
         batch=64,
         lr=2e-4,
-        rows="unaligned weights fast standard best standard-data best-data permutations"
-        " learned-unaligned masks labelled random lora-weights lora-standard weights:1.25",
+        rows="unaligned weights fast standard standard-data best permutations learned-unaligned"
+        " heal fast+heal best-data masks labelled random lora-weights lora-standard weights:1.25",
         schedule={"steps": 4680},
     ),
     "bert-agnews": replace(_bert, data="agnews"),
@@ -330,7 +334,7 @@ SETTINGS: Mapping[str, Setting] = {
         news,
         _GPT2,
         lr=2e-4,
-        rows="unaligned weights standard best fast learned-unaligned labelled",
+        rows="unaligned weights standard best fast heal fast+heal learned-unaligned labelled",
         schedule={"steps": 1500},
     ),
 }

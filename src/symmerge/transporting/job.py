@@ -110,7 +110,7 @@ def transport(
     passage, scales, steps = _learned(passage, change, how, tell, adapter is not None)
     moved = None
     if adapter:
-        moved = carried_adapter(passage, adapter, scales if isinstance(scales, float) else 1.0)
+        moved = carried_adapter(passage, adapter, scales)
         model = adapted(passage.other, moved)
     else:
         model = carried(passage, change, scales, untie=how.untie)
@@ -225,9 +225,9 @@ def _learned(
     tuned: Model,
     options: TransportOptions,
     progress: Progress,
-    one_scale: bool,
+    adapts: bool,
 ) -> tuple[Passage, Mapping[str, float] | float, int]:
-    """The passage made for this change, and its scales: one for all in an adapter."""
+    """The passage made for this change, and its scales: by module in an adapter."""
     if not options.learns:
         return passage, options.scale or 1.0, 0
     task = _inputs(tuned, options, progress)
@@ -245,13 +245,12 @@ def _learned(
         effort=options.effort or USUAL,
         data=task,
         steps=options.steps,
-        one_scale=one_scale,
+        by_module=adapts,
         seed=options.seed,
         device=options.device,
         progress=progress,
     )
-    scales = next(iter(result.scales.values())) if one_scale else result.scales
-    return result.passage, scales, result.steps
+    return result.passage, result.scales, result.steps
 
 
 def _makes_inputs(model: Model) -> bool:
