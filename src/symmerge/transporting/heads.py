@@ -77,7 +77,8 @@ def _check(base: Model, tuned: Model) -> None:
     shared = before.shapes.keys() & after.shapes.keys()
     others = [name for name in after.sizes if name not in GROWING and name in before.sizes]
     odd = [name for name in others if before.sizes[name] != after.sizes[name]]
-    if before.family != after.family or not shared or odd:
+    kinds = {str(model.config.get("model_type")) for model in (base, tuned)}
+    if before.family != after.family or len(kinds) > 1 or not shared or odd:
         what = f": they differ in {listing(odd)}" if odd else ""
         raise MismatchError(
             f"{tuned.where} is a {after.architecture} and {base.where} a {before.architecture},"
@@ -104,7 +105,7 @@ def headed(passage: Passage, tuned: Model) -> Passage:
         if spec.spaces[name].group != passage.alignment.spec.spaces[name].group:
             raise MismatchError(
                 f"{tuned.where}: its space {name} has another symmetry than that of"
-                f" {passage.base.where}; merge the head into its base first"
+                f" {passage.base.where}, so the bodies differ; give the base it was trained from"
             )
     elements = {**Alignment.identity(spec).elements, **known}
     alignment = Alignment(spec, elements)
