@@ -12,10 +12,15 @@ from transported import apart, base_of, orbit, own_coordinates
 import symmerge as sm
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.lab.small_models import small_model
+from symmerge.matching.learning.data import load_data
+from symmerge.matching.learning.distillation import distillation_loss
+from symmerge.merging.healing import HealOptions
 from symmerge.models.alignment import Alignment
 from symmerge.transporting.adapter_files import read_adapter, save_adapter
 from symmerge.transporting.adapters import adapted, carried_adapter
 from symmerge.transporting.frames import Passage
+from symmerge.transporting.healing import heal_adapter
+from symmerge.verification.modules import full_module
 
 peft = pytest.importorskip("peft")
 EXACT, STOCK = 1e-10, 1e-5
@@ -128,6 +133,29 @@ def spoiled(folder, **changes):
 def renamed(folder, change):
     path = folder / "adapter_model.safetensors"
     save_file(dict(change(name, value) for name, value in load_file(path).items()), path)
+
+
+def test_an_adapter_is_healed_in_its_factors_and_scaled_by_module(tmp_path):
+    lora("gpt2", tmp_path / "lora", torch.float32)
+    base, passage = base_of("gpt2"), orbit("gpt2")
+    adapter = read_adapter(tmp_path / "lora", base)
+    tuned = adapted(base, adapter)
+    task = sm.make_task("clm", "self", [tuned], samples=24, length=12)
+    half = carried_adapter(passage, adapter, {"transformer.h.0.attn.c_attn.weight": 0.5})
+    whole = carried_adapter(passage, adapter)
+    names = [n for n, f in half.modules.items() if not torch.equal(f.b, whole.modules[n].b)]
+    assert names == ["transformer.h.0.attn.c_attn"]
+    wrong = carried_adapter(passage.along(Alignment.identity(passage.alignment.spec)), adapter)
+    how = HealOptions(steps=12, data=task, batch_size=8)
+    healed = heal_adapter(passage.other, wrong, tuned, how)
+    assert healed.after < healed.before - 1e-2
+    ranks = {name: factors.rank for name, factors in adapter.modules.items()}
+    assert {name: factors.rank for name, factors in healed.adapter.modules.items()} == ranks
+    # What is written is what learned: the same loss as a model.
+    data = load_data(how.with_amounts(base), [tuned], print).evaluation_batches()
+    module = full_module(adapted(passage.other, healed.adapter), torch.float32)
+    losses = [float(distillation_loss(module, batch)) for batch in data]
+    assert sum(losses) / len(losses) == pytest.approx(healed.after, abs=1e-4)
 
 
 WRONG = {

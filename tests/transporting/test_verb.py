@@ -32,7 +32,13 @@ def place(tmp_path_factory):
     checkpoint(root / "stranger", NAME, seed=5)
     checkpoint(root / "deep", NAME, n_layer=3)
     checkpoint(root / "llama", "llama")
-    small_model(NAME, vocab_size=104).save_pretrained(root / "tokens")
+    small_model(NAME, vocab_size=90).save_pretrained(root / "tokens")
+    grown = fine_tuned(small_model(NAME, vocab_size=104))
+    known = fine_tuned(small_model(NAME)).state_dict()
+    with torch.no_grad():
+        for name, value in grown.state_dict().items():
+            value[tuple(map(slice, known[name].shape))] = known[name]
+    grown.save_pretrained(root / "grown")
     return root
 
 
@@ -62,6 +68,16 @@ def test_an_alignment_that_was_saved_and_a_scale(place, tmp_path):
     assert not same(place / "tuned", tmp_path / "half")
 
 
+def test_new_tokens_are_carried_and_what_arrived_is_healed(place, tmp_path):
+    transport(place, tmp_path / "out", "--scale", "1", "--no-verdict", tuned="grown")
+    assert same(place / "grown", tmp_path / "out")
+    more = ("--method", "none", "--no-verdict", "--heal", "2")
+    transport(place, tmp_path / "healed", *more, "--overwrite")
+    history = sm.load(tmp_path / "healed")
+    record = json.loads((tmp_path / "healed" / "symmerge.json").read_text())
+    assert [step["step"] for step in record["steps"]][-2:] == ["transport", "heal"], history
+
+
 def same(a, b):
     return sm.verify(sm.load(a), sm.load(b)).same
 
@@ -69,7 +85,8 @@ def same(a, b):
 BAD = {
     "no fine-tune": ({"tuned": "stranger"}, (), "no fine-tune"),
     "nothing to carry": ({"tuned": "base"}, (), "nothing to carry"),
-    "more tokens": ({"tuned": "tokens"}, (), "tokens"),
+    "fewer tokens": ({"tuned": "tokens"}, (), "smaller"),
+    "heal": ({}, ("--heal", "-1"), "heal"),
     "another depth": ({"to": "deep"}, (), "layers"),
     "another architecture": ({"to": "llama"}, (), "LlamaForCausalLM"),
     "no such folder": ({"tuned": "nowhere"}, (), "nowhere"),
@@ -122,5 +139,8 @@ def test_several_fine_tunes_and_a_wider_model(place):
     wide = sm.widen(base, sm.load(small_model(NAME, n_embd=64, n_inner=128)))
     carried = sm.transport(base, tuned, wide, method="none", verdict=False).model
     assert sm.verify(carried, tuned).same and not sm.verify(carried, base).same
-    with pytest.raises(MismatchError, match="wider"):
-        sm.transport(wide, wide, base)
+    # Back to the narrow model, from a wide one that has nothing it has no room for.
+    back = sm.transport(wide, carried, base, method="none", verdict=False).model
+    assert back.spec.sizes == base.spec.sizes and sm.verify(back, tuned).same
+    with pytest.raises(MismatchError, match="differ in width"):
+        sm.transport(base, sm.load(place / "grown"), wide)

@@ -80,6 +80,15 @@ class Carrying:
         int | None,
         typer.Option(help="How many steps to learn.", min=1, show_default="by effort"),
     ] = None
+    heal: Annotated[
+        int,
+        typer.Option(
+            help="Then learn TUNED's answers for N steps, in all weights or in an adapter's"
+            " factors: another model, reported as such.",
+            metavar="N",
+            min=0,
+        ),
+    ] = 0
     untie: Annotated[
         bool,
         typer.Option(
@@ -115,7 +124,8 @@ def transport(
 
     OTHER keeps its own coordinates: what else was made for it still fits. It is aligned to BASE,
     and what TUNED changed moves by the same symmetry. No data is needed. A full fine-tune gives a
-    checkpoint, a LoRA adapter another adapter of the same ranks.
+    checkpoint, a LoRA adapter another adapter of the same ranks. TUNED may have a head of its own
+    or new tokens. For a narrower OTHER the change is cut to its widths, an approximation.
     """
     return_freed_memory()
     folders = base, tuned, to

@@ -174,13 +174,25 @@ def _healed(merged: Model, healer: Healer, history: History) -> Healed:
 
 @final
 class Healer:
-    """A merge whose weights are all learned, as the optimisation loop drives it."""
+    """A merge whose weights are all learned, as the optimisation loop drives it.
 
-    def __init__(self, merged: Model, options: HealOptions, data: LearningData) -> None:
+    `learned`: a module and those of its parameters that learn, instead of all weights.
+    """
+
+    def __init__(
+        self,
+        merged: Model,
+        options: HealOptions,
+        data: LearningData,
+        learned: tuple[nn.Module, dict[str, nn.Parameter]] | None = None,
+    ) -> None:
         assert options.lr is not None
         self.options, self.data, self.device = options, data, data.train.device
-        self.module = full_module(merged, torch.float32).to(self.device)
-        self.parameters = trainable(self.module, merged)
+        if learned is None:
+            self.module = full_module(merged, torch.float32).to(self.device)
+            self.parameters = trainable(self.module, merged)
+        else:  # moving a module keeps its parameters
+            self.module, self.parameters = learned[0].to(self.device), learned[1]
         self.best = {name: value.detach().clone() for name, value in self.parameters.items()}
         steps = options.steps
         self.rate = LearningRate(lr=options.lr, steps=steps, warmup=steps // 10, overlap=True)

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from symmerge.checkpoints.provenance import HistoryStep
-from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights
+from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights, Weights
 from symmerge.errors import MismatchError
 from symmerge.models.canonical.form import canonicalize
 from symmerge.models.model import Model
@@ -98,6 +98,41 @@ def _widened(model: Model, wide: Spec, into: Mapping[str, Include], name: str) -
                 view = into[atom.space](view, position, _role(model.spec, small, position))
         large.view(result).copy_(view)
     return result
+
+
+def narrowed(change: Weights, narrow: Model, wide: Model) -> Weights:
+    """The change of `narrow` that comes closest, by least squares, to one of `widen(narrow, wide)`.
+
+    Both as folded. What lies outside the coordinates that `narrow` has is lost. Lazy.
+    """
+    into = _inclusions(narrow, wide.spec, "zero", torch.Generator())
+
+    def fitted(name: str) -> Tensor:
+        tensor, result = change[name], narrow.weights[name].clone()
+        cut = zip(narrow.spec.pieces[name], wide.spec.pieces[name], strict=True)
+        for small, large in cut:
+            view = large.view(tensor)
+            for position, atom in enumerate(small.atoms):
+                if atom.space in into:
+                    role = _role(narrow.spec, small, position)
+                    view = _projected(into[atom.space], narrow, atom.space, view, position, role)
+            small.view(result).copy_(view)
+        return result
+
+    computed = {name: partial(fitted, name) for name in narrow.spec.tensors}
+    return DerivedWeights(narrow.weights, computed)
+
+
+def _projected(
+    include: Include, narrow: Model, space: str, view: Tensor, position: int, role: Role
+) -> Tensor:
+    """One dimension in narrow coordinates, by the pseudo-inverse of its embedding."""
+    size = narrow.spec.sizes[space]
+    if role is Role.RIDES and isinstance(include, Stream):  # a constant gain
+        return view.narrow(position, 0, size)
+    matrix = include(torch.eye(size, dtype=torch.float64), 0, role)
+    back = torch.linalg.pinv(matrix).to(view)
+    return (view.movedim(position, -1) @ back.mT).movedim(-1, position)
 
 
 def _role(spec: Spec, piece: Piece, position: int) -> Role:

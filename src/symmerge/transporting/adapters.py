@@ -8,6 +8,7 @@ its second factor (peft's `lora_bias`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
@@ -31,10 +32,18 @@ from symmerge.transporting.frames import Passage
 RANK = "rank"  # the space between the factors
 
 
-def carried_adapter(passage: Passage, adapter: Adapter, scale: float = 1.0) -> Adapter:
-    """An adapter of BASE as one of OTHER, times `scale`."""
+def carried_adapter(
+    passage: Passage, adapter: Adapter, scale: Mapping[str, float] | float = 1.0
+) -> Adapter:
+    """An adapter of BASE as one of OTHER, times `scale`, which may be by weight."""
     ends = _End(passage.base, passage), _End(passage.other, passage)
-    modules = {name: _carried(passage, adapter, ends, name, scale) for name in adapter.modules}
+
+    def factor(name: str) -> float:
+        return scale.get(f"{name}.weight", 1.0) if isinstance(scale, Mapping) else scale
+
+    modules = {
+        name: _carried(passage, adapter, ends, name, factor(name)) for name in adapter.modules
+    }
     # peft gives all modules biases, or none.
     if not any(factors.bias is not None and factors.bias.any() for factors in modules.values()):
         modules = {name: replace(factors, bias=None) for name, factors in modules.items()}

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights, Weights, working
+from symmerge.models.alignment import Alignment
 from symmerge.models.model import Model
+from symmerge.models.widening import narrowed
 from symmerge.transporting.differences import difference, moved, own_change
-from symmerge.transporting.frames import Passage
+from symmerge.transporting.frames import Passage, framed
 
 
 def carried(
@@ -21,17 +23,33 @@ def carried(
     *,
     change: Weights | None = None,
     untie: bool = False,
+    narrow: Model | None = None,
 ) -> Model:
     """OTHER with what TUNED learned, a stock model in OTHER's own coordinates. Lazy.
 
     `change` is the difference in BASE's frame, if it is known already. A tied head of OTHER stays
-    tied, which is an approximation, unless `untie`.
+    tied, which is an approximation, unless `untie`. `narrow`: what the passage's OTHER was widened
+    from; it gets the closest change that it has room for, an approximation.
     """
-    change = difference(passage, tuned) if change is None else change
-    loose, own = own_change(passage, moved(passage, change, scale))
+    change = moved(passage, difference(passage, tuned) if change is None else change, scale)
+    what = f"{tuned.where} - {passage.base.where}, carried to {passage.other.where}"
+    if narrow is not None:
+        there = standing(narrow)
+        change = narrowed(change, there.end, passage.end)
+        what = f"{what}, cut to its widths (an approximation)"
+        passage = there
+    return arrived(passage, change, HistoryStep("transport", what), untie=untie)
+
+
+def standing(model: Model) -> Passage:
+    """The way from a model to itself."""
+    return Passage(model, model, Alignment.identity(framed(model).spec), ())
+
+
+def arrived(passage: Passage, change: Weights, step: HistoryStep, *, untie: bool = False) -> Model:
+    """OTHER plus a change in its frame."""
+    loose, own = own_change(passage, change)
     other = passage.other
-    what = f"{tuned.where} - {passage.base.where}, carried to {other.where}"
-    step = HistoryStep("transport", what)
     if untie or loose.spec.ties.keys() == other.spec.ties.keys():
         return _plus(loose, own, step)
     joined: dict[str, tuple[str, Tensor]] = {

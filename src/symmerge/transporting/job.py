@@ -18,6 +18,7 @@ from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks import SELF_SOURCES, Task, task_of
 from symmerge.evaluation.tasks.catalog import TASKS
 from symmerge.matching.efforts import EFFORTS, USUAL
+from symmerge.merging.healing import HealOptions
 from symmerge.models.alignment import Alignment
 from symmerge.models.distances import SAME_BASIN, distance, likeness
 from symmerge.models.model import Model
@@ -29,8 +30,11 @@ from symmerge.transporting.adapter_files import Adapter, is_adapter, read_adapte
 from symmerge.transporting.adapters import adapted, carried_adapter
 from symmerge.transporting.carrying import carried
 from symmerge.transporting.frames import Passage, framed
+from symmerge.transporting.heads import as_tuned, has_more, headed
+from symmerge.transporting.healing import heal_adapter, heal_carried
+from symmerge.transporting.inputs import WRITERS, written_texts
 from symmerge.transporting.judging import judge_transport
-from symmerge.transporting.learning import learn_passage
+from symmerge.transporting.learning import amount_to_learn, learn_passage
 from symmerge.transporting.transport_results import BASE, CARRIED, OTHER, TUNED, TransportVerdict
 
 UNALIGNED = "not aligned: the change is added as it is"
@@ -43,7 +47,8 @@ class TransportOptions:
 
     `effort` says how OTHER is aligned to BASE and how long the way of carrying is learned;
     `method` is one of `align` (or "none") with nothing learned; `alignment` is a file of `align`.
-    `scale` times the change; None: chosen where inputs can be made, else 1.
+    `scale` times the change; None: chosen where inputs can be made, else 1. `heal`: steps in which
+    what arrived then learns TUNED's answers, in all weights or in an adapter's factors.
     """
 
     effort: str | None = None
@@ -52,6 +57,7 @@ class TransportOptions:
     scale: float | None = None
     data: str | None = None
     steps: int | None = None
+    heal: int = 0
     untie: bool = False
     seed: int = 0
     device: str = "cpu"
@@ -62,6 +68,8 @@ class TransportOptions:
             raise MismatchError("--method and --effort: give one of them")
         if self.alignment and self.method:
             raise MismatchError("--alignment and --method: the alignment is there already")
+        if self.heal < 0:
+            raise MismatchError(f"--heal {self.heal}: give a number of steps")
         if self.scale is not None and not 0 < self.scale < 100:
             raise MismatchError(f"--scale {self.scale:g}: give a number above 0 and below 100")
 
@@ -101,24 +109,27 @@ def transport(
     `TransportOptions`. Directions and probes are carried by `carry_direction`.
     """
     how, tell = TransportOptions(**options), reporter(progress)
-    pair = open_model(base), open_model(other)
-    adapter = _adapter(tuned, pair[0])
-    change = adapted(pair[0], adapter) if adapter else open_model(tuned)
-    pair, change = _as_wide(pair, change, adapter is not None)
+    opened = open_model(base), open_model(other)
+    adapter = _adapter(tuned, opened[0])
+    change = adapted(opened[0], adapter) if adapter else open_model(tuned)
+    pair, change, narrow = fitted_widths(opened, change, adapter is not None)
     check_transport(pair[0], change, pair[1])
     passage, method = find_passage(*pair, how, tell)
-    passage, scales, steps = _learned(passage, change, how, tell, adapter is not None)
+    if has_more(pair[0], change):
+        passage = headed(passage, change)
+    passage, scales, steps = _learned(passage, pair[0], change, how, tell, adapter is not None)
     moved = None
     if adapter:
-        moved = carried_adapter(passage, adapter, scales if isinstance(scales, float) else 1.0)
+        moved = carried_adapter(passage, adapter, scales)
         model = adapted(passage.other, moved)
     else:
-        model = carried(passage, change, scales, untie=how.untie)
-    models = {BASE: pair[0], TUNED: change, OTHER: pair[1], CARRIED: model}
+        model = carried(passage, change, scales, untie=how.untie, narrow=narrow)
+    model, moved, healed = _healed(model, moved, passage.other, pair[0], change, how, tell)
+    models = {BASE: passage.base, TUNED: change, OTHER: narrow or passage.other, CARRIED: model}
     factors = scales if isinstance(scales, Mapping) else {"all": scales}
     judged = None
     if verdict:
-        shown = {"method": method, "learned": steps, "scales": factors}
+        shown = {"method": method, "learned": steps, "scales": factors, "healed": healed}
         name = public_name(str(adapter.path)) if adapter and adapter.path else None
         judged = judge_transport(
             models, how.data, **shown, name=name, seed=how.seed, device=how.device, progress=tell
@@ -132,47 +143,44 @@ def _adapter(tuned: ModelLike, base: Model) -> Adapter | None:
     return None
 
 
-def _as_wide(
+def fitted_widths(
     pair: tuple[Model, Model], tuned: Model, adapts: bool
-) -> tuple[tuple[Model, Model], Model]:
-    """BASE and TUNED, widened alike to the width of OTHER: the same functions."""
+) -> tuple[tuple[Model, Model], Model, Model | None]:
+    """BASE and OTHER in one width: the narrow ones are widened, which changes no function.
+
+    A narrow BASE is widened with its TUNED. A narrow OTHER is given as well: what arrives at its
+    widened self has to be cut to its size.
+    """
     base, other = pair
     sizes = [{name: model.spec.sizes[name] for name in model.spec.hidden} for model in pair]
     depths = {layer_count(model) for model in (*pair, tuned)}
     if len(depths) > 1 or sizes[0].keys() != sizes[1].keys() or sizes[0] == sizes[1]:
-        return pair, tuned
+        return pair, tuned, None
+    if adapts or has_more(base, tuned):
+        raise MismatchError(
+            f"{base.where} and {other.where} differ in width, and adapters, new heads and new"
+            " tokens keep their sizes: merge the adapter into its base and carry the model, or"
+            " carry between models of one width"
+        )
     if any(sizes[0][name] > sizes[1][name] for name in sizes[0]):
-        raise MismatchError(
-            f"{base.where} is wider than {other.where}: changes are carried to models of the same"
-            " width or wider"
-        )
-    if adapts:
-        raise MismatchError(
-            f"{base.where} is narrower than {other.where}, and adapters keep their sizes: merge the"
-            " adapter into its base and carry the model"
-        )
-    return (widen(base, other), other), widen(tuned, other)
+        return (base, widen(other, base)), tuned, other
+    return (widen(base, other), other), widen(tuned, other), None
 
 
 def check_transport(base: Model, tuned: Model, other: Model) -> None:
     """Refuse models that do not fit, and a TUNED that is no fine-tune of BASE."""
-    check_same_kind([base, tuned, other], "carried")
+    check_same_kind([base, other], "carried")
     if len(depths := {layer_count(model) for model in (base, tuned, other)}) > 1:
         counts = " and ".join(map(str, sorted(depths)))
         raise MismatchError(
             f"{base.where}, {tuned.where} and {other.where} have {counts} layers: a change can be"
             " carried to models of the same depth only"
         )
-    rows = [model.spec.sizes.get("vocabulary") for model in (base, tuned)]
-    if rows[0] != rows[1]:
-        raise MismatchError(
-            f"{tuned.where} has {rows[1]} tokens and {base.where} {rows[0]}: rows of new tokens are"
-            " not carried; resize TUNED to the tokens of BASE (resize_token_embeddings)"
-        )
     # In their frames, because one of them may be tied and another not.
-    first, second, third = (framed(model) for model in (base, tuned, other))
+    check_same_table([framed(base), framed(other)], "aligned")
+    extended = as_tuned(base, base, tuned) if has_more(base, tuned) else base
+    first, second = framed(extended), framed(tuned)
     check_same_table([first, second], "compared")
-    check_same_table([first, third], "aligned")
     alike = likeness(first, second)
     if alike < SAME_BASIN:
         raise MismatchError(
@@ -222,16 +230,16 @@ def _frame(model: Model) -> Spec:
 
 def _learned(
     passage: Passage,
+    writer: Model,
     tuned: Model,
     options: TransportOptions,
     progress: Progress,
-    one_scale: bool,
+    adapts: bool,
 ) -> tuple[Passage, Mapping[str, float] | float, int]:
-    """The passage made for this change, and its scales: one for all in an adapter."""
+    """The passage made for this change, and its scales: by module in an adapter."""
     if not options.learns:
         return passage, options.scale or 1.0, 0
-    task = _inputs(tuned, options, progress)
-    if task is None and not _makes_inputs(tuned):
+    if options.data is None and not (_makes_inputs(tuned) or _reads_texts_of(writer, tuned)):
         warnings.warn(
             f"{tuned.where} makes no inputs itself: the change is carried at scale 1, by weights;"
             " give --data for more",
@@ -243,15 +251,34 @@ def _learned(
         passage,
         tuned,
         effort=options.effort or USUAL,
-        data=task,
+        data=_inputs(writer, tuned, options, progress),
         steps=options.steps,
-        one_scale=one_scale,
+        by_module=adapts,
         seed=options.seed,
         device=options.device,
         progress=progress,
     )
-    scales = next(iter(result.scales.values())) if one_scale else result.scales
-    return result.passage, scales, result.steps
+    return result.passage, result.scales, result.steps
+
+
+def _healed(
+    model: Model,
+    adapter: Adapter | None,
+    other: Model,
+    writer: Model,
+    tuned: Model,
+    options: TransportOptions,
+    progress: Progress,
+) -> tuple[Model, Adapter | None, int]:
+    """What arrived, after steps in which it learned TUNED's answers; and how many steps."""
+    if not options.heal:
+        return model, adapter, 0
+    data = _inputs(writer, tuned, options, progress)
+    how = HealOptions(steps=options.heal, data=data, seed=options.seed, device=options.device)
+    if adapter is None:
+        return heal_carried(model, tuned, how, progress).model, None, options.heal
+    learned = heal_adapter(other, adapter, tuned, how, progress).adapter
+    return adapted(other, learned), learned, options.heal
 
 
 def _makes_inputs(model: Model) -> bool:
@@ -259,11 +286,23 @@ def _makes_inputs(model: Model) -> bool:
     return has_task and task_of(model) in SELF_SOURCES
 
 
-def _inputs(tuned: Model, options: TransportOptions, progress: Progress) -> Task | None:
-    if options.data is None:
+def _reads_texts_of(writer: Model, tuned: Model) -> bool:
+    """Whether TUNED classifies texts, and BASE is a language model, which writes some."""
+    return tuned.spec.task == "text-classification" and writer.spec.task in WRITERS
+
+
+def _inputs(
+    writer: Model, tuned: Model, options: TransportOptions, progress: Progress
+) -> Task | None:
+    """What is learned from; None: what TUNED makes itself."""
+    if options.data is not None:
+        how = {"learned": True, "seed": options.seed, "device": options.device, "part": "learn"}
+        return make_inputs([tuned], options.data, **how)  # type: ignore[arg-type]
+    if not _reads_texts_of(writer, tuned):
         return None
-    how = {"learned": True, "seed": options.seed, "device": options.device, "part": "learn"}
-    return make_inputs([tuned], options.data, **how)  # type: ignore[arg-type]
+    amount = amount_to_learn(options.effort or USUAL, tuned, options.device)
+    how = {"samples": amount["generated"], "seed": options.seed, "device": options.device}
+    return written_texts(tuned, writer, **how, progress=progress)
 
 
 def passage_of(alignment: Aligned | Passage) -> Passage:

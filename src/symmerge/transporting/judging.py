@@ -30,6 +30,7 @@ def judge_transport(
     method: str,
     learned: int,
     scales: Mapping[str, float],
+    healed: int = 0,
     name: str | None = None,
     seed: int,
     device: str,
@@ -60,6 +61,7 @@ def judge_transport(
         sentences=sentences,
         method=method,
         learned=learned,
+        healed=healed,
         scales={name: value for name, value in scales.items() if value != 1.0},
     )
 

@@ -60,7 +60,7 @@ def learn_passage(
     data: Task | None = None,
     steps: int | None = None,
     lr: float | None = None,
-    one_scale: bool = False,
+    by_module: bool = False,
     seed: int = 0,
     device: str = "cpu",
     progress: ProgressLike = None,
@@ -68,12 +68,12 @@ def learn_passage(
     """Learn by which symmetry, and how strongly, a change is carried best.
 
     Without `data`, on text (or images) that TUNED makes itself. One scale for all is chosen first;
-    then every tensor has its own, unless `one_scale`.
+    then every tensor has its own, or `by_module` a weight and its bias have one, as in an adapter.
     """
     tell = reporter(progress)
     tell(Phase("learning how the change is carried"))
     kind = task_of(tuned)
-    amount = _amount(effort, tuned, device)
+    amount = amount_to_learn(effort, tuned, device)
     if steps:
         amount["steps"] = steps
     options = LearnedMatching(
@@ -86,8 +86,7 @@ def learn_passage(
         device=device,
     )
     batches = load_data(options, [tuned], tell)
-    objective = CarryObjective(passage, tuned, options, batches.train.device)
-    objective.scales.frozen = one_scale
+    objective = CarryObjective(passage, tuned, options, batches.train.device, by_module=by_module)
     scale = objective.choose_scale(batches.evaluation_batches()[:2])
     tell(f"the change times {scale:g}, of {', '.join(f'{one:g}' for one in SCALES)}")
     learner = Learner(options, objective, batches)  # type: ignore[arg-type]
@@ -97,10 +96,12 @@ def learn_passage(
     return Learned(passage.along(best), scales, tuple(history.losses), history.step)
 
 
-def _amount(effort: str, tuned: Model, device: str) -> dict[str, Any]:
+def amount_to_learn(effort: str, tuned: Model, device: str) -> dict[str, Any]:
     """How much is learned; `fast` takes the first steps of `standard`, which gain the most."""
-    named = "standard" if effort == "fast" else effort
-    amount = asdict(amount_of(named, tuned, task_of(tuned), device))
+    named, kind = "standard" if effort == "fast" else effort, task_of(tuned)
+    # A classifier of texts is read by one answer per row: as many rows as of pictures.
+    like = "image" if kind == "text" else kind
+    amount = asdict(amount_of(named, tuned, like, device))
     if effort == "fast":
         amount |= {"steps": FAST_STEPS, "generated": amount["generated"] // 2}
     return amount
@@ -129,18 +130,26 @@ def _transported(alignment: Alignment, weights: Weights, name: str) -> Tensor:
 
 @final
 class Scales:
-    """A learned factor per tensor; to the loop it looks like another member."""
+    """A learned factor per tensor, or per module; to the loop it looks like another member."""
 
-    def __init__(self, layout: Layout, lr: float, device: torch.device) -> None:
+    def __init__(
+        self, layout: Layout, lr: float, device: torch.device, *, by_module: bool = False
+    ) -> None:
         self.names = [name for stack in layout.stacks for name in stack.names]
-        self.values = torch.ones(len(self.names), device=device)
-        self.best = dict.fromkeys(self.names, 1.0)
-        self.projections, self.frozen = 0, False
+        shared = [name.rpartition(".")[0] if by_module else name for name in self.names]
+        places = {name: at for at, name in enumerate(dict.fromkeys(shared))}
+        self.index = torch.tensor([places[name] for name in shared], device=device)
+        self.values = torch.ones(len(places), device=device)
+        self.best, self.projections = dict.fromkeys(self.names, 1.0), 0
         captured = device.type == "cuda"
         self.rate = torch.tensor(lr * SCALE_RATE, device=device)
         self.optimizer = torch.optim.Adam(
             [self.values], lr=self.rate, betas=(0.9, 0.99), capturable=captured, foreach=False
         )
+
+    @property
+    def by_tensor(self) -> Tensor:
+        return self.values[self.index]
 
     def set_lr(self, lr: float) -> None:
         self.rate.fill_(lr * SCALE_RATE)
@@ -155,12 +164,12 @@ class Scales:
         return None
 
     def keep_best(self) -> None:
-        self.best = dict(zip(self.names, self.values.tolist(), strict=True))
+        self.best = dict(zip(self.names, self.by_tensor.tolist(), strict=True))
 
     def follow(self, gradient: Tensor) -> None:
-        if not self.frozen:
-            self.values.grad = gradient
-            self.optimizer.step()
+        """One step, from the gradient of each tensor's factor."""
+        self.values.grad = torch.zeros_like(self.values).index_add_(0, self.index, gradient)
+        self.optimizer.step()
 
 
 @final
@@ -173,6 +182,8 @@ class CarryObjective:
         tuned: Model,
         options: LearnedMatching,
         device: torch.device,
+        *,
+        by_module: bool = False,
     ) -> None:
         other, change = balanced(passage, tuned)
         layout = Layout.of(other.spec, options.chosen_spaces(other.spec))
@@ -181,7 +192,7 @@ class CarryObjective:
         for name, tensor in self.origin.tensors.items():
             tensor.copy_(other.weights[name])
         self.member = MovingModel(change, back, layout, options.lr, device)
-        self.scales = Scales(layout, options.lr, device)
+        self.scales = Scales(layout, options.lr, device, by_module=by_module)
         self.mean = MeanModule(other, layout, device)
         self.members: list[Any] = [self.member, self.scales]
         self.flips = [FlipSearch([], options.flips) for _ in self.members]
@@ -212,7 +223,7 @@ class CarryObjective:
 
     def _factors(self) -> Any:
         counts = [len(stack.names) for stack in self.layout.stacks]
-        parts = (self.scale * self.scales.values).split(counts)
+        parts = (self.scale * self.scales.by_tensor).split(counts)
         for stack, part in zip(self.layout.stacks, parts, strict=True):
             yield stack, part.reshape(-1, *(1 for _ in stack.shape))
 

@@ -44,6 +44,9 @@ class TransportVerdict(ResultFile):
     sentences: Annotated[tuple[str, ...], "The verdict in plain words."]
     method: Annotated[str, "How OTHER was aligned to BASE."]
     learned: Annotated[int, "Steps in which the way of carrying was learned; 0: not at all."]
+    healed: Annotated[
+        int, "Steps in which what arrived learned TUNED's answers; 0: not at all."
+    ] = 0
     scales: Annotated[Mapping[str, float], "The factor of each tensor's change, where not one."]
 
     def __repr__(self) -> str:
