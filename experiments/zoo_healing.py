@@ -12,6 +12,7 @@ stream, an untied decoder.
 from __future__ import annotations
 
 import argparse
+import json
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from images import Images
 from measured import HEAL_STEPS, STEPS, Cells, Rows, Setting, midpoint, parser, run
 from parents import beginning
+from safetensors.torch import save_file
 
 import symmerge as sm
 from symmerge.evaluation.tasks import Task, make_task, task_of
@@ -116,13 +118,16 @@ def untied(setting: Setting) -> Setting:
 
 
 def _untied(model: Model, folder: Path) -> Model:
-    from transformers import AutoModelForMaskedLM
-
-    module: Any = AutoModelForMaskedLM.from_pretrained(model.path)
-    module.config.tie_word_embeddings = False
-    decoder = module.get_output_embeddings()
-    decoder.weight = torch.nn.Parameter(decoder.weight.detach().clone())
-    module.save_pretrained(folder)
+    """Written with the decoder's tensors of its own, and a config that says so."""
+    assert model.path is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.loads((model.path / "config.json").read_text())
+    tensors = {name: model.weights[name].clone() for name in model.weights}
+    decoder = "cls.predictions.decoder"
+    tensors[f"{decoder}.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+    tensors[f"{decoder}.bias"] = tensors["cls.predictions.bias"].clone()
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    save_file(tensors, folder / "model.safetensors")
     for file in model.files:
         (folder / file.name).write_bytes(file.read_bytes())
     return sm.load(folder)
