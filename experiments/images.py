@@ -27,6 +27,7 @@ from measured import (
     Rows,
     Setting,
     Values,
+    averaged,
     hard,
     measure,
     midpoint,
@@ -130,7 +131,7 @@ def skills(options: argparse.Namespace, cells: Cells, images: Images) -> None:
     rows: Rows = {
         "A": lambda s: s.models[0],
         "B": lambda s: s.models[1],
-        "average": lambda s: sm.average(*s.models),
+        "average": averaged,
         "weights": lambda s: midpoint(s.weights()),
         f"learned {LONG}, augmented": learned,
         f"learned {LONG}, augmented, healed 300": lambda s: s.healed(learned(s), data=crops),
@@ -140,9 +141,7 @@ def skills(options: argparse.Namespace, cells: Cells, images: Images) -> None:
             s, LONGER, images.inputs("augmented x 4")
         ),
         f"A healed {LONG + 300}": lambda s: s.healed(s.models[0], LONG + 300, data=crops),
-        f"average healed {LONG + 300}": lambda s: s.healed(
-            sm.average(*s.models), LONG + 300, data=crops
-        ),
+        f"average healed {LONG + 300}": lambda s: s.healed(averaged(s), LONG + 300, data=crops),
         f"learned {LONG}, mixed": lambda s: learned(s, LONG, images.inputs("mixed")),
     }
     for number in range(options.pairs):
@@ -176,7 +175,7 @@ def accuracy_rows(images: Images) -> tuple[Rows, Rows]:
     first: Rows = {
         "A": lambda s: s.models[0],
         "B": lambda s: s.models[1],
-        "average": lambda s: sm.average(*s.models),
+        "average": averaged,
         "weights": lambda s: midpoint(s.weights()),
         f"{LONG}, mean of probabilities": base,
         f"{LONG}, mean of logits": row(answer=product()),
@@ -204,7 +203,7 @@ def accuracy_rows(images: Images) -> tuple[Rows, Rows]:
             row("mixed x 4")(s), data=images.inputs("mixed x 4")
         ),
         "A healed 1300": lambda s: s.healed(s.models[0], 1300, data=crops),
-        "average healed 1300": lambda s: s.healed(sm.average(*s.models), 1300, data=crops),
+        "average healed 1300": lambda s: s.healed(averaged(s), 1300, data=crops),
     }
     return first, more
 
@@ -234,10 +233,11 @@ def accuracy(options: argparse.Namespace, cells: Cells, images: Images) -> None:
         name: Setting(options, options.work / f"accuracy-{name}", pair, held)
         for name, pair in settings.items()
     }
-    for rows in (first, more):
+    for row, make in {**first, **more}.items():  # each row for all pairs, so that none is alone
         for name, setting in made.items():
-            run(cells, "accuracy", name, setting, rows)
-            overfitted(cells, name, setting, images, rows=first)
+            run(cells, "accuracy", name, setting, {row: make})
+    for name, setting in made.items():
+        overfitted(cells, name, setting, images, rows=first)
 
 
 def overfitted(cells: Cells, name: str, setting: Setting, images: Images, *, rows: Rows) -> None:

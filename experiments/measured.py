@@ -272,6 +272,12 @@ def midpoint(result: Any) -> Model:
     return sm.average(*result.models)
 
 
+def averaged(setting: Setting) -> Model:
+    """The mean of the models as they are."""
+    a, b = setting.models
+    return sm.average(a, b)
+
+
 Rows = dict[str, Callable[[Setting], Model]]
 
 

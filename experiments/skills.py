@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
-from measured import HEAL_STEPS, STEPS, Cells, Rows, Setting, fresh, midpoint, parser, run
+from measured import HEAL_STEPS, STEPS, Cells, Rows, Setting, averaged, fresh, midpoint, parser, run
 from parents import GPT2, both_texts, texts, tokenizer_file, tokens_of
 
 import symmerge as sm
@@ -29,7 +30,7 @@ def both(setting: Setting) -> Task:
     if "both" not in setting.inputs:
         tiny, place = setting.options.tiny, setting.options.work / "both.txt"
         rows, length = (32, 32) if tiny else (2048, 256)
-        how = {"max_samples": rows, "length": length, "seed": 1}
+        how: dict[str, Any] = {"max_samples": rows, "length": length, "seed": 1}
         setting.inputs["both"] = make_task("clm", str(place), setting.models, **how)
     return setting.inputs["both"]
 
@@ -39,23 +40,23 @@ def learned(setting: Setting, target: str = "bayes") -> Model:
 
 
 def long(setting: Setting) -> Model:
-    how = {"data": setting.made("long"), "steps": LONG, "target": "bayes"}
+    how: dict[str, Any] = {"data": setting.made("long"), "steps": LONG, "target": "bayes"}
     return midpoint(setting.learned("long", **how))
 
 
 def on_text(setting: Setting, steps: int = LONG) -> Model:
-    how = {"data": both(setting), "steps": steps, "target": "bayes"}
+    how: dict[str, Any] = {"data": both(setting), "steps": steps, "target": "bayes"}
     return midpoint(setting.learned(f"text {steps}", **how))
 
 
-def healed(setting: Setting, model: Model, steps: int = HEAL_STEPS, **more: object) -> Model:
-    return setting.healed(model, steps, **{"target": "bayes", **more})  # type: ignore[arg-type]
+def healed(setting: Setting, model: Model, steps: int = HEAL_STEPS, **more: Any) -> Model:
+    return setting.healed(model, steps, **{"target": "bayes", **more})
 
 
 FIRST: Rows = {
     "A": lambda s: s.models[0],
     "B": lambda s: s.models[1],
-    "average": lambda s: sm.average(*s.models),
+    "average": averaged,
     "weights": lambda s: midpoint(s.weights()),
     f"learned {STEPS}": learned,
     f"learned {STEPS}, healed 300": lambda s: healed(s, learned(s)),
@@ -66,7 +67,7 @@ FIRST: Rows = {
 }
 CONTROLS: Rows = {
     f"A healed {COST}": lambda s: healed(s, s.models[0], COST),
-    f"average healed {COST}": lambda s: healed(s, sm.average(*s.models), COST),
+    f"average healed {COST}": lambda s: healed(s, averaged(s), COST),
     f"weights healed {COST}": lambda s: healed(s, midpoint(s.weights()), COST),
     f"B healed {COST}": lambda s: healed(s, s.models[1], COST),
     f"A, the plain ensemble distilled {COST}": lambda s: healed(
@@ -117,7 +118,10 @@ def main() -> None:
         if cells.late:
             break
         models = pair(options, number, files)
-        how = {"max_samples": 8 if options.tiny else 64, "length": 32 if options.tiny else 256}
+        how: dict[str, Any] = {
+            "max_samples": 8 if options.tiny else 64,
+            "length": 32 if options.tiny else 256,
+        }
         held = held or {
             name: make_task("clm", str(files[f"{name}-test"]), models, **how)
             for name in ("novels", "news")

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from images import Images
-from measured import HEAL_STEPS, STEPS, Cells, Rows, Setting, midpoint, parser, run
+from measured import HEAL_STEPS, STEPS, Cells, Rows, Setting, averaged, midpoint, parser, run
 from parents import beginning
 from safetensors.torch import save_file
 
@@ -43,8 +43,8 @@ ROWS: Rows = {
     f"learned {STEPS}, healed 300": lambda s: s.healed(learned(s)),
     "A healed 300": lambda s: s.healed(s.models[0]),
     f"A healed {COST}": lambda s: s.healed(s.models[0], COST),
-    "average": lambda s: sm.average(*s.models),
-    f"average healed {COST}": lambda s: s.healed(sm.average(*s.models), COST),
+    "average": averaged,
+    f"average healed {COST}": lambda s: s.healed(averaged(s), COST),
     f"weights healed {COST}": lambda s: s.healed(midpoint(s.weights()), COST),
     f"B healed {COST}": lambda s: s.healed(s.models[1], COST),
 }
@@ -64,9 +64,7 @@ def image_rows(images: Images) -> Rows:
         f"learned {STEPS} on images, healed 300": lambda s: s.healed(from_images(s), data=crops()),
         "A healed 300 on images": lambda s: s.healed(s.models[0], data=crops()),
         f"A healed {COST} on images": lambda s: s.healed(s.models[0], COST, data=crops()),
-        f"average healed {COST} on images": lambda s: s.healed(
-            sm.average(*s.models), COST, data=crops()
-        ),
+        f"average healed {COST} on images": lambda s: s.healed(averaged(s), COST, data=crops()),
     }
 
 
@@ -94,10 +92,13 @@ def on_novels(setting: Setting, name: str, **how: Any) -> Model:
 def soft(setting: Setting, steps: int) -> Any:
     """Aligned by soft permutations of stream, units and heads, hardened."""
     if "soft" not in setting.aligned:
-        how = {"data": novels(setting), "start": setting.weights().solution.alignment}
+        how: dict[str, Any] = {
+            "data": novels(setting),
+            "start": setting.weights().solution.alignment,
+        }
         how |= {"steps": setting.steps(steps), "target": "parents", **setting.size}
-        recipe = with_options(get_recipe("soft-hardened"), **how)  # type: ignore[arg-type]
-        setting.aligned["soft"] = sm.align(*setting.models, recipe)
+        recipe = with_options(get_recipe("soft-hardened"), **how)
+        setting.aligned["soft"] = sm.align(setting.models[0], setting.models[1], recipe)
     return setting.aligned["soft"]
 
 
@@ -138,9 +139,7 @@ POST_NORM: Rows = {
     f"learned {LONG} on text, flips, healed 300 on text": lambda s: s.healed(
         on_novels(s, "flips", permutations=True), data=novels(s)
     ),
-    f"average healed {LONG} on text": lambda s: s.healed(
-        sm.average(*s.models), LONG, data=novels(s)
-    ),
+    f"average healed {LONG} on text": lambda s: s.healed(averaged(s), LONG, data=novels(s)),
     f"A healed {LONG + 300} on text": lambda s: s.healed(s.models[0], LONG + 300, data=novels(s)),
     f"learned {LONG} on text, flips, untied": lambda s: on_novels(
         untied(s), "flips", permutations=True
