@@ -170,6 +170,13 @@ FURTHER: dict[str, dict[str, Control]] = {
     "deit-teacher": {
         "one head left behind": left_behind("distillation_classifier.weight"),
     },
+    "ijepa": {
+        **ONES,
+        **GELU,
+        **HEADS,
+        "positions left behind": left_behind("ijepa.embeddings.position_embeddings"),
+    },
+    "ijepa-relu": {"signs on ReLU": wrong_group("ff", SignedPermutation)},
     "beit": {
         **ONES,
         **GELU,

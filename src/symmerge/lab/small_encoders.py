@@ -40,6 +40,11 @@ ENCODERS: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "deit": ("DeiTForImageClassification", _VISION),
     "deit-teacher": ("DeiTForImageClassificationWithTeacher", _VISION),
+    "ijepa": ("IJepaForImageClassification", _VISION),
+    "ijepa-relu": (
+        "IJepaForImageClassification",
+        {**_VISION, "qkv_bias": False, "hidden_act": "relu"},
+    ),
     "beit": (
         "BeitForImageClassification",
         {**_VISION, "use_relative_position_bias": True, "use_mean_pooling": False},
