@@ -26,7 +26,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("name")
     parser.add_argument("--size", default="published")
     parser.add_argument("--column", action="append", default=[])
-    parser.add_argument("--row", action="append", default=[], help="rows to compute, by their beginning")
+    parser.add_argument(
+        "--row", action="append", default=[], help="rows to compute, by their beginning"
+    )
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--device", default=None)
     parser.add_argument("--data-dir", type=Path)
