@@ -83,7 +83,10 @@ def _entry(entry: TableEntry, outcome: RunOutcome) -> EntryRecord:
     values = _floats(values_of(entry, outcome.results))
     # No mean if a value overflowed.
     estimate = Estimate.of(values) if values and all(map(isfinite, values)) else None
+    # The line that was measured in another form is in a part of the result.
+    part = entry.quantity.rpartition("/")[0]
     results = [outcome.results.get(cell.key, {}) for cell in entry.cells]
+    results = [result.get(part, result) for result in results]
     return EntryRecord(
         row=entry.row,
         column=entry.column,
