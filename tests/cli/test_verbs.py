@@ -294,7 +294,7 @@ def test_a_model_by_two_names_is_one_model(tmp_path, place, model):
 
 def test_the_line_between_merges_by_circuits(place, model, measure):
     """Saved and loaded again, which only symmerge can; merged at 0 such a model is its parent."""
-    folders = {t: place / f"circuits-{t}" for t in (0, 0.25, 0.75)}
+    folders = {t: place / f"circuits-{t}" for t in (0, 0.25, 0.5, 0.75)}
     for t, folder in folders.items():
         run(
             "merge",
@@ -321,6 +321,11 @@ def test_the_line_between_merges_by_circuits(place, model, measure):
         and abs(losses[0] - alone(task, sm.average(parent, other, 0.25))["loss"]) > 1e-4
     )  # no average of factors
     assert alone(task, start)["loss"] == pytest.approx(alone(task, parent)["loss"], rel=1e-5)
+    both, _ = measure("both", model(), model(seed=1), method="none", more=("--circuits",))
+    factors, circuits = (method["points"][1]["loss"] for method in both["methods"])
+    task, (half,) = task_of(place, folders[0.5])
+    assert circuits == pytest.approx(alone(task, half)["loss"], rel=1e-5)
+    assert abs(factors - circuits) > 1e-4
 
 
 # report

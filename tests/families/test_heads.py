@@ -61,6 +61,7 @@ FURTHER = {
     "DebertaV2": ("deberta-v2", TOKEN, ANSWER),
     "Albert": ("albert", "ForPreTraining", TOKEN, ANSWER, BARE_MODEL),
     "DeiT": ("deit", BARE_MODEL),
+    "IJepa": ("ijepa", BARE_MODEL),
     "Beit": ("beit", BARE_MODEL),
     "Dinov2": ("dinov2", BARE_MODEL),
     "Dinov2WithRegisters": ("dinov2_with_registers", BARE_MODEL),

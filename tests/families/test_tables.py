@@ -120,6 +120,7 @@ RESIDUAL = {
     **dict.fromkeys(("electra", "mpnet", "albert", "deberta-v2"), Permutation(48)),
     **dict.fromkeys(("cohere", "gptj", "gpt_neo", "phi"), OrthogonalFixingOnes(48)),
     **dict.fromkeys(("falcon", "bloom", "mpt", "deit", "beit"), OrthogonalFixingOnes(48)),
+    "ijepa": OrthogonalFixingOnes(48),
     **dict.fromkeys(("dinov2", "dinov2_with_registers"), OrthogonalFixingOnes(48)),
 }
 QUERY_KEY = {

@@ -208,6 +208,13 @@ FURTHER: dict[str, dict[str, Control]] = {
         "what stands for hidden patches left behind": left_behind("decoder.mask_token"),
         "prediction left behind": left_behind("decoder.decoder_pred.weight"),
     },
+    "ijepa": {
+        **ONES,
+        **GELU,
+        **HEADS,
+        "positions left behind": left_behind("ijepa.embeddings.position_embeddings"),
+    },
+    "ijepa-relu": {"signs on ReLU": wrong_group("ff", SignedPermutation)},
     "beit": {
         **ONES,
         **GELU,

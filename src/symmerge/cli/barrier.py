@@ -37,13 +37,20 @@ from symmerge.cli.options.common import (
 )
 from symmerge.cli.options.groups import verb
 from symmerge.cli.options.matching import Steps
-from symmerge.evaluation.lines import combine_pairs, even_steps, measure_lines, write_curves
+from symmerge.evaluation.lines import (
+    by_circuits,
+    combine_pairs,
+    even_steps,
+    measure_lines,
+    write_curves,
+)
 from symmerge.evaluation.results import CurveFile, CurvesFile, SimplexFile
 from symmerge.evaluation.side_by_side import describe_data, usual_data
 from symmerge.evaluation.simplices import POINTS as TOGETHER_POINTS
 from symmerge.evaluation.simplices import measure_methods, simplex_places, write_simplex
 from symmerge.evaluation.tasks import Task, make_task, task_of
 from symmerge.matching.efforts import EFFORTS
+from symmerge.models.circuit_form import check_circuits
 from symmerge.models.model import Model, device_of, load
 from symmerge.models.progress import Phase
 from symmerge.models.tables import check_same_table
@@ -123,6 +130,14 @@ class Further:
         int | None,
         typer.Option(help="How many samples of --calibration to use.", show_default="by task"),
     ] = None
+    circuits: Annotated[
+        bool,
+        typer.Option(
+            "--circuits",
+            help="Also every line with attention averaged as circuits, as papers do: no stock"
+            " models, for comparison.",
+        ),
+    ] = False
 
 
 @verb(
@@ -173,6 +188,7 @@ def barrier(
     if out is not None:
         refuse(out.absolute(), overwrite, folders)  # before any work
     opened = list(folder.models) if folder else [load(path) for path in folders]
+    _check_circuits(further.circuits, opened[0], together)
     data = measured.data or usual_data(opened[0])
     task = _task(data, further, opened, compared)  # bad data fails before the solver runs
     lines = _lines(folder, opened, compared, further, data, together)
@@ -194,6 +210,7 @@ class _Lines:
 
     folder: AlignedFolder | None
     recipes: Recipes
+    circuits: bool = False
 
 
 def _lines(
@@ -208,7 +225,7 @@ def _lines(
     if folder and compared.method is None:
         if together:
             check_together(len(models), {})
-        return _Lines(folder, {})
+        return _Lines(folder, {}, further.circuits)
     options = {**vars(compared), "method": compared.method or METHODS_USUAL}
     comparison = Comparison(**options, calibration_samples=further.calibration_samples)
     recipes = comparison.beside_aligned(folder) if folder else comparison.recipes(models[0])
@@ -217,7 +234,15 @@ def _lines(
     recipes = comparison.with_inputs(recipes, models, data)
     if None in recipes.values():
         check_same_table(models, "joined by a line")
-    return _Lines(folder, recipes)
+    return _Lines(folder, recipes, further.circuits)
+
+
+def _check_circuits(circuits: bool, model: Model, together: bool) -> None:
+    """Refuse --circuits where there are none, and of many models, before any work."""
+    if circuits and together:
+        raise MismatchError("--circuits is for the lines of pairs: leave out --together")
+    if circuits:
+        check_circuits(model)
 
 
 def _task(data: str, further: Further, models: Sequence[Model], compared: Compared) -> Task:
@@ -259,6 +284,7 @@ def _measure_pairs(
         }
         methods = [aligned_line(lines.folder, a, b)] if lines.folder else []
         methods += [line_method(name, a, b, alignments.get(name)) for name in lines.recipes]
+        methods += [by_circuits(method, a) for method in methods] if lines.circuits else []
         ticks = len(task.batches) * points * len(methods)
         with console.progress(f"evaluating{which}", ticks) as tick:
             how = {"points": points, "device": device, "progress": tick}

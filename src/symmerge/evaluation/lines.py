@@ -26,6 +26,7 @@ from symmerge.evaluation.results import (
     PairRecord,
 )
 from symmerge.evaluation.tasks import Task
+from symmerge.models.circuit_form import circuit_ends
 from symmerge.models.model import Model, Progress
 from symmerge.models.progress import ProgressLike, reporter
 
@@ -113,6 +114,15 @@ class LineMethod:
     settings: Mapping[str, object] = field(default_factory=dict)
     objective: tuple[float, ...] = ()
     exact: bool = True
+
+
+def by_circuits(line: LineMethod, original: Model) -> LineMethod:
+    """The same line with attention averaged as circuits: no stock models, for comparison.
+
+    `original` is a model of the pair as it was loaded, before a method fixed any of its spaces.
+    """
+    a, b = circuit_ends(line.a, line.b, original)
+    return replace(line, name=f"{line.name}-circuits", label=f"{line.label}, circuits", a=a, b=b)
 
 
 def measure_lines(

@@ -82,6 +82,11 @@ ENCODERS: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "vit_mae-features": ("ViTMAEModel", VISION),
+    "ijepa": ("IJepaForImageClassification", VISION),
+    "ijepa-relu": (
+        "IJepaForImageClassification",
+        {**VISION, "qkv_bias": False, "hidden_act": "relu"},
+    ),
     "beit": (
         "BeitForImageClassification",
         {**VISION, "use_relative_position_bias": True, "use_mean_pooling": False},

@@ -11,12 +11,12 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
 from symmerge.checkpoints.memory import freed_memory_kept
 from symmerge.distributed import decided_by_first, rank_and_world_size
 from symmerge.matching.base import Solution, Universe
-from symmerge.matching.learning.data import check_data, load_data
+from symmerge.matching.learning.data import LearningData, check_data, load_data
 from symmerge.matching.learning.learner import Learner, joint_learner, pair_learner
 from symmerge.matching.learning.options import LearningOptions
 from symmerge.matching.learning.samplers import DIRICHLET, Shares
@@ -24,7 +24,8 @@ from symmerge.matching.learning.spaces import choose_spaces
 from symmerge.matching.learning.start import first_solution, resumed_start, saver_with_start
 from symmerge.matching.optimization.loop import Hooks, Loop, Saver
 from symmerge.matching.resume import ResumeEntry, ResumeFile
-from symmerge.models.alignment import Alignment
+from symmerge.models.alignment import Alignment, apply
+from symmerge.models.circuit_form import check_circuits, circuit_spaces, separate_heads
 from symmerge.models.model import Model, Progress
 from symmerge.models.progress import Phase, reporter
 from symmerge.models.tables import check_same_table
@@ -37,6 +38,8 @@ class LearnedMatching(LearningOptions):
     """Options of learned matching: `LearnedMatching(data=make_task("clm", "text.txt", [a, b]))`.
 
     Without `permutations`, units, heads and a permuted stream keep the order found by the start.
+    With `attention="circuits"` the models between have the mean of the heads' circuits, so bases
+    inside heads do not matter: no stock checkpoints, for comparison with published numbers.
     For the other options see `LearningOptions`.
     """
 
@@ -47,6 +50,7 @@ class LearnedMatching(LearningOptions):
     permutations: bool = True
     flips: float = 0.05  # the largest share of positions that may flip at a time
     patience: int = 10  # evaluations (20 per run) without improvement
+    attention: Literal["factors", "circuits"] = "factors"  # what of a head is averaged
     method: ClassVar[str] = "learned"
 
     def __post_init__(self) -> None:
@@ -81,6 +85,9 @@ class LearnedMatching(LearningOptions):
         check_data(self, a)
         entry = decided_by_first(resume_file.read) if resume_file else None
         entry = entry if entry and "learned" in entry.record else None
+        if self.attention == "circuits":  # states are of doubled heads: not kept
+            check_circuits(a)
+            entry = resume_file = None
         if rank_and_world_size()[0]:  # the first process reports and saves
             progress, resume_file = reporter(None), None
         if entry:
@@ -91,7 +98,7 @@ class LearnedMatching(LearningOptions):
             return start
         try:
             data = load_data(self, [a, b], progress)
-            learner = pair_learner(self, a, b, start.alignment, data)
+            learner = self._learner(a, b, start.alignment, data)
         except KeyboardInterrupt:  # while inputs are generated
             return replace(start, interrupted=True)
         loop = _loop(learner, progress, saver_with_start(resume_file, start))
@@ -99,12 +106,27 @@ class LearnedMatching(LearningOptions):
             loop.resume(entry)
         return replace(self._solution(start, loop), seconds=time.perf_counter() - began)
 
+    def _learner(self, a: Model, b: Model, start: Alignment, data: LearningData) -> Learner:
+        if self.attention == "factors":
+            return pair_learner(self, a, b, start, data)
+        wide = [model.cached() for model in separate_heads(a, apply(start, b))]
+        identity = Alignment.identity(wide[0].spec)
+        return pair_learner(self, *wide, identity, data, circuits=circuit_spaces(a))
+
+    def _learned(self, start: Alignment, best: Alignment) -> Alignment:
+        """The best alignment in the models' own table; bases inside heads as at the start."""
+        if self.attention == "factors":
+            return best
+        own = Alignment.identity(start.spec).elements
+        moved = {name: best[name] for name in own.keys() & best.spec.hidden.keys()}
+        return Alignment(start.spec, {**own, **moved}).compose(start)
+
     def _solution(self, start: Solution, loop: Loop[ResumeEntry]) -> Solution:
         history, learner = loop.run_to_best(), loop.subject
         assert isinstance(learner, Learner)
         return replace(
             start,
-            alignment=learner.objective.members[0].best,
+            alignment=self._learned(start.alignment, learner.objective.members[0].best),
             objective=tuple(history.losses),
             by_space={},
             converged=not history.interrupted and not history.failed,

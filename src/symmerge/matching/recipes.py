@@ -246,6 +246,12 @@ RECIPES: Mapping[str, Recipe] = {
         restrict=PERMUTATIONS,
         steps=(),
     ),
+    "learned-permutations-free": Recipe(
+        about="learned permutations of units, heads and stream, with any basis inside heads",
+        matching=LearnedMatching(start=REBASIN, target="labels"),
+        restrict={"residual": "permutation", "ff": "permutation"},
+        steps=(),
+    ),
     "learned-published": Recipe(
         about="learned as in generalized linear mode connectivity: stream, units and heads, from"
         " labels, lr 3e-4, 30 epochs in batches of 128; bases inside heads stay as at the start",

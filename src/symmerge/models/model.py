@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -180,12 +180,16 @@ def _restricted(space: Space, to: str) -> Space:
     return replace(space, group=choices[to])
 
 
-def inflated(spec: Spec) -> Spec:
-    """The table with room for two circuits in every head."""
+def inflated(spec: Spec, inside: Set[str] | None = None) -> Spec:
+    """The table with room for two circuits in every head: in the spaces `inside`, or all GL."""
+    if inside is None:
+        inside = {
+            name
+            for name, space in spec.spaces.items()
+            if space.per and isinstance(space.group, GeneralLinear)
+        }
     spaces = {
-        name: replace(space, group=GeneralLinear(2 * space.group.size))
-        if space.per and isinstance(space.group, GeneralLinear)
-        else space
+        name: replace(space, group=GeneralLinear(2 * space.group.size)) if name in inside else space
         for name, space in spec.spaces.items()
     }
     return replace(spec, spaces=spaces)

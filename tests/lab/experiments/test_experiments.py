@@ -38,6 +38,7 @@ ONE_COMPONENT = dict.fromkeys(
 COMPUTED = {
     **DIGITS,
     **ONE_COMPONENT,
+    "t-vits": lambda entry: "dropout" in entry.column,
     "t-learning": lambda entry: entry.column == "digits" or entry.row in (LABELS, NO_DATA),
     "f-retrain": lambda entry: entry.column == "absolute: GPT-2" or entry.row.startswith("(i) "),
     "f-metrics": lambda entry: entry.column == "absolute: GPT-2",
@@ -89,7 +90,11 @@ def test_methods_keep_both_ends(tables, outcome):
     for cell in {
         cell for shown in tables.values() for cell in cells_of(shown) if cell.step.endswith(":line")
     }:
-        losses = outcome.results[cell.key]["losses"]
+        result = outcome.results[cell.key]
+        losses = result["losses"]
+        circuits = result.get("circuits", result)["losses"]
+        assert math.isclose(circuits[0], losses[0], rel_tol=1e-4), cell.label
+        assert math.isclose(circuits[-1], losses[-1], rel_tol=1e-4), cell.label
         if cell.settings["method"] not in NON_SYMMETRIC:
             ends.setdefault(cell.needs, []).append((losses[0], losses[-1]))
             midpoints.setdefault(cell.needs, set()).add(round(losses[1], 4))
@@ -101,6 +106,8 @@ def test_methods_keep_both_ends(tables, outcome):
             for one, first in zip(many, found[0], strict=True)
         ), [need.label for need in pair]
     assert max(map(len, midpoints.values())) > 5  # methods do differ between the ends
+    forms = [result for result in outcome.results.values() if "circuits" in result]
+    assert any(abs(one["circuits"]["losses"][1] - one["losses"][1]) > 1e-4 for one in forms)
 
 
 def test_what_experiments_share_is_one_cell(declared):

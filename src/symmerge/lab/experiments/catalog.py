@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from symmerge.lab.experiments import correlation, equivalence, generalized
+from symmerge.lab.experiments import correlation, equivalence, generalized, vits
 from symmerge.lab.experiments.tables import Experiment
 
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
-    {**generalized.EXPERIMENTS, **correlation.EXPERIMENTS, **equivalence.EXPERIMENTS}
+    {
+        **generalized.EXPERIMENTS,
+        **vits.EXPERIMENTS,
+        **correlation.EXPERIMENTS,
+        **equivalence.EXPERIMENTS,
+    }
 )

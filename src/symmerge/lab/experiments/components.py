@@ -142,18 +142,26 @@ def unequal(size: Size, recipe: str, wider: Mapping[str, object]) -> list[tuple[
     ]
 
 
-def line(size: Size, pair: tuple[Cell, Cell], method: str, **options: object) -> Cell:
-    """The line between two models by a method; default options depend on the size."""
+def line(
+    size: Size, pair: tuple[Cell, Cell], method: str, *, circuits: bool = False, **options: object
+) -> Cell:
+    """The line between two models by a method; default options depend on the size.
+
+    With `circuits` also with attention averaged as circuits, under that name in the result.
+    """
     settings = _measured(size, pair[0], method, {**default_options(size, method), **options})
+    settings |= {"circuits": True} if circuits else {}
     changes = "".join(f", {name} {value}" for name, value in options.items())
     kind = "learned" if method.startswith(("learned", "soft")) else "line"
     label = f"{method}{changes}: {pair[0].label} / {pair[1].label}"
     return _cell(size, "line", settings, pair, label, kind, **_places(size))
 
 
-def lines(size: Size, cells: Sequence[Cell], method: str, **options: object) -> list[Cell]:
+def lines(
+    size: Size, cells: Sequence[Cell], method: str, *, circuits: bool = False, **options: object
+) -> list[Cell]:
     """The lines between all pairs of models."""
-    return [line(size, pair, method, **options) for pair in pairs(cells)]
+    return [line(size, pair, method, circuits=circuits, **options) for pair in pairs(cells)]
 
 
 def together(size: Size, cells: Sequence[Cell], method: str, **options: object) -> Cell:

@@ -23,32 +23,20 @@ from symmerge.lab.experiments.components import (
 )
 from symmerge.lab.experiments.components import differs as differs_from
 from symmerge.lab.experiments.external import Accepts, ExternalModels
+from symmerge.lab.experiments.methods import (
+    FORMS,
+    IMAGES,
+    METHODS,
+    TABLE_1,
+    method_rows,
+    options_of,
+)
 from symmerge.lab.experiments.tables import Experiment, ResultTable, Size, TableEntry
 from symmerge.lab.training.files import describe_files, has_data
 from symmerge.lab.training.recipes import training_recipe
 
 Rows = dict[str, tuple[str, Mapping[str, object]]]
 """Row -> method and options."""
-METHODS = {
-    "vanilla": "none",
-    "activation matching": "activations",
-    "weight matching": "symmerge",
-    "learned, permutations only": "learned-permutations",
-    "learned": "learned",
-}
-# Published: Table 1, by row and data set.
-DATA_SETS = ("cifar10", "cifar100", "tiny-imagenet", "shakespeare", "books")
-TABLE_1: Mapping[str, Mapping[str, float]] = {
-    name: dict(zip(DATA_SETS, numbers, strict=True))
-    for name, numbers in {
-        "vanilla": (1.69, 2.46, 2.84, 2.02, 4.34),
-        "activation matching": (1.27, 2.11, 1.86, 1.43, 4.05),
-        "weight matching": (0.36, 0.69, 0.47, 0.34, 1.56),
-        "learned, permutations only": (0.45, 0.53, 0.29, 0.63, 1.60),
-        "learned": (0.00, 0.00, 0.00, 0.02, 0.42),
-    }.items()
-}
-IMAGES = {"steps": 1500, "inputs": 20_000, "start": "weights"}
 OPTIONAL = ("cifar100", "tiny-imagenet")  # columns that are omitted if their data is missing
 # size -> column -> training recipe, options of learned methods
 MODELS: Mapping[str, Mapping[str, tuple[str, Mapping[str, object]]]] = {
@@ -119,13 +107,6 @@ def first(size: Size) -> Mapping[str, tuple[str, Mapping[str, object]]]:
     return columns_of(size, VARIED)
 
 
-def options_of(method: str, learning: Mapping[str, object]) -> dict[str, object]:
-    """Options of a method: only learned ones have any, and only `learned` has a start."""
-    if not method.startswith("learned"):
-        return {}
-    return {n: value for n, value in learning.items() if n != "start" or method == "learned"}
-
-
 def differs(size: Size) -> str:
     return differs_from(size, PUBLISHED_DIFFERS if size.name == "published" else SMALL_DIFFERS)
 
@@ -133,18 +114,14 @@ def differs(size: Size) -> str:
 def methods(size: Size) -> tuple[ResultTable, ...]:
     entries: list[TableEntry] = []
     for column, (recipe, learning) in chosen(size).items():
-        for name, method in METHODS.items():
-            cells = lines(size, models(size, recipe), method, **options_of(method, learning))
-            entries.append(row(name, column, cells, published=TABLE_1[name].get(column)))
-            if name == "learned":
-                gain = "learned: midpoint below the better parent"
-                entries.append(row(gain, column, cells, "gain"))
+        published = {name: TABLE_1[name].get(column) for name in TABLE_1}
+        entries += method_rows(size, column, recipe, learning, published)
     without = "".join(
         f" Left out: {column}, whose data is missing;"
         f" put {describe_files(column)} into the folder of --data-dir."
         for column in absent(size)
     )
-    about = "Highest loss over the straight line between the ends, held-out data."
+    about = f"Highest loss over the straight line between the ends, held-out data. {FORMS}"
     title = "Barriers by method (Table 1)"
     return (ResultTable(title, tuple(entries), about, differs(size) + without),)
 

@@ -38,8 +38,22 @@ def write_results(
     tables: tuple[ResultTable, ...],
     outcome: RunOutcome,
 ) -> ExperimentFile:
-    """Write results.json and its page. No times, no paths: equal cells give equal bytes."""
-    record = ExperimentFile(
+    """Write results.json and its page."""
+    record = make_record(name, experiment, size, tables, outcome)
+    record.write(folder / RESULTS)
+    drawing.report(folder, folder / PAGE)
+    return record
+
+
+def make_record(
+    name: str,
+    experiment: Experiment,
+    size: Size,
+    tables: tuple[ResultTable, ...],
+    outcome: RunOutcome,
+) -> ExperimentFile:
+    """Content of results.json. No times, no paths: equal cells give equal bytes."""
+    return ExperimentFile(
         name=name,
         about=experiment.about,
         paper=experiment.paper,
@@ -52,9 +66,6 @@ def write_results(
             if cell.key in outcome.failed
         ),
     )
-    record.write(folder / RESULTS)
-    drawing.report(folder, folder / PAGE)
-    return record
 
 
 def _table(table: ResultTable, outcome: RunOutcome) -> TableRecord:
@@ -72,7 +83,10 @@ def _entry(entry: TableEntry, outcome: RunOutcome) -> EntryRecord:
     values = _floats(values_of(entry, outcome.results))
     # No mean if a value overflowed.
     estimate = Estimate.of(values) if values and all(map(isfinite, values)) else None
+    # The line that was measured in another form is in a part of the result.
+    part = entry.quantity.rpartition("/")[0]
     results = [outcome.results.get(cell.key, {}) for cell in entry.cells]
+    results = [result.get(part, result) for result in results]
     return EntryRecord(
         row=entry.row,
         column=entry.column,

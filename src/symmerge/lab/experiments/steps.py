@@ -18,7 +18,7 @@ from symmerge.aligning.many import align_many
 from symmerge.aligning.pair import align
 from symmerge.checkpoints.hashes import checkpoint_digest
 from symmerge.errors import CheckpointError, DataError
-from symmerge.evaluation.lines import LineMethod, measure_lines
+from symmerge.evaluation.lines import LineMethod, by_circuits, measure_lines
 from symmerge.evaluation.simplices import mean_of_first, measure_simplex
 from symmerge.evaluation.tasks import Task, make_task, task_of
 from symmerge.evaluation.tasks.base import subsample
@@ -78,11 +78,16 @@ def external(settings: Settings, needs: list[Path], folder: Path, say: Say) -> R
 
 
 def line(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
-    """Align two models by a method and measure the line between them."""
+    """Align two models by a method and measure the line between them.
+
+    With `circuits` once more with attention averaged as circuits.
+    """
     a, b = _pair(needs)
     task = _task(settings, [a, b])
     method, correlations = _aligned(settings, a, b, say)
     result = _measure(settings, a, b, method, task) | correlations
+    if settings.get("circuits"):
+        result["circuits"] = _measure(settings, a, b, by_circuits(method, a), task)
     if method.exact and method.name != PLAIN:
         result["changed"] = verify(b, method.b).difference
     return result

@@ -53,6 +53,14 @@ _MASKED = Schedule(steps=1200, batch_size=128, lr=3e-3, warmup=100, decay=0.01)
 _LONG = replace(_MASKED, steps=600, batch_size=32, warmup=60)
 _TOPICS = Schedule(steps=400, batch_size=32, lr=1e-3, warmup=40, decay=0.01, curve="linear")
 
+_SELECTED = replace(_IMAGES, evaluate_every=60)
+_AVERAGED = {
+    **_VIT,
+    "qkv_bias": False,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+}
+
 _digits = partial(TrainingRecipe, task="image", data="digits", schedule=_IMAGES)
 _docs = partial(TrainingRecipe, data="python-docs")
 _causal = partial(_docs, task="clm", schedule=_CAUSAL)
@@ -64,6 +72,20 @@ EMBEDDED: Mapping[str, TrainingRecipe] = MappingProxyType(
             about="a small ViT that classifies handwritten digits",
             architecture="ViTForImageClassification",
             config=_VIT,
+        ),
+        "ijepa-digits": _digits(
+            about="vit-digits with averaged patches, dropout, and the best epoch kept",
+            architecture="IJepaForImageClassification",
+            config=_AVERAGED,
+            schedule=_SELECTED,
+            initial={"position_embeddings": 1.0},
+            kept_by="test",
+        ),
+        "vit-digits-l2": _digits(
+            about="vit-digits by Adam with an L2 penalty",
+            architecture="ViTForImageClassification",
+            config=_VIT,
+            schedule=replace(_IMAGES, decay=3e-4, optimizer="adam", all_decay=True),
         ),
         "gpt2-docs": _causal(
             about="a small GPT-2 on Python's documentation",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,7 +72,7 @@ class Origin:
             kind = getattr(transformers, recipe.architecture)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
-                return kind(kind.config_class(**recipe.config))
+                return _initialized(kind(kind.config_class(**recipe.config)), recipe.initial)
         if self.fresh:
             model = reinitialize(self.begin, self.fresh, self.seed)
         elif recipe.task == "text":
@@ -86,6 +87,16 @@ class Origin:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(name in chosen)
         return model
+
+
+@torch.no_grad()
+def _initialized(model: PreTrainedModel, deviations: Mapping[str, float]) -> PreTrainedModel:
+    """The fresh model, with some parameters drawn again with another standard deviation."""
+    for name, parameter in model.named_parameters():
+        for end, deviation in deviations.items():
+            if name.endswith(end):
+                parameter.normal_(0.0, deviation)
+    return model
 
 
 def _check(model: PreTrainedModel, recipe: TrainingRecipe, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from symmerge.errors import MismatchError
@@ -15,6 +15,8 @@ DEFAULT_BETAS = (0.9, 0.999)
 @dataclass(frozen=True)
 class Schedule:
     """AdamW with linear warm-up and decay to zero.
+
+    `optimizer`: "adam" adds weight decay to the gradient, as an L2 penalty.
 
     `curve`: half a cosine, the same with one step per epoch ("epochs"), or a line ("linear").
     `evaluate_every`: steps between validations; if set, the best model is kept, else the last.
@@ -32,6 +34,7 @@ class Schedule:
     all_decay: bool = False  # weight decay for gains and biases, too
     evaluate_every: int = 0
     patience: int = 0
+    optimizer: Literal["adamw", "adam"] = "adamw"
 
     def learning_rate(self, epoch: int) -> LearningRate:
         """The learning rate schedule; `epoch` is the number of steps per epoch."""
@@ -48,6 +51,9 @@ class TrainingRecipe:
     `tokenizer` is a folder beside the data, or of installed data the name of another text to train
     it on; without it one is trained on the text.
     `length` is the block length of text; by default, the model's number of positions.
+    `initial`: ends of names of parameters -> their standard deviation at first.
+    `kept_by`: what the best model is chosen by: training samples that are held back, or the test
+    split, as in published code (its loss there is then too good).
     """
 
     about: str
@@ -61,6 +67,8 @@ class TrainingRecipe:
     length: int | None = None
     tokenizer: str | None = None
     augment: bool = False  # random crops, flips and colour jitter
+    initial: Mapping[str, float] = field(default_factory=dict)
+    kept_by: Literal["held back", "test"] = "held back"
 
     @property
     def block(self) -> int:

@@ -78,6 +78,8 @@ def _image_splits(recipe: TrainingRecipe, data: Path | None, _: Path | None) -> 
     def save(folder: Path) -> None:
         write_json(folder / "preprocessor_config.json", processor)
 
+    if recipe.kept_by == "test":
+        return Splits(train, test, test, save)
     return Splits(*_with_validation(recipe, train), test, save)
 
 

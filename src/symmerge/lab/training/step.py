@@ -29,6 +29,7 @@ COMPILE_LIMIT = 240  # seconds for compiling and the first steps
 WARM_UP_STEPS = 3
 MAX_STEPS_PER_GRAPH = 16
 STEPS_PER_ADVANCE = 128  # on a GPU, where nothing is evaluated in between
+OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
 WeightPair = tuple[nn.Parameter, nn.Parameter]  # float32 master, bfloat16 copy
 
 
@@ -117,9 +118,10 @@ class TrainingStep:
         copied = [(master, half) for master, half in weights if master is not half]
         return copied, [pair for pair in copied if pair[0].requires_grad]
 
-    def _optimizer(self) -> torch.optim.AdamW:
-        """AdamW; weight decay for matrices, for gains and biases only if the recipe says so."""
+    def _optimizer(self) -> torch.optim.Adam:
+        """Weight decay for matrices, for gains and biases only if the recipe says so."""
         schedule = self.schedule
+        kind = OPTIMIZERS[schedule.optimizer]
         least = 0 if schedule.all_decay else 2
         groups = [
             {
@@ -132,8 +134,8 @@ class TrainingStep:
             },
         ]
         if not self.cuda:
-            return torch.optim.AdamW(groups, lr=schedule.lr, betas=schedule.betas)
-        return torch.optim.AdamW(
+            return kind(groups, lr=schedule.lr, betas=schedule.betas)
+        return kind(
             [group for group in groups if group["params"]],
             lr=torch.tensor(schedule.lr, device=self.device),
             betas=schedule.betas,

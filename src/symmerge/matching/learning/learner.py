@@ -5,7 +5,7 @@ Only group elements are learned, so both ends stay exactly the parents.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from symmerge.distributed import any_process, decided_by_first, rank_and_world_size
 from symmerge.errors import MismatchError, SymmergeError
 from symmerge.matching.learning.bundles import Layout, TensorBlock
+from symmerge.matching.learning.circuits import CircuitFactors
 from symmerge.matching.learning.data import LearningData
 from symmerge.matching.learning.distillation import DistillationBatch
 from symmerge.matching.learning.joint import JointObjective
@@ -201,13 +202,20 @@ class Learner:
 
 
 def pair_learner(
-    options: LearnedMatching, a: Model, b: Model, start: Alignment, data: LearningData
+    options: LearnedMatching,
+    a: Model,
+    b: Model,
+    start: Alignment,
+    data: LearningData,
+    circuits: Set[str] = frozenset(),
 ) -> Learner:
-    """A learner that moves `b` towards `a`."""
+    """A learner that moves `b` towards `a`; `circuits` are spaces of doubled heads."""
     device, layout = data.train.device, Layout.of(a.spec, options.chosen_spaces(a.spec))
     flips = _flip_search(options, layout, start)
     member = MovingModel(b, start, layout, options.lr, device)
-    segment = Segment(_block(a, layout, device), member, MeanModule(a, layout, device))
+    factors = CircuitFactors(layout, circuits, device) if circuits else None
+    mean = MeanModule(a, layout, device)
+    segment = Segment(_block(a, layout, device), member, mean, factors)
     return Learner(options, PairObjective(segment, flips, Sampler(options.sampler)), data)
 
 

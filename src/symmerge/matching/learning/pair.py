@@ -30,7 +30,7 @@ class PairObjective:
 
     def descend(self, batches: Sequence[DistillationBatch]) -> Tensor:
         self.segment.place()
-        loss = self.mean.backward(batches, self.segment.t)
+        loss = self.segment.backward(batches)
         self.segment.member.follow(self.mean.gradient)
         return loss
 

@@ -80,7 +80,7 @@ class FlipSearch:
     ) -> dict[str, RoleGradients]:
         """The gradient for each pair of positions, by space."""
         segment.place(NEAR_A)
-        segment.mean.backward(batches, segment.t)
+        segment.backward(batches)
         member = segment.member
         return space_gradients(
             member.layout.table, self.spaces, segment.mean.gradient.tensors, member.moved.tensors
