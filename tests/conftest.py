@@ -8,10 +8,9 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import pytest
 import torch
-from jaxtyping import config, install_import_hook
-from type_checks import is_checked
+import type_checks
 
-install_import_hook("symmerge", "beartype.beartype")
+type_checks.install()
 torch.set_num_threads(1)  # the suite runs two workers on two cores
 # A script's background jobs ignore Ctrl-C, and so would what the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -19,7 +18,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    config.update("jaxtyping_disable", not is_checked(item.path))
+    type_checks.start_test(item.path)
 
 
 @pytest.fixture(autouse=True)
