@@ -29,6 +29,15 @@ def usual_effort(request, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def short_searches(request, monkeypatch):
+    """Three weightings instead of ten and a hundredth of the text, where a test says nothing."""
+    if not request.node.get_closest_marker("real_effort"):
+        monkeypatch.setattr("symmerge.matching.search.TRIES", 3)
+        monkeypatch.setattr("symmerge.observation.probe.ROWS", 16)
+        monkeypatch.setattr("symmerge.observation.probe.LENGTH", 32)
+
+
+@pytest.fixture(autouse=True)
 def no_lines_of_progress(monkeypatch):
     """Whether a job took three seconds would decide what a busy machine prints."""
     monkeypatch.setattr("symmerge.cli.phases.PATIENCE", 1e6)
