@@ -8,10 +8,9 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import pytest
 import torch
-from jaxtyping import config, install_import_hook
-from type_checks import is_checked
+import type_checks
 
-install_import_hook("symmerge", "beartype.beartype")
+type_checks.install()
 torch.set_num_threads(1)  # the suite runs two workers on two cores
 # A script's background jobs ignore Ctrl-C, and so would what the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -19,7 +18,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    config.update("jaxtyping_disable", not is_checked(item.path))
+    type_checks.start_test(item.path)
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +26,15 @@ def usual_effort(request, monkeypatch):
     """Weights alone where a test says nothing: learning takes seconds, even for small models."""
     if not request.node.get_closest_marker("real_effort"):
         monkeypatch.setattr("symmerge.matching.efforts.USUAL", "fast")
+
+
+@pytest.fixture(autouse=True)
+def short_searches(request, monkeypatch):
+    """Three weightings instead of ten and a hundredth of the text, where a test says nothing."""
+    if not request.node.get_closest_marker("real_effort"):
+        monkeypatch.setattr("symmerge.matching.search.TRIES", 3)
+        monkeypatch.setattr("symmerge.observation.probe.ROWS", 16)
+        monkeypatch.setattr("symmerge.observation.probe.LENGTH", 32)
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from type_checks import is_checked
+from type_checks import CALLS, is_checked
 
 from symmerge.symmetry.groups import Orthogonal
 
@@ -15,6 +15,14 @@ def test_a_wrong_type_is_noticed_here():
     assert is_checked(Path(__file__))
     with pytest.raises(Exception, match="type"):
         Orthogonal(3).inverse(torch.eye(3))  # an element is a dictionary
+
+
+def test_a_wrong_type_is_noticed_in_the_last_call_that_is_checked():
+    group, element = Orthogonal(3), {"matrix": torch.eye(3)}
+    for _ in range(CALLS - 1):
+        group.inverse(element)
+    with pytest.raises(Exception, match="type"):
+        group.inverse({"matrix": "a matrix"})
 
 
 def test_commands_and_the_laboratory_are_not_checked_again():

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from differences import difference
 
 import symmerge as sm
 from symmerge.checkpoints.weights import DerivedWeights
@@ -26,10 +27,6 @@ BIASES = ("query_bias", "key_bias", "value_bias", "proj_bias", "mlp_bias")
 
 def load(name=NAME, **changes):
     return sm.load(small_model(name, dtype=torch.float64, **changes))
-
-
-def difference(a, b):
-    return sm.verify(a, b, dtype=torch.float64).difference
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from differences import difference
 from fixtures import checkpoint
 from safetensors.torch import load_file, save_file
 
@@ -100,10 +101,6 @@ BARE = [name for name in EVERY if name.endswith("-features")]
 
 def load(name, kind=None, **changes):
     return sm.load(small_model(name, kind=kind, dtype=torch.float64, **changes))
-
-
-def difference(a, b):
-    return sm.verify(a, b, dtype=torch.float64).difference
 
 
 def edited(model, tensor, change):

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from differences import difference
 
 import symmerge as sm
 from symmerge.checkpoints.weights import MemoryWeights
@@ -46,10 +47,6 @@ def relative(a, b):
 def change(a, b):
     """The largest relative difference between two models' tensors."""
     return max(relative(a.weights[name], b.weights[name]) for name in a.spec.tensors)
-
-
-def difference(a, b):
-    return sm.verify(a, b, dtype=torch.float64).difference
 
 
 # float64: exact up to rounding

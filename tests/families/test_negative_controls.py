@@ -8,6 +8,7 @@ from functools import cache, partial
 
 import pytest
 import torch
+from differences import difference
 from further_controls import FURTHER
 from negative_controls import (
     ALLOWED,
@@ -31,7 +32,6 @@ from negative_controls import (
     wrong_pairs,
 )
 
-import symmerge as sm
 from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import SymmetryError
@@ -254,10 +254,6 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
     **FURTHER,
 }
 CASES = [(name, case) for name, controls in FORBIDDEN_ELEMENTS.items() for case in controls]
-
-
-def difference(a, b):
-    return sm.verify(a, b, dtype=torch.float64).difference
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from differences import difference
 from negative_controls import left_behind, loaded
 from safetensors.torch import load_file, save_file
 
@@ -49,11 +50,11 @@ def test_positions_begin_at_the_third_row():
 def test_every_variant_moves_and_computes_the_same(name, changes):
     model = sm.load(small_model(name, dtype=torch.float64, **changes))
     for other in (random_member(model, 1)[1], sm.canonicalize(model)):
-        assert sm.verify(model, other, dtype=torch.float64).difference <= 1e-10
+        assert difference(model, other) <= 1e-10
     wrong = left_behind("model.decoder.layers.0.fc2.weight").forbidden(
         sm.canonicalize(model, ("fold",))
     )
-    assert sm.verify(model, wrong, dtype=torch.float64).difference > 1e-2  # the control
+    assert difference(model, wrong) > 1e-2  # the control
 
 
 def test_names_without_a_prefix_are_read(tmp_path):

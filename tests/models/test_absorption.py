@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from differences import difference
 
 import symmerge as sm
 from symmerge.checkpoints.weights import MemoryWeights
@@ -31,10 +32,6 @@ def edited(model, **edits):
         tensors[name] = edit(tensors[name])
     source = replace(model.source, base=MemoryWeights(tensors), digests={})
     return replace(model, weights=source, source=source)
-
-
-def difference(a, b):
-    return sm.verify(a, b, dtype=torch.float64).difference
 
 
 def at(places, value):

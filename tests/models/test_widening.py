@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 import torch
 import transformers
+from differences import difference
 
 import symmerge as sm
 from symmerge.checkpoints.weights import MemoryWeights
@@ -110,10 +111,6 @@ def loaded(name, seed=0, dtype=torch.float64, **changes):
 
 def pair(name, label, dtype=torch.float64):
     return loaded(name, dtype=dtype), loaded(name, 1, dtype, **WIDER[name][label])
-
-
-def difference(a, b):
-    return sm.verify(a, b, dtype=torch.float64).difference
 
 
 # the same function in the wide architecture

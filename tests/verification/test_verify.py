@@ -6,6 +6,7 @@ from itertools import cycle
 
 import pytest
 import torch
+from differences import difference
 from torch import Tensor
 
 import symmerge as sm
@@ -199,6 +200,14 @@ def test_members_of_the_orbit_pass(name, dtype, tmp_path):
         written = sm.load(save(moved, tmp_path / str(number)))
         verdict = sm.verify(source, written)
         assert verdict.same, verdict
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-pretraining", "vit", "mixtral"])
+def test_the_tests_measure_what_a_verdict_says(name):
+    first, second = (sm.load(small_model(name, seed=seed, dtype=torch.float64)) for seed in (0, 1))
+    verdict = sm.verify(first, second, dtype=torch.float64)
+    assert difference(first, second) == pytest.approx(verdict.difference, rel=1e-12)
+    assert verdict.difference > 1e-2 and difference(first, first) == 0
 
 
 def test_a_tolerance_replaces_the_measure(pair):

@@ -36,6 +36,7 @@ from symmerge.verification.modules import full_module
 WeightingGrid = Mapping[str, tuple[float | str, ...]]  # values to try for fields of a weighting
 
 LARGE = 50_000_000  # parameters: above, one trial takes as long as a whole search below
+TRIES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ class Matching(ABC):
 
     def most_tries(self, a: Model) -> int:
         """How many weightings may be tried for a model of this size."""
-        return self.tries or (1 if a.parameters > LARGE else 100)
+        return self.tries or (1 if a.parameters > LARGE else TRIES)
 
     @torch.no_grad()  # products are cut into tiles only without gradients
     @same_bytes()

@@ -61,9 +61,9 @@ def judge(
     """
     if not all(logits.isfinite().all() for logits in (first, second, *noise)):
         return Judgement(difference=inf, rounding=0.0, largest=inf, units=inf, where=what)
-    apart = _centred(first.double() - second.double(), softmax)
-    moved = torch.stack([_centred(change.double(), softmax) for change in noise])
-    size = rms(_centred(first.double(), softmax)).clamp_min(torch.finfo(torch.float64).tiny)
+    apart = centred(first.double() - second.double(), softmax)
+    moved = torch.stack([centred(change.double(), softmax) for change in noise])
+    size = rms(centred(first.double(), softmax)).clamp_min(torch.finfo(torch.float64).tiny)
     units, where = _units(apart, moved, size, typical)
     units /= 1 + CHANCE / _independent(moved)
     return Judgement(
@@ -120,7 +120,7 @@ def _place(entries: Tensor, columns: int) -> str:
     return f"{row}, {column}"
 
 
-def _centred(logits: Tensor, softmax: bool) -> Tensor:
+def centred(logits: Tensor, softmax: bool) -> Tensor:
     """Without the constant that a softmax ignores; the median, because one logit may be huge."""
     if not softmax:
         return logits

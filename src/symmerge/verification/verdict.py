@@ -132,7 +132,7 @@ class _Runs:
                 logits,
                 second[name],
                 _unit(changes, logits),
-                softmax=_has_softmax(self._model, logits),
+                softmax=has_softmax(self._model, logits),
                 what=f"{name} on {self._sample.what}",
                 typical=self._sample.typical,
             )
@@ -189,7 +189,7 @@ def check_comparable(a: Model, b: Model) -> None:
         )
 
 
-def _has_softmax(model: Model, logits: Tensor) -> bool:
+def has_softmax(model: Model, logits: Tensor) -> bool:
     """Whether a softmax reads the logits, and ignores a constant added to all."""
     return not (
         logits.shape[-1] == 1
