@@ -25,6 +25,7 @@ from symmerge.matching.learning.start import first_solution, resumed_start, save
 from symmerge.matching.optimization.loop import Hooks, Loop, Saver
 from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.models.alignment import Alignment
+from symmerge.models.label_sets import with_scaled_labels
 from symmerge.models.model import Model, Progress
 from symmerge.models.progress import Phase, reporter
 from symmerge.models.tables import check_same_table
@@ -91,7 +92,7 @@ class LearnedMatching(LearningOptions):
             return start
         try:
             data = load_data(self, [a, b], progress)
-            learner = pair_learner(self, a, b, start.alignment, data)
+            learner = pair_learner(self, *with_scaled_labels([a, b]), start.alignment, data)
         except KeyboardInterrupt:  # while inputs are generated
             return replace(start, interrupted=True)
         loop = _loop(learner, progress, saver_with_start(resume_file, start))
@@ -126,7 +127,7 @@ class LearnedMatching(LearningOptions):
         `models` are the universe's members, canonical.
         """
         progress = reporter(progress)
-        model_of = dict(zip(universe.members, models, strict=True))
+        model_of = dict(zip(universe.members, with_scaled_labels(models), strict=True))
         others = [number for number in universe.members if number != universe.reference]
         data = load_data(self, models, progress)
         learner = joint_learner(
