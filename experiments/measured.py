@@ -240,6 +240,7 @@ class Setting:
             a, b = self.models
             begun = self.weights() if start == "weights" else self.aligned[start]
             how = {"lr": learning_rate(a, self.kind), "permutations": False, "target": "parents"}
+            how |= {"mixed": False}  # rows say what is mixed
             method = sm.LearnedMatching(
                 data=data or self.made("learn"),
                 start=begun.solution.alignment,
@@ -260,7 +261,7 @@ class Setting:
         **more: Any,
     ) -> Model:
         """The parents distilled into all weights of a model."""
-        how = {**self.size, "target": "parents", **more}
+        how = {**self.size, "target": "parents", "mixed": False, **more}
         task = data or self.made("heal")
         options = HealOptions(steps=self.steps(steps), data=task, **how)
         with answering(answer):

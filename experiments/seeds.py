@@ -36,6 +36,7 @@ def together(models: Sequence[Model], data: Task, options: argparse.Namespace) -
         lr=learning_rate(models[0], data.name),
         permutations=False,
         target="parents",
+        mixed=options.mixed,
         batch_size=4 if options.tiny else ROWS[data.name],
         device=options.device,
     )
@@ -112,6 +113,7 @@ def main() -> None:
     reading.add_argument("--kind", choices=("vit", "gpt2"), required=True)
     reading.add_argument("--tokenizer", type=Path)
     reading.add_argument("--epochs", type=float, default=20)
+    reading.add_argument("--mixed", action="store_true", help="learn from mixed images")
     options = reading.parse_args()
     torch.set_num_threads(2)
     cells = Cells(options)

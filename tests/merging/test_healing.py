@@ -163,23 +163,3 @@ def test_what_cannot_be_healed_is_refused_before_any_work(gpt2, tmp_path):
     with pytest.raises(MismatchError, match="only a text tells"):
         HealOptions(steps=1, target="bayes").check(sm.load(small_model("vit")))
     assert math.isfinite(healed(*gpt2, 1).after)  # the control
-
-
-# labels
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [
-        {"num_labels": 9},
-        {"id2label": dict(enumerate("vwxyz"))},
-        {"id2label": dict(enumerate("baced"))},
-    ],
-)
-def test_classifiers_of_different_labels_are_refused(labels):
-    named = {"id2label": dict(enumerate("abcde"))}
-    a, same_labels = (sm.load(small_model("vit", seed=seed, **named)) for seed in (0, 1))
-    other = sm.load(small_model("vit", seed=1, **labels))
-    with pytest.raises(MismatchError, match="classifiers of different labels"):
-        sm.merge([a, other], method="none")
-    assert sm.merge([a, same_labels], method="none").stock  # the control

@@ -13,8 +13,8 @@ from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks import Task, make_task, task_of
 from symmerge.evaluation.tasks.sampling import Part
 from symmerge.matching.learning.data import max_inputs
+from symmerge.models.label_sets import side_by_side
 from symmerge.models.model import Model, load
-from symmerge.models.settings import check_same_labels
 from symmerge.models.tables import check_same_kind, layer_count
 from symmerge.models.widening import Units, widen
 
@@ -42,14 +42,28 @@ def open_models(models: Sequence[ModelLike], *, units: str = "zero") -> list[Mod
     """Open all models; narrow ones are widened to the widest, with a warning.
 
     A widened model computes the same function. Its extra units are dead (`units="zero"`) or
-    copies that share the original's output (`"split"`).
+    copies that share the original's output (`"split"`). Classifiers of different labels get heads
+    with the labels of all, and keep their functions, too.
     """
     check_choice("--units", units, get_args(Units))
     opened = [open_model(model) for model in models]
     check_same_kind(opened, "aligned or merged")
-    check_same_labels(opened, "aligned or merged")
+    opened = _with_one_set_of_labels(opened)
     widest = max(opened, key=lambda model: model.parameters)
     return [_as_wide_as(model, widest, units) for model in opened]
+
+
+def _with_one_set_of_labels(models: list[Model]) -> list[Model]:
+    together = side_by_side(models)
+    changed = [old.where for old, new in zip(models, together, strict=True) if old is not new]
+    if changed:
+        warnings.warn(
+            f"{' and '.join(changed)} are classifiers of different labels: their heads are kept"
+            f" side by side ({together[0].spec.sizes['label']} labels)",
+            SymmergeWarning,
+            stacklevel=4,
+        )
+    return together
 
 
 def _as_wide_as(model: Model, widest: Model, units: str) -> Model:

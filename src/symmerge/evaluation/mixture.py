@@ -18,6 +18,7 @@ from symmerge.errors import MismatchError
 from symmerge.evaluation.results import Metrics
 from symmerge.evaluation.tasks import Task
 from symmerge.evaluation.tasks.base import Batch
+from symmerge.models.label_sets import with_all_labels
 from symmerge.models.model import Model, Progress, device_of
 from symmerge.models.tables import check_same_table
 from symmerge.verification.modules import full_module
@@ -33,6 +34,7 @@ class Mixture:
 
     def __init__(self, models: Sequence[Model], *, device: str = "cpu") -> None:
         check_same_table(models, "joined by a line")
+        models = with_all_labels(models)
         first = models[0]
         self.device = device_of(device)
         self._models = [

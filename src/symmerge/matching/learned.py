@@ -26,6 +26,7 @@ from symmerge.matching.optimization.loop import Hooks, Loop, Saver
 from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.circuit_form import check_circuits, circuit_spaces, separate_heads
+from symmerge.models.label_sets import with_scaled_labels
 from symmerge.models.model import Model, Progress
 from symmerge.models.progress import Phase, reporter
 from symmerge.models.tables import check_same_table
@@ -98,7 +99,7 @@ class LearnedMatching(LearningOptions):
             return start
         try:
             data = load_data(self, [a, b], progress)
-            learner = self._learner(a, b, start.alignment, data)
+            learner = self._learner(*with_scaled_labels([a, b]), start.alignment, data)
         except KeyboardInterrupt:  # while inputs are generated
             return replace(start, interrupted=True)
         loop = _loop(learner, progress, saver_with_start(resume_file, start))
@@ -148,7 +149,7 @@ class LearnedMatching(LearningOptions):
         `models` are the universe's members, canonical.
         """
         progress = reporter(progress)
-        model_of = dict(zip(universe.members, models, strict=True))
+        model_of = dict(zip(universe.members, with_scaled_labels(models), strict=True))
         others = [number for number in universe.members if number != universe.reference]
         data = load_data(self, models, progress)
         learner = joint_learner(

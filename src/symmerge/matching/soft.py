@@ -26,6 +26,7 @@ from symmerge.matching.learning.start import first_solution, resumed_start, save
 from symmerge.matching.optimization.loop import History, Hooks, Loop, evenly
 from symmerge.matching.resume import ResumeFile
 from symmerge.models.alignment import Alignment
+from symmerge.models.label_sets import with_scaled_labels
 from symmerge.models.model import Model, Progress
 from symmerge.models.progress import Phase, reporter
 from symmerge.models.tables import check_same_table
@@ -97,7 +98,8 @@ class SoftMatching(LearningOptions):
             start = first_solution(self.start_solver(), a, b, progress, resume_file)
         if start.interrupted:
             return start
-        learner = SoftLearner(self, a, b, start.alignment, load_data(self, [a, b], progress))
+        data, mixed = load_data(self, [a, b], progress), with_scaled_labels([a, b])
+        learner = SoftLearner(self, mixed[0], mixed[1], start.alignment, data)
         progress(Phase("learning soft permutations"))
         hooks = Hooks(report=progress, saver=saver_with_start(resume_file, start))
         loop = Loop(learner, evenly(self.steps), hooks)

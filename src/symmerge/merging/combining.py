@@ -16,6 +16,7 @@ from torch import Tensor
 from symmerge.checkpoints.weights import DerivedWeights, working
 from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.models.interpolation import merge_step, weighted_sum
+from symmerge.models.label_sets import with_all_labels
 from symmerge.models.model import Model
 from symmerge.models.tables import check_same_table
 
@@ -126,6 +127,7 @@ def combine(
     how, shares = method_for(method, models, base, density), normalised_weights(models, weights)
     origin = base or models[0]
     check_same_table([*models, origin])
+    *models, origin = _with_all_labels(models, origin)
     terms = (f"{share:g} x {model.where}" for model, share in zip(models, shares, strict=True))
     what = f"{method} of {', '.join(terms)}"
     settings: dict[str, object] = {"method": method, "weights": shares}
@@ -140,6 +142,13 @@ def combine(
     step = merge_step(models, shares, what, evidence=evidence, details=settings)
     tensors = {name: partial(compute, name) for name in models[0].weights}
     return models[0].derive(DerivedWeights(models[0].weights, tensors), step=step)
+
+
+def _with_all_labels(models: Sequence[Model], base: Model) -> list[Model]:
+    """The models and their base, which may be one of them."""
+    filled = with_all_labels(models)
+    at = next((number for number, model in enumerate(models) if model is base), None)
+    return [*filled, base if at is None else filled[at]]
 
 
 def normalised_weights(models: Sequence[Model], weights: Sequence[float] | None) -> list[float]:

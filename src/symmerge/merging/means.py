@@ -11,6 +11,7 @@ from torch import Tensor
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.merging.circuits import cut, inflate
 from symmerge.models.interpolation import between, merge_step, piece_time
+from symmerge.models.label_sets import with_all_labels
 from symmerge.models.model import Model
 from symmerge.models.tables import check_same_table
 
@@ -39,6 +40,7 @@ def average(
     (`circuits`: heads of twice the size, not stock). `evidence` goes into the model card.
     """
     check_same_table([a, b])
+    a, b = with_all_labels([a, b])
     times = at or {}
     time = piece_time(a.spec, t, times)
     what = f"{1 - t:g} x {a.where}, {t:g} x {b.where}"

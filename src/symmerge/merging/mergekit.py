@@ -14,6 +14,7 @@ import torch
 from symmerge.checkpoints.weights import working
 from symmerge.errors import MismatchError
 from symmerge.merging.combining import method_for, normalised_weights
+from symmerge.models.label_sets import check_same_labels
 from symmerge.models.model import Model, load
 from symmerge.models.tables import check_same_table
 
@@ -68,6 +69,7 @@ def mergekit_config(
     origin = _stock(base) if base is not None else None
     differs = method_for(OURS[method], models, origin, density).thin is not None
     check_same_table([*models, *([origin] if origin else [])])
+    check_same_labels(models, "handed over to mergekit")
     if len({model.path for model in models}) < len(models):
         raise MismatchError(
             "a folder is there twice: mergekit tells models apart by their folders;"

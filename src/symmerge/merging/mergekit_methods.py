@@ -19,6 +19,7 @@ from symmerge.errors import MismatchError
 from symmerge.merging.combining import agreeing_sums, generator_for, slerp
 from symmerge.merging.mergekit_settings import Setting
 from symmerge.models.interpolation import merge_step, weighted_sum
+from symmerge.models.label_sets import with_all_labels
 from symmerge.models.model import Model
 from symmerge.models.tables import check_same_table, layer_count
 
@@ -149,6 +150,7 @@ class MergekitMerge:
                 " leave out the others there"
             )
         check_same_table(models)
+        models = with_all_labels(models)
         first, shares = models[0], self.shares()
         what = f"{self.method} of {', '.join(model.where for model in models)}, by {self.file}"
         details = {"method": self.method, "mergekit": self.file, "weights": shares}

@@ -24,6 +24,7 @@ from symmerge.matching.optimization.loop import (
 )
 from symmerge.merging.healing import HealOptions, trainable
 from symmerge.models.interpolation import piece_name
+from symmerge.models.label_sets import with_all_labels
 from symmerge.models.model import Model
 from symmerge.models.progress import Phase, ProgressLike, reporter
 from symmerge.models.tables import check_same_table
@@ -61,7 +62,7 @@ def learn_shares(
     tell = reporter(progress)
     tell(Phase("learning the share of each part"))
     data = load_data(how.with_amounts(a), [a, b], tell)
-    learner = ShareLearner(a, b, t, how, data)
+    learner = ShareLearner(*with_all_labels([a, b]), t, how, data)
     history = Loop(learner, evenly(how.steps, patience=6), Hooks(report=tell)).run_to_best()
     at = dict(zip(learner.names, learner.best.tolist(), strict=True))
     return LearnedShares(at, next(iter(history.losses), float("nan")), history.best_loss, history)

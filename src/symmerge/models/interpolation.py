@@ -11,6 +11,7 @@ from torch import Tensor
 from symmerge.checkpoints.provenance import HistoryStep, Parent
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import MismatchError
+from symmerge.models.label_sets import with_all_labels
 from symmerge.models.model import Model
 from symmerge.models.tables import check_same_table
 from symmerge.symmetry.notation import Piece
@@ -63,6 +64,7 @@ def between(a: Model, b: Model, time: PieceTime, name: str) -> Tensor:
 def interpolate(a: Model, b: Model, t: float = 0.5) -> Model:
     """The model at `t` on the straight line from `a` (t = 0) to `b` (t = 1). Lazy."""
     check_same_table([a, b])
+    a, b = with_all_labels([a, b])
     computed = {name: partial(between, a, b, lambda piece: t, name) for name in a.weights}
     step = merge_step([a, b], [1 - t, t], f"{1 - t:g} x {a.where}, {t:g} x {b.where}")
     return a.derive(DerivedWeights(a.weights, computed), step=step)
@@ -76,6 +78,7 @@ def mean(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mod
             f"{len(models)} models but {len(weights)} weights: give one weight per model"
         )
     check_same_table(models)
+    models = with_all_labels(models)
     computed = {name: partial(_mean, models, weights, name) for name in models[0].weights}
     names = ", ".join(
         f"{weight:g} x {model.where}" for model, weight in zip(models, weights, strict=True)

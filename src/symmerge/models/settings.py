@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from symmerge.errors import MismatchError
 from symmerge.models.binding import typed_config
 from symmerge.models.model import Model
 
@@ -56,7 +55,7 @@ def behaviour(model: Model) -> Mapping[str, object]:
     } | {
         "labels": model.spec.sizes.get("label"),
         "end_token": model.spec.end_token,
-        "problem_type": _problem_type(model, typed),
+        "problem_type": problem_type(model),
         "pooler_act": _pooler_act(typed) if "pooled" in model.spec.sizes else None,
     }
 
@@ -89,12 +88,12 @@ def _turns_alike_at_any_length(typed: Any) -> bool:
     return bool(named) and all(kind in ("default", "linear") for kind in named)
 
 
-def _problem_type(model: Model, typed: Any) -> str | None:
+def problem_type(model: Model) -> str | None:
     """How class scores are read: by a softmax, each by itself, or as a number."""
     if not model.spec.task.endswith("-classification"):
         return None
     usual = "regression" if model.spec.sizes.get("label") == 1 else "single_label_classification"
-    return typed.problem_type or usual
+    return typed_config(model.config, model.where).problem_type or usual
 
 
 def differing_settings(first: Model, second: Model, ignored: Collection[str] = ()) -> list[str]:
@@ -110,39 +109,26 @@ def differing_settings(first: Model, second: Model, ignored: Collection[str] = (
 
 def _order_of_labels(first: Model, second: Model) -> list[str]:
     """The first label that another class has in the second model; labels may have other names."""
-    mine, theirs = (_labels(model) for model in (first, second))
+    mine, theirs = (class_labels(model) for model in (first, second))
     if sorted(mine) != sorted(theirs):
         return []
     pairs = enumerate(zip(mine, theirs, strict=True))
     return [f"id2label of class {at}: {x} / {y}" for at, (x, y) in pairs if x != y][:1]
 
 
-def check_same_labels(models: Sequence[Model], verb: str = "merged") -> None:
-    """Refuse classifiers of other labels than the first one's: no row of a head can mean both."""
-    first, *others = models
-    mine = _labels(first)
-    for other in others:
-        theirs = _labels(other)
-        invented = _invented(mine) or _invented(theirs)
-        if len(mine) != len(theirs) or (mine != theirs and not invented):
-            raise MismatchError(
-                f"{first.where} tells {_few(mine)} and {other.where} {_few(theirs)}: classifiers of"
-                f" different labels, or of another order, cannot be {verb}; train both heads on the"
-                " same labels, or merge the models without their heads"
-            )
-
-
-def _invented(labels: Sequence[str]) -> bool:
+def invented(labels: Sequence[str]) -> bool:
     """Whether transformers made up the names."""
     return all(label == f"LABEL_{at}" for at, label in enumerate(labels))
 
 
-def _few(labels: Sequence[str]) -> str:
+def few_labels(labels: Sequence[str]) -> str:
+    """How many labels, and the first of them."""
     more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
     return f"{len(labels)} labels ({', '.join(labels[:3])}{more})"
 
 
-def _labels(model: Model) -> list[str]:
+def class_labels(model: Model) -> list[str]:
+    """The names of a classifier's labels, by number."""
     if not model.spec.task.endswith("-classification"):
         return []
     named = typed_config(model.config, model.where).id2label or {}

@@ -23,6 +23,7 @@ from symmerge.matching.learning.distillation import (
     split_batches,
     usual_batch_size,
 )
+from symmerge.matching.learning.mixing import mixed
 from symmerge.matching.learning.options import DataOptions
 from symmerge.matching.learning.targets import (
     BY_TEXT,
@@ -83,6 +84,8 @@ def load_data(options: DataOptions, models: Sequence[Model], progress: Progress)
     check_same_tokenizers(models)
     size = options.batch_size or usual_batch_size(task)
     splits = split_batches(task, size, options.seed, options.held_out)
+    if task.name == "image" and options.mixed and options.target != "labels":
+        splits = mixed(splits[0], size, options.seed), mixed(splits[1], size, options.seed)
     parents = []
     if options.target != "labels":
         parents = [full_module(model, torch.float32, device) for model in models]

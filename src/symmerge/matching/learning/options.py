@@ -25,6 +25,7 @@ class DataOptions:
     steps: int = 300
     batch_size: int | None = None
     target: Target = "auto"
+    mixed: bool = True  # images that are given are mixed with one another
     held_out: float = 0.1  # the share of data to evaluate on
     generated: int | None = None  # without data: how many inputs to generate
     generated_length: int | None = None  # of text, in tokens
