@@ -270,8 +270,11 @@ def small_model(
 
 @torch.no_grad()
 def perturb(model: PreTrainedModel, seed: int = 0) -> None:
-    """Add noise: gains, biases and embeddings vary as after training; matrices keep scale."""
+    """Add noise: gains, biases and embeddings vary as after training; matrices keep scale.
+
+    What is not trained stays, unless it is zero: that hides mistakes as well.
+    """
     generator = torch.Generator().manual_seed(seed)
-    for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
+    for parameter in filter(lambda one: one.requires_grad or not one.any(), model.parameters()):
         scale = 0.2 if parameter.ndim < 2 else parameter.shape[-1] ** -0.5
         parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
