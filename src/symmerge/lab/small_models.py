@@ -231,10 +231,11 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
             "tie_word_embeddings": True,
         },
     ),
-    # New in kind: norms on both sides, experts, slopes; heads of all layers, one layer, two means.
+    # New in kind: norms on both sides, experts, slopes; heads of all layers, one layer, two means,
+    # two towers.
     **{name: DECODERS[name] for name in ("gemma3", "mixtral", "bloom")},
     **{name: ENCODERS[name] for name in ("mpnet", "albert", "dinov2")},
-    **{name: TOWERS[name] for name in ("clip", "siglip")},
+    "clip": TOWERS["clip"],
 }
 EVERY: dict[str, tuple[str, dict[str, object]]] = {
     **SMALL,
