@@ -86,6 +86,17 @@ def row(name: str) -> tuple[str, ...]:
 
 
 def place(spec: Spec, name: str) -> str:
+    """What a space of the first layer may do, in each stack if they differ."""
+    kind, _, number = name.partition(".")
+    marks = [stream.removeprefix("residual") for stream in spec.streams]
+    end = f".{number}" if number else ""
+    stacks = {mark: in_layers(spec, f"{kind}{mark}{end}") for mark in marks}
+    if len(set(stacks.values())) == 1:
+        return stacks[marks[0]]
+    return "; ".join(f"{mark.removeprefix('.')}: {can}" for mark, can in stacks.items())
+
+
+def in_layers(spec: Spec, name: str) -> str:
     """What a space of the first layer may do; in further layers it may differ."""
     layers = [name.replace("0", str(i)) for i in range(2)]
     kinds = [words(spec.spaces[one].group) for one in layers if one in spec.spaces]
@@ -105,7 +116,9 @@ def words(group: Group) -> str:
 
 def elsewhere(spec: Spec) -> str:
     """Hidden spaces outside the layers' usual places: pooler, classifier, embeddings."""
-    others = [name for name in spec.hidden if "." not in name and name != "residual"]
+    others = [
+        name for name in spec.hidden if not name[-1].isdigit() and not name.startswith("residual")
+    ]
     others += [name for name in ("expert.0", "shared.0") if name in spec.hidden]
     parts = [f"{name.removesuffix('.0')}: {words(spec.spaces[name].group)}" for name in others]
     heads = spec.spaces.get("head.0")
@@ -120,6 +133,7 @@ def settings(config: Mapping[str, object]) -> str:
         key: value
         for key, value in config.items()
         if isinstance(value, bool | str | Mapping) or key == "num_key_value_heads"
+        if not key.endswith("_config")
     }
     return ", ".join(f"`{key}={shown(value)}`" for key, value in chosen.items())
 

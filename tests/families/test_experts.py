@@ -1,5 +1,7 @@
 """Mixtures of experts: files that hold them one by one, routes that rounding changes, recovery."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -99,6 +101,19 @@ def test_every_token_visits_all_experts_where_single_places_are_judged():
     assert kinds[:2] == [(True, False), (False, True)]
     plain = samples(sm.load(small_model("llama")), 0)
     assert not any(sample.every_expert or sample.typical for sample in plain)
+
+
+def test_values_do_not_pass_a_sink():
+    # The control: with a sink beside them, attention weights do not sum to one.
+    model = sm.load(small_model("gpt_oss", dtype=torch.float64))
+    spaces = {
+        name: replace(space, translation="passes") if name.startswith("vo.") else space
+        for name, space in model.spec.spaces.items()
+    }
+    passing = replace(model, spec=replace(model.spec, spaces=spaces))
+    assert [step.step for step in sm.canonicalize(model, ("values", "keys")).history] == []
+    moved = sm.canonicalize(passing, ("values",))
+    assert sm.verify(model, moved, dtype=torch.float64).difference >= 1e-2
 
 
 def test_layers_without_experts_are_refused():

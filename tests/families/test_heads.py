@@ -82,6 +82,7 @@ FURTHER = {
     "Qwen2Moe": ("qwen2_moe", LABEL, TOKEN, BARE_MODEL),
     "Qwen3Moe": ("qwen3_moe", LABEL, TOKEN, BARE_MODEL),
     "Olmoe": ("olmoe", BARE_MODEL),
+    "GptOss": ("gpt_oss", LABEL, TOKEN, BARE_MODEL),
     "Phi3": ("phi3", LABEL, TOKEN, BARE_MODEL),
     "Starcoder2": ("starcoder2", LABEL, TOKEN, BARE_MODEL),
     "StableLm": ("stablelm", LABEL, TOKEN, BARE_MODEL),
@@ -95,6 +96,7 @@ FURTHER = {
 KINDS = {stem + kind: name for stem, (name, *kinds) in FURTHER.items() for kind in kinds}
 NEW = [name for name in EVERY if name.endswith(("-tokens", "-answers", "-features"))]
 NEW += ["gpt2-classifier", "llama-classifier"]
+NEW += ["mixtral", "gpt_oss", "clip", "siglip", "vit_mae", "deberta-v2-classifier"]
 NEW += ["distilbert", "distilbert-classifier", "xlm-roberta", "opt", "opt-post-norm"]
 BARE = [name for name in EVERY if name.endswith("-features")]
 

@@ -117,6 +117,7 @@ RESIDUAL = {
     "modernbert": OrthogonalFixingOnes(48),
     **dict.fromkeys(("gemma2", "gemma3"), SignedPermutation(48)),
     **dict.fromkeys(("smollm3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"), Orthogonal(48)),
+    "gpt_oss": Orthogonal(48),
     **dict.fromkeys(("electra", "mpnet", "albert", "deberta-v2"), Permutation(48)),
     **dict.fromkeys(("cohere", "gptj", "gpt_neo", "phi"), OrthogonalFixingOnes(48)),
     **dict.fromkeys(("falcon", "bloom", "mpt", "deit", "beit"), OrthogonalFixingOnes(48)),
@@ -154,6 +155,7 @@ QUERY_KEY = {
     "gptj": RotaryPairs(12, 8, "interleaved"),
     "phi": RotaryPairs(12, 6),
     **dict.fromkeys(("falcon", "falcon-mqa", "mixtral", "qwen2_moe"), RotaryPairs(12, 12)),
+    "gpt_oss": RotaryPairs(12, 12),
     "qwen3_moe": Signs(8),
     "olmoe": Signs(6),
     "neox-sequential": RotaryPairs(12, 3 + 1),  # a quarter of 12 by default, and pairs are whole
@@ -198,7 +200,9 @@ def test_groups_follow_from_the_config(name):
     assert table.spaces[f"qk.{last}"].per == table.spaces[f"vo.{last}"].per == head
     if table.family in GATED or name == "dinov3-classifier":
         assert groups["ff.1"] == ScaledPermutation(96, positive=False)  # gated
-    if "expert.0" in groups:
+    if name == "gpt_oss":  # both sides of a unit are limited
+        assert groups["ff.1"] == Permutation(96) and table.spaces["ff.1"].per == "expert.1"
+    elif "expert.0" in groups:
         assert groups["ff.1"] == ScaledPermutation(96 if name == "mixtral" else 32, positive=False)
         assert (groups["expert.1"], table.spaces["ff.1"].per) == (Permutation(4), "expert.1")
     assert {"vocabulary", "position", "label", "channel"} & groups.keys()

@@ -11,11 +11,13 @@ from negative_controls import (
     TORN_HEADS,
     AnySign,
     Control,
+    across_groups,
     edit,
     left_behind,
     move,
     moving,
     regroup,
+    roll,
     shown_permuted,
     wrong_group,
     wrong_pairs,
@@ -88,7 +90,9 @@ def experts_torn(model):
     """Units go to the next expert at one side only."""
 
     def change(view, spaces):
-        if {"expert", "ff"} <= {*spaces} and spaces.index("residual") < spaces.index("ff"):
+        if {"expert", "ff", "residual"} <= {*spaces} and spaces.index("residual") < spaces.index(
+            "ff"
+        ):
             return view.roll(1, spaces.index("expert"))
         return None
 
@@ -149,6 +153,17 @@ FURTHER: dict[str, dict[str, Control]] = {
     },
     "mpt": {**ONES, **ALIBI, **GELU, "head left behind": left_behind("lm_head.weight")},
     "mixtral": {**SCALES, **ANY_QK, **EXPERTS},
+    "gpt_oss": {
+        **SCALES,
+        **ANY_QK,
+        # a sink has no place inside its head
+        "torn heads": Control(roll("head", "qk", "vo", "query"), roll("head", "vo")),
+        "queries across groups": Control(roll("query", "qk", "vo", "head"), across_groups),
+        "scales of limited units": wrong_group("ff", ScaledPermutation),
+        "sinks of other heads": rolled("self_attn.sinks", "head"),
+        "router left behind": rolled("mlp.router.weight", "expert"),
+        "torn experts": EXPERTS["torn experts"],
+    },
     "qwen2_moe": {
         **EXPERTS,
         "shared expert's gate left behind": left_behind(

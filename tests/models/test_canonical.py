@@ -30,7 +30,7 @@ ROTATING = [
         (
             *("bert", "roberta", "xlm-roberta", "distilbert", "roformer", "olmo"),
             *("mpnet", "albert", "gemma"),
-            *("clip", "siglip"),  # two streams: tests/families/test_towers.py
+            "clip",  # two streams: tests/families/test_towers.py
         )
     )
     and not name.endswith("-features")
@@ -478,7 +478,6 @@ RECORDS = {
     "starcoder2-tied": ["untie", "fold", "centre", "balance"],
     "stablelm": ["fold", "centre", "keys", "balance"],
     "clip": ALL,
-    "siglip": ["constants", *ALL],
     "stablelm-parallel": ["untie", "fold", "centre", "balance"],
     **{
         name: ["fold", "centre", "balance"]

@@ -35,12 +35,8 @@ def test_every_hidden_space_is_seen_and_moves_as_its_axis_says(name):
             for batch in inputs(model, 1, rows=2, length=12):
                 module(**{key: _wide(value) for key, value in batch.items()})
         activations.append(recorder.activations())
-    # Experts are no modules, and torch's attention is one: what flows inside is not recorded.
-    inside = {
-        name
-        for name, space in model.spec.spaces.items()
-        if "expert" in (space.per or name) or ".pool" in (space.per or name)
-    }
+    # Experts are no modules: what flows inside them is not recorded.
+    inside = {name for name, space in model.spec.spaces.items() if "expert" in (space.per or name)}
     assert {
         atom.space for axis in activations[0].axes.values() for atom in atoms((axis,))
     } >= model.spec.hidden.keys() - inside

@@ -105,6 +105,18 @@ DECODERS: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "mixtral": ("MixtralForCausalLM", {**_GROUPED, "num_local_experts": 4, **_TOP2}),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        {
+            **_GROUPED,
+            **_TOP2,
+            "num_local_experts": 4,
+            "sliding_window": 8,
+            "swiglu_limit": 1.0,  # so low that it matters
+            "head_dim": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
     "qwen2_moe": (
         "Qwen2MoeForCausalLM",
         {

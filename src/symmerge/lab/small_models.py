@@ -231,10 +231,11 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
             "tie_word_embeddings": True,
         },
     ),
-    # New in kind: norms on both sides, experts, slopes; heads of all layers, one layer, two means.
+    # New in kind: norms on both sides, experts, slopes; heads of all layers, one layer, two means,
+    # two towers.
     **{name: DECODERS[name] for name in ("gemma3", "mixtral", "bloom")},
     **{name: ENCODERS[name] for name in ("mpnet", "albert", "dinov2")},
-    **{name: TOWERS[name] for name in ("clip", "siglip")},
+    "clip": TOWERS["clip"],
 }
 EVERY: dict[str, tuple[str, dict[str, object]]] = {
     **SMALL,
@@ -270,8 +271,11 @@ def small_model(
 
 @torch.no_grad()
 def perturb(model: PreTrainedModel, seed: int = 0) -> None:
-    """Add noise: gains, biases and embeddings vary as after training; matrices keep scale."""
+    """Add noise: gains, biases and embeddings vary as after training; matrices keep scale.
+
+    What is not trained stays, unless it is zero: that hides mistakes as well.
+    """
     generator = torch.Generator().manual_seed(seed)
-    for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
+    for parameter in filter(lambda one: one.requires_grad or not one.any(), model.parameters()):
         scale = 0.2 if parameter.ndim < 2 else parameter.shape[-1] ** -0.5
         parameter.add_(scale * torch.randn(parameter.shape, generator=generator))

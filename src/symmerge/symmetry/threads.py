@@ -119,7 +119,8 @@ def _matmul(func: Callable[..., Tensor], a: Tensor, b: Tensor, **options: Any) -
     if b.ndim > 2:
         if a.ndim != b.ndim or len(a) != len(b):
             return WHOLE
-        return [partial(func, x, y) for x, y in zip(a, b, strict=True)], torch.stack
+        # `bmm` takes no matrices
+        return [partial(torch.matmul, x, y) for x, y in zip(a, b, strict=True)], torch.stack
     if a.ndim == 2 and len(a) < b.shape[1]:
         columns = b.split(ROWS, 1)
         return [partial(func, a, some) for some in columns], partial(torch.cat, dim=1)

@@ -123,7 +123,8 @@ def tensor_problem(written: Model, moved: Moved, name: str, maps: Maps) -> str |
     if after.shape != before.shape:
         return f"it is {list(after.shape)}, not {list(before.shape)}"
     spec = moved.alignment.spec
-    axes = spec.tensors[name]
+    axes, order = _owners_first(spec, spec.tensors[name])
+    after, before = after.permute(order), before.permute(order)
     for position, axis in enumerate(axes):
         for known in _known(moved, axis):  # other rows were filled, not moved
             shape = [-1 if at == position else 1 for at in range(after.ndim)]
@@ -140,14 +141,36 @@ def _known(moved: Moved, axis: Product) -> Iterator[Tensor]:
     yield from (moved.known[atom.space] for atom in atoms((axis,)) if atom.space in moved.known)
 
 
+def _owners_first(spec: Spec, axes: Axes) -> tuple[Axes, list[int]]:
+    """The axes in an order in which those that move by an index of another (experts) follow it."""
+    order: list[int] = []
+    for at in range(len(axes)):
+        order += [one for one in (at, *_owned(spec, axes, at)) if one not in order]
+    return tuple(axes[at] for at in order), order
+
+
+def _owned(spec: Spec, axes: Axes, owner: int) -> list[int]:
+    """The axes whose elements are one for each index of a space on this axis."""
+    known = {atom.space for atom in atoms((axes[owner],))}
+    return [
+        at
+        for at, axis in enumerate(axes)
+        if at != owner and any(spec.spaces[atom.space].per in known for atom in atoms((axis,)))
+    ]
+
+
 def _cut(axes: Axes, alignment: Alignment) -> int:
-    """How many axes are rows: at most one on each side moves."""
+    """How many axes are rows: at most one on each side moves, and those that it owns."""
+    if axes and (owned := _owned(alignment.spec, axes, 0)):
+        return 1 + len(owned)
     moving = [any(atom.space in alignment.elements for atom in atoms((axis,))) for axis in axes]
     return max((at for at, moves in enumerate(moving) if moves and at), default=1)
 
 
 def _joined(spec: Spec, maps: Maps, axes: Axes) -> AxisMap:
-    """One map for several axes, of which at most one moves."""
+    """One map for several axes, of which at most one moves, or one owns the others."""
+    if any(_owned(spec, axes, at) for at in range(len(axes))):
+        return maps(Product(tuple(factor for axis in axes for factor in axis.factors)))
     longer = [maps(axis) for axis in axes if size(axis, spec.sizes) != 1]
     if len(longer) == 1:
         return longer[0]
