@@ -100,7 +100,8 @@ def in_layers(spec: Spec, name: str) -> str:
     """What a space of the first layer may do; in further layers it may differ."""
     layers = [name.replace("0", str(i)) for i in range(2)]
     kinds = [words(spec.spaces[one].group) for one in layers if one in spec.spaces]
-    inside = ", in each expert" if name in spec.spaces and (spec.spaces[name].per or "").startswith("expert") else ""
+    outer = spec.spaces[name].per if name in spec.spaces else None
+    inside = ", in each expert" if (outer or "").startswith("expert") else ""
     return " / ".join(dict.fromkeys(kinds)) + inside
 
 
