@@ -14,7 +14,7 @@ import symmerge as sm
 from symmerge.checkpoints.weights import DerivedWeights, PlacedWeights
 from symmerge.lab.small_models import small_model
 from symmerge.models.model import Model
-from symmerge.verification import modules
+from symmerge.verification import modules, transport
 from symmerge.verification.axis_maps import AxisMap
 from symmerge.verification.inputs import samples
 from symmerge.verification.rounding import rounded_again
@@ -53,3 +53,22 @@ def test_maps_of_axes_agree_on_a_gpu_and_a_processor() -> None:
     for here, there in ((sparse.apply, sparse.gathered), (sparse.transpose, sparse.scattered)):
         assert torch.allclose(here(x), there(x), rtol=1e-12)
     assert not torch.allclose(sparse.apply(x), torn.gathered(x), rtol=1e-2)
+
+
+def test_errors_of_sums_grow_with_columns_as_with_rows() -> None:
+    """A GPU adds one term after the other; units that are scaled up err as much more."""
+    generator = torch.Generator().manual_seed(0)
+    rotation = torch.linalg.qr(torch.randn(1024, 1024, generator=generator)).Q
+    scales = torch.randn(256, generator=generator).exp()
+    before = torch.randn(1024, 256, generator=generator) * scales
+    after = torch.zeros(1024, 256)
+    for number in range(1024):
+        after += rotation[:, number, None] * before[number]
+    maps = AxisMap(rotation.double()), AxisMap.identity(256)
+    assert compared(before, after, maps) is None
+    assert compared(before, after * (1 + 1e-3 * torch.eye(1024, 256)), maps) is not None
+
+
+def compared(before: torch.Tensor, after: torch.Tensor, maps: tuple[AxisMap, AxisMap]) -> object:
+    tensor = transport._Transported(before, after, *maps, torch.float32)
+    return transport._problem(tensor, "weight")

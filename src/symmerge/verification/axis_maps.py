@@ -44,6 +44,11 @@ class AxisMap:
     factor: Float[Tensor, "n k"]
     index: Int[Tensor, "n k"] | None = None
 
+    @property
+    def terms(self) -> int:
+        """How many old coordinates a new one is made of."""
+        return self.factor.shape[1]
+
     @cached_property
     def squared(self) -> AxisMap:
         """The map of variances."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import final
 
 import torch
@@ -46,6 +47,11 @@ class DistillationBatch:
         inputs = {name: value.clone() for name, value in self.inputs.items()}
         others = (self.positions, self.weights, self.targets)
         return DistillationBatch(inputs, *(None if x is None else x.clone() for x in others))
+
+
+def without_cache(module: nn.Module) -> dict[str, bool]:
+    """No cache of keys and values: nobody reads it, and some of them make a GPU wait."""
+    return {"use_cache": False} if "use_cache" in signature(module.forward).parameters else {}
 
 
 def usual_batch_size(task: Task) -> int:
@@ -143,7 +149,7 @@ class DistillationData:
 
 def logits_at(module: nn.Module, inputs: Inputs, positions: Tensor | None) -> Tensor:
     """The logits at these positions of all samples, or at all positions."""
-    logits = first_logits(module(**inputs)).flatten(0, -2)
+    logits = first_logits(module(**inputs, **without_cache(module))).flatten(0, -2)
     return (logits if positions is None else logits[positions]).float()
 
 
@@ -162,7 +168,7 @@ def distillation_loss(module: nn.Module, batch: DistillationBatch) -> Tensor:
 
 
 def _own_loss(module: nn.Module, batch: DistillationBatch) -> Tensor:
-    loss = module(**batch.inputs).loss
+    loss = module(**batch.inputs, **without_cache(module)).loss
     if loss is None:
         raise DataError(
             f"{type(module).__name__} needs more than these labels for a loss:"
