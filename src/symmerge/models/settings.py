@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from symmerge.errors import MismatchError
@@ -46,7 +47,7 @@ SHARED = {"sliding_window", "layer_types", "attention_chunk_size"}
 def behaviour(model: Model) -> Mapping[str, object]:
     """All settings but widths that the function depends on."""
     typed = typed_config(model.config, model.where)
-    known = (type(typed)().to_dict().keys() | SHARED) - WIDTHS
+    known = (_names(type(typed)) | SHARED) - WIDTHS
     if _turns_alike_at_any_length(typed):
         known -= {"max_position_embeddings"}
     return {
@@ -58,6 +59,12 @@ def behaviour(model: Model) -> Mapping[str, object]:
         "problem_type": _problem_type(model, typed),
         "pooler_act": getattr(typed, "pooler_act", None) if "pooled" in model.spec.sizes else None,
     }
+
+
+@cache
+def _names(kind: type) -> frozenset[str]:
+    """The settings that a class of configs has."""
+    return frozenset(kind().to_dict())
 
 
 def _plain(value: object) -> object:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from experiment_steps import Here
 from fixtures import run as run_verb
 
 from symmerge.errors import DataError, MismatchError
@@ -14,7 +15,6 @@ from symmerge.evaluation.experiment_results import ExperimentFile
 from symmerge.lab.experiments import components
 from symmerge.lab.experiments.catalog import EXPERIMENTS
 from symmerge.lab.experiments.cells import with_needs
-from symmerge.lab.experiments.engines import LocalEngine
 from symmerge.lab.experiments.generalized import LABELS, NO_DATA
 from symmerge.lab.experiments.plan import check_data, check_folder, check_same_data, claim, digests
 from symmerge.lab.experiments.results import write_results
@@ -66,8 +66,8 @@ def outcome(tables, tmp_path_factory):
     """All experiments in one store: what they share is computed once."""
     cells = [cell for shown in tables.values() for cell in cells_of(shown)]
     store = Store(tmp_path_factory.mktemp("experiments"))
-    # One worker: two would read and tokenize everything twice. Two: test_experiment_engine.py
-    outcome = run(cells, store, LocalEngine(1), attempts=2)
+    # In this process, which has imported everything. Workers: test_experiment_engine.py
+    outcome = run(cells, store, Here(), attempts=2)
     assert outcome.failed == {}
     return outcome
 
