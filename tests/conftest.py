@@ -16,25 +16,30 @@ torch.set_num_threads(1)  # the suite runs two workers on two cores
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+EFFORTS = pytest.StashKey()
+# What users get, and what tests that say nothing get: learning takes seconds even for small models,
+# and so do ten weightings and text of 16,000 tokens.
+EFFORT = {
+    "symmerge.matching.efforts.USUAL": "fast",
+    "symmerge.matching.search.TRIES": 3,
+    "symmerge.observation.probe.ROWS": 16,
+    "symmerge.observation.probe.LENGTH": 32,
+}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
+    """Before all fixtures, those of modules among them."""
     type_checks.start_test(item.path)
+    item.stash[EFFORTS] = patch = pytest.MonkeyPatch()
+    if not item.get_closest_marker("real_effort"):
+        for name, value in EFFORT.items():
+            patch.setattr(name, value)
 
 
-@pytest.fixture(autouse=True)
-def usual_effort(request, monkeypatch):
-    """Weights alone where a test says nothing: learning takes seconds, even for small models."""
-    if not request.node.get_closest_marker("real_effort"):
-        monkeypatch.setattr("symmerge.matching.efforts.USUAL", "fast")
-
-
-@pytest.fixture(autouse=True)
-def short_searches(request, monkeypatch):
-    """Three weightings instead of ten and a hundredth of the text, where a test says nothing."""
-    if not request.node.get_closest_marker("real_effort"):
-        monkeypatch.setattr("symmerge.matching.search.TRIES", 3)
-        monkeypatch.setattr("symmerge.observation.probe.ROWS", 16)
-        monkeypatch.setattr("symmerge.observation.probe.LENGTH", 32)
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    item.stash[EFFORTS].undo()
 
 
 @pytest.fixture(autouse=True)

@@ -207,7 +207,8 @@ def test_a_folder_with_two_kinds_of_files_means_what_transformers_reads(tmp_path
 # a random member of the orbit, written, read by the stock class
 
 
-# Every family in float32, and in one of these in turn: each meets five families or six.
+# Every family in one of these in turn: each meets a dozen. In float32 and one file, those that are
+# not named here are written and read by test_invariance.py.
 WRITTEN = {
     "float16": (torch.float16, DEFAULT_SHARD),
     "bfloat16": (torch.bfloat16, DEFAULT_SHARD),
@@ -222,7 +223,7 @@ IN_TURN = [
 
 @pytest.mark.parametrize(
     ("name", "dtype", "max_bytes"),
-    [*((name, torch.float32, DEFAULT_SHARD) for name in SMALL), *IN_TURN],
+    [*((name, torch.float32, DEFAULT_SHARD) for name in ("gpt2", "bert", "llama")), *IN_TURN],
 )
 def test_random_member_in_stock_transformers(saved, tmp_path, name, dtype, max_bytes):
     source = sm.load(saved(name, dtype))

@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from fixtures import checkpoint, run, tokenizer
+from processes import run_in_two
 from transformers import PreTrainedTokenizerFast
 
 import symmerge as sm
@@ -542,25 +541,8 @@ def test_two_processes_find_what_one_does(place, pair, tmp_path, samples):
         "--out",
     )
     run(*gather, tmp_path / "one")
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "symmerge",
-    ]
-    command = [*launch, *(str(argument) for argument in gather), str(tmp_path / "two")]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0 and done.stdout.count("wrote ") == 1, done.stderr
+    said = run_in_two(*gather, tmp_path / "two", folder=tmp_path)
+    assert said.count("wrote ") == 1
     assert apart(tmp_path / "one", tmp_path / "two") <= 1e-6
     assert Statistics.load(tmp_path / "one").header == Statistics.load(tmp_path / "two").header
 

@@ -226,7 +226,8 @@ def test_refused_in_one_line(saved, tmp_path, case):
 
 
 def test_several_processes_learn_together(pair, tmp_path):
-    words = [str(word) for word in ("align", *pair, "--out", tmp_path / "out", *LEARN)]
+    learn = ["identity" if word == "weights" else word for word in LEARN]
+    words = [str(word) for word in ("align", *pair, "--out", tmp_path / "out", *learn)]
     command = [
         sys.executable,
         "-m",
@@ -246,6 +247,6 @@ def test_several_processes_learn_together(pair, tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    run("align", *pair, "--out", tmp_path / "alone", *LEARN, "--accumulate", 2)
+    run("align", *pair, "--out", tmp_path / "alone", *learn, "--accumulate", 2)
     together, alone = (solution(tmp_path / folder)["objective"] for folder in ("out", "alone"))
     torch.testing.assert_close(torch.tensor(together), torch.tensor(alone), rtol=1e-4, atol=1e-5)

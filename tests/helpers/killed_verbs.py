@@ -27,8 +27,9 @@ def verbs(place: Place) -> list[Verb]:
     to = ("--out", out)
     data = ("--data", inputs / "text.txt", "--samples", 4)
     looked_at = ("--calibration", inputs / "text.txt", "--calibration-samples", 4)
-    learned = ("--method", "learned", *data, "--steps", 6, "--start-from", "weights")
-    soft = ("--recipe", "soft-hardened", *data, "--steps", 6, "--start-from", "weights")
+    start = ("--start-from", "weights", "--tries", 1)
+    learned = ("--method", "learned", *data, "--steps", 6, *start)
+    soft = ("--recipe", "soft-hardened", *data, "--steps", 6, *start)
     measured = ("--task", "clm", *data, "--points", 3, "--method", "none,permutations")
     external = ("--models", a, b, "--test-data", inputs / "text.txt")
     external += ("--train-data", inputs / "more.txt", "--size", "smoke", "--workers", 1)
@@ -140,6 +141,7 @@ def _torn(arguments: list[str]) -> None:
 
 def prepare(place: Place) -> None:
     """Imports, small inputs, and settings that make kills meet more writes in less time."""
+    import sklearn.datasets  # noqa: F401  half a second in every child that learns digits
     import torch
     from fixtures import checkpoint, run
     from transported import fine_tuned
@@ -149,8 +151,10 @@ def prepare(place: Place) -> None:
     import symmerge.cli.experiment  # noqa: F401
     from symmerge.lab.small_models import small_model
     from symmerge.lab.training import loop
+    from symmerge.observation import probe
 
     loop.SAVE_SECONDS = 0.0  # a state at every step, not every minute
+    probe.ROWS, probe.LENGTH = 16, 32  # of self-generated text
     inputs = place.root / "inputs"
     (inputs / "text.txt").write_text("One short text, read again and again. " * 80)
     (inputs / "more.txt").write_text("Another one, which nobody has read before now. " * 80)

@@ -2,15 +2,13 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from fixtures import checkpoint
+from processes import run_script_in_two
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -910,24 +908,7 @@ with process_group() as (rank, processes):
 def test_two_processes_learn_what_one_does(tmp_path):
     """Each looks at one batch a step where the one looks at two; flips included."""
     (tmp_path / "run.py").write_text(SCRIPT)
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(tmp_path / "run.py"),
-        str(tmp_path),
-    ]
-    done = subprocess.run(
-        launch,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    run_script_in_two(tmp_path / "run.py", tmp_path)
     one, other = learn("llama", steps=12, accumulate=2), learn("llama", steps=12)
     found = [Alignment.load(tmp_path / f"alignment.{rank}", ready("llama").spec) for rank in (0, 1)]
     assert (

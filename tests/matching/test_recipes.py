@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
+import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from fixtures import run as run_verb
 
 import symmerge as sm
 from symmerge.errors import DataError, MismatchError
@@ -303,56 +303,26 @@ def test_a_resume_file_of_another_task_is_refused(tmp_path):
         ResumeFile(tmp_path / "j.safetensors", {"models": ["a", "c"]}).read()
 
 
-def test_ctrl_c_on_the_command_line_writes_the_best_so_far(tmp_path):
+def test_ctrl_c_on_the_command_line_writes_the_best_so_far(tmp_path, monkeypatch):
     for seed in (0, 1):
         save(sm.load(small_model("gpt2", seed=seed)), tmp_path / str(seed))
-    command = [
-        sys.executable,
-        "-c",
-        "from symmerge.cli import main; main()",
-        "align",
-        "0",
-        "1",
-        "--method",
-        "weights",
-        "--out",
-        "found",
-    ]
-    # SIGINT is ignored where tests run in the background.
-    code = """
-import os, signal, sys
-from symmerge.cli import main
-from symmerge.matching.sweeps import Sweeps
+    monkeypatch.chdir(tmp_path)
+    command = ("align", "0", "1", "--method", "weights", "--out", "found")
+    sweep, calls = Sweeps.sweep, []
 
-signal.signal(signal.SIGINT, signal.default_int_handler)
-sweep, calls = Sweeps.sweep, []
+    def interrupt_second(self):
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        sweep(self)
 
-def interrupt_second(self):
-    calls.append(1)
-    if len(calls) == 2:
-        os.kill(os.getpid(), signal.SIGINT)
-    sweep(self)
-
-Sweeps.sweep = interrupt_second
-sys.argv = ["symmerge"] + sys.argv[1:]
-main()
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", code, *command[3:]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    assert run.returncode == 0, run.stderr
-    assert "interrupted: wrote the best so far" in run.stdout
+    with monkeypatch.context() as patch:
+        patch.setattr(Sweeps, "sweep", interrupt_second)
+        assert "interrupted: wrote the best so far" in run_verb(*command).stdout
     record = json.loads((tmp_path / "found" / "solution.json").read_text())
     assert record["interrupted"] and len(record["trials"]) == 1
     assert (tmp_path / "found.partial.safetensors").exists()
-    again = subprocess.run(
-        [*command, "--resume", "--overwrite"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert again.returncode == 0, again.stderr
+    run_verb(*command, "--resume", "--overwrite")
     record = json.loads((tmp_path / "found" / "solution.json").read_text())
     assert not record["interrupted"] and len(record["trials"]) > 1
     assert not (tmp_path / "found.partial.safetensors").exists()

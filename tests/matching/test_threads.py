@@ -19,7 +19,7 @@ from symmerge.matching import sweeps
 from symmerge.symmetry import threads
 from symmerge.symmetry.threads import same_bytes, side_by_side
 
-FAMILIES = ("bert", "gpt2", "vit", "llama", "neox")
+FAMILIES = ("bert", "gpt2", "llama")  # a stream that permutes, and two that rotate
 WEIGHTS = ("--recipe", "weights-only", "--tries", 1)
 MANY = 2
 
@@ -170,7 +170,8 @@ def test_processes_with_other_environments_give_the_same_bytes(pair, tmp_path):
 def test_learned_results_agree_to_rounding_and_say_the_threads(pair, tmp_path):
     models = pair("gpt2")
     data = ("--data", models[0].parent / "text.txt", "--samples", 16)
-    both(models, tmp_path, "--method", "learned", *data, "--steps", 8)
+    start = ("--start-from", "weights", "--tries", 1)
+    both(models, tmp_path, "--method", "learned", *data, *start, "--steps", 4)
     one, many = (load_file(tmp_path / f"{n}/aligned/model.safetensors") for n in (1, MANY))
     for name, tensor in one.items():
         assert (tensor - many[name]).norm() <= 1e-5 * tensor.norm(), name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cache
 from typing import final
 
 import torch
@@ -43,6 +44,7 @@ class Forecast:
         return f"about {_time(self.seconds)} and {gigabytes(self.bytes)} of memory"
 
 
+@cache  # as long as aligning two small models
 @torch.no_grad()
 def products_per_second(device: torch.device) -> float:
     """Floating-point operations per second of one product of float32 matrices."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from symmerge.models.binding import typed_config
@@ -45,7 +46,7 @@ SHARED = {"sliding_window", "layer_types", "attention_chunk_size"}
 def behaviour(model: Model) -> Mapping[str, object]:
     """All settings but widths that the function depends on."""
     typed = typed_config(model.config, model.where)
-    known = (type(typed)().to_dict().keys() | SHARED) - WIDTHS
+    known = (_names(type(typed)) | SHARED) - WIDTHS
     if _turns_alike_at_any_length(typed):
         known -= {"max_position_embeddings"}
     return {
@@ -69,6 +70,12 @@ def setting(config: Mapping[str, Any], name: str, default: Any = None) -> Any:
     towers = (part for part in config.values() if isinstance(part, Mapping))
     known = (part[name] for part in (config, *towers) if part.get(name) is not None)
     return next(known, default)
+
+
+@cache
+def _names(kind: type) -> frozenset[str]:
+    """The settings that a class of configs has."""
+    return frozenset(kind().to_dict())
 
 
 def _plain(value: object) -> object:

@@ -143,9 +143,14 @@ def together(settings: Settings, needs: list[Path], folder: Path, say: Say) -> R
 def freedom(settings: Settings, needs: list[Path], folder: Path, say: Say) -> Result:
     """Size of an architecture's symmetry group: continuous dimensions, log10 of discrete order."""
     import transformers
+    from transformers.initialization import no_init_weights
 
     kind = getattr(transformers, settings["architecture"])
-    inspected = summary(load(kind(kind.config_class(**settings["config"]))))
+    with no_init_weights():  # shapes say it all, and random numbers take twenty times as long
+        module = kind(kind.config_class(**settings["config"]))
+    for parameter in module.parameters():
+        parameter.detach().zero_()
+    inspected = summary(load(module))
     inside = sum(
         row["degrees of freedom"]
         for row in inspected["spaces"]
