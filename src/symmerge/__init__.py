@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from symmerge.transporting.frames import Passage
     from symmerge.transporting.job import Transported, transport
     from symmerge.transporting.several import transport_all
+    from symmerge.transporting.streams import StreamMap, carry_probe, fit_streams
     from symmerge.verification.verdict import Verdict, verify
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "Passage",
     "SoftMatching",
     "Solution",
+    "StreamMap",
     "SymmergeError",
     "Transported",
     "Verdict",
@@ -84,9 +86,11 @@ __all__ = [
     "canonicalize",
     "carry_direction",
     "carry_moments",
+    "carry_probe",
     "combine",
     "derive",
     "evaluate",
+    "fit_streams",
     "heal",
     "judge",
     "kinship",

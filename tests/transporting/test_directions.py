@@ -9,6 +9,7 @@ from symmerge.errors import MismatchError
 from symmerge.lab.small_models import small_model
 from symmerge.models.alignment import Alignment
 from symmerge.transporting.frames import Passage
+from symmerge.transporting.streams import both_streams
 from symmerge.verification.modules import full_module
 
 CLOSE = 1e-5  # transformers computes RMSNorm in float32
@@ -45,6 +46,43 @@ def test_probes_read_and_steering_vectors_steer_the_same(name):
     there = sm.carry_direction(passage, vector)
     assert torch.allclose(steered(other, there), wanted, atol=CLOSE)
     assert not torch.allclose(steered(other, vector), wanted, atol=1e-2)  # the control
+
+
+@pytest.mark.parametrize(("name", "how"), [("llama", "rotation"), ("gpt2", "regression")])
+def test_streams_that_are_fitted_on_inputs_give_back_the_symmetry(name, how):
+    passage = orbit(name)
+    task = sm.make_task("clm", "self", [passage.base], samples=8, length=24)
+    fitted = sm.fit_streams(passage.base, passage.other, layer=1, how=how, data=task)
+    first, second = both_streams(passage.base, passage.other, layer=1, data=task)
+    weight, bias = torch.randn(48).double(), torch.tensor(0.3)
+    moved, shift = fitted.probe(weight, bias)
+    limit = 1e-4 if how == "rotation" else 0.1  # the ridge
+    read = first @ weight + bias
+    assert (second @ moved + shift - read).norm() <= limit * read.norm() and fitted.fit > 0.99
+    # A direction moves as the alignment says, in what tokens tell apart.
+    steer = sm.carry_direction(fitted, weight)
+    wanted = sm.carry_direction(passage, weight)
+    wanted = wanted - wanted.mean() if name == "gpt2" else wanted
+    assert (steer - wanted).norm() <= 2 * limit * wanted.norm()
+    # Control: as they are.
+    assert (second @ weight + bias - read).norm() > 0.5 * read.norm()
+    with pytest.raises(MismatchError, match="after layer 1"):
+        sm.carry_direction(fitted, weight, layer=2)
+
+
+def test_a_probe_that_is_fitted_to_answers_gives_the_same_answers():
+    passage = orbit("llama")
+    task = sm.make_task("clm", "self", [passage.base], samples=16, length=24)
+    first, second = both_streams(passage.base, passage.other, layer=2, data=task)
+    weight = torch.randn(48, generator=torch.Generator().manual_seed(1)).double()
+    wanted = first @ weight > 0
+    moved, shift = sm.carry_probe(passage.base, passage.other, weight, layer=2, data=task)
+    assert ((second @ moved + shift > 0) == wanted).double().mean() > 0.97
+    assert ((second @ weight > 0) == wanted).double().mean() < 0.9  # the control
+    with pytest.raises(MismatchError, match="layer 3"):
+        both_streams(passage.base, passage.other, layer=3)
+    with pytest.raises(MismatchError, match="how"):
+        sm.fit_streams(passage.base, passage.other, layer=1, how="magic")
 
 
 @torch.no_grad()

@@ -19,13 +19,14 @@ from symmerge.symmetry.groups import Element, Group
 from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import listing
 from symmerge.transporting.frames import Passage
+from symmerge.transporting.streams import StreamMap
 
 ROLES = {"added": Role.WRITES, "compared": Role.READS}
 OPPOSITE = {Role.WRITES: Role.READS, Role.READS: Role.WRITES, Role.RIDES: Role.RIDES}
 
 
 def carry_direction(
-    alignment: Aligned | Passage,
+    alignment: Aligned | Passage | StreamMap,
     vector: Tensor,
     *,
     space: str = "residual",
@@ -44,11 +45,16 @@ def carry_direction(
     | hidden units | ff, with `layer` | added |
     | cached values | vo, with `layer` | added |
     | cached keys | qk, with `layer` | compared |
+
+    Along a map of `fit_streams` it is one of the stream after that layer.
     """
-    passage = alignment if isinstance(alignment, Passage) else Passage.of(alignment)
-    spec, name = passage.end.spec, space if layer is None else f"{space}.{layer}"
     if use not in ROLES:
         raise MismatchError(f"use {use}: there are {', '.join(ROLES)}")
+    if isinstance(alignment, StreamMap):
+        _check_place(alignment, space, layer)
+        return alignment.carry(vector, use)
+    passage = alignment if isinstance(alignment, Passage) else Passage.of(alignment)
+    spec, name = passage.end.spec, space if layer is None else f"{space}.{layer}"
     if name not in spec.spaces:
         raise MismatchError(
             f"no space called {name} in {spec.family}: there are {listing(spec.hidden)};"
@@ -67,6 +73,14 @@ def carry_direction(
     acted = spec.spaces[name].group.act(passage.there[name], batch, ROLES[use])
     acted = acted.reshape(laid.shape)
     return acted.movedim(0, -1) if per is None else acted.movedim((0, 1), (-2, -1))
+
+
+def _check_place(fitted: StreamMap, space: str, layer: int | None) -> None:
+    if space != "residual" or layer not in (None, fitted.layer):
+        raise MismatchError(
+            f"the map is of the residual stream after layer {fitted.layer}, not of {space}"
+            f"{'' if layer is None else f' {layer}'}: fit one there, or give an alignment"
+        )
 
 
 def carry_moments(
