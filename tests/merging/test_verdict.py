@@ -11,12 +11,18 @@ from fixtures import checkpoint, run
 
 import symmerge as sm
 from symmerge.errors import MismatchError, SymmergeError
-from symmerge.evaluation.results import TaskRecord
+from symmerge.evaluation.results import LinePoint, TaskRecord
 from symmerge.evaluation.tasks import make_task
 from symmerge.evaluation.tasks.sampling import Sampling
 from symmerge.lab.small_models import small_model
 from symmerge.merging.verdict_results import MergeVerdict, SkillRecord, VerdictRow
-from symmerge.merging.verdict_words import advice, check_worth, conclude, markdown
+from symmerge.merging.verdict_words import (
+    advice,
+    check_worth,
+    conclude,
+    markdown,
+    with_better_place,
+)
 from symmerge.verification.modules import full_module
 
 TASK = TaskRecord(
@@ -50,6 +56,54 @@ def test_grades(merge, grade):
     verdict = conclude(replace(TASK, data="books.txt"), rows(merge))
     assert verdict.verdict == grade
     assert ("worse" in verdict.sentences[0]) == (grade in ("usable", "poor"))
+
+
+def classified(merge, parents=(0.82, 0.82), losses=(0.9, 0.9, 0.8)):
+    accuracies = [*parents, merge]
+    kinds = ["parent", "parent", "merge"]
+    return [
+        VerdictRow(kind, kind, {"loss": loss, "accuracy": accuracy, "top5": 1.0})
+        for kind, loss, accuracy in zip(kinds, losses, accuracies, strict=True)
+    ]
+
+
+IMAGES = replace(TASK, name="image", data="test.npz", metrics=("loss", "accuracy", "top5"))
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "grade"), [(0.83, "better"), (0.815, "better"), (0.745, "usable"), (0.6, "poor")]
+)
+def test_a_lower_loss_is_no_excuse_for_a_lower_accuracy(accuracy, grade):
+    verdict = conclude(IMAGES, classified(accuracy))
+    assert verdict.verdict == grade
+    assert ("less sure of itself" in " ".join(verdict.sentences)) == (grade != "better")
+    worse = conclude(IMAGES, classified(0.83, losses=(0.9, 0.9, 1.1)))  # the control: by loss
+    assert worse.verdict == "usable" and "less sure" not in " ".join(worse.sentences)
+
+
+def test_overfitted_parents_are_told():
+    trained = replace(IMAGES, data="train.npz")
+    seen = SkillRecord("train.npz", trained, tuple(classified(1.0, losses=(0.01, 0.02, 0.2))))
+    said = " ".join(conclude(IMAGES, classified(0.82), [seen]).sentences)
+    assert "overfitted" in said
+    assert "0.10 below their mean there, 0.18 above their mean on the first" in said
+    alike = SkillRecord("other.npz", trained, tuple(classified(0.82, losses=(0.8, 0.85, 0.8))))
+    one = SkillRecord("other.npz", trained, tuple(classified(0.82, losses=(0.1, 2.5, 0.8))))
+    for control in (alike, one):  # no parent, or one alone, is at home there
+        said = " ".join(conclude(IMAGES, classified(0.82), [control]).sentences)
+        assert "overfitted" not in said
+
+
+def test_a_better_place_between_the_models_is_named():
+    def line(*losses):
+        places = enumerate(losses)
+        return tuple(LinePoint(at / 4, {"loss": loss, "perplexity": 1.0}) for at, loss in places)
+
+    verdict = conclude(replace(TASK, data="books.txt"), rows(3.4))
+    lower = with_better_place(replace(verdict, aligned_line=line(3.0, 3.3, 3.4, 3.5, 3.2)))
+    assert lower.sentences[-1].endswith("add -t 0.25.")
+    same = replace(verdict, aligned_line=line(3.0, 3.39, 3.4, 3.5, 3.2))
+    assert with_better_place(same) == same  # the control
 
 
 def test_own_text_cannot_say_that_a_merge_is_better():

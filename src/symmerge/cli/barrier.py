@@ -52,6 +52,7 @@ from symmerge.evaluation.simplices import measure_methods, simplex_places, write
 from symmerge.evaluation.tasks import Task, make_task, task_of
 from symmerge.matching.efforts import EFFORTS
 from symmerge.models.circuit_form import check_circuits
+from symmerge.models.label_sets import side_by_side
 from symmerge.models.model import Model, device_of, load
 from symmerge.models.progress import Phase
 from symmerge.models.tables import check_same_table
@@ -190,6 +191,7 @@ def barrier(
         refuse(out.absolute(), overwrite, folders)  # before any work
     opened = list(folder.models) if folder else [load(path) for path in folders]
     _check_circuits(further.circuits, opened[0], together)
+    opened = side_by_side(opened, "joined by a line")
     data = measured.data or usual_data(opened[0])
     task = _task(data, further, opened, compared)  # bad data fails before the solver runs
     lines = _lines(folder, opened, compared, further, data, together)

@@ -99,7 +99,8 @@ class LearnedMatching(LearningOptions):
             return start
         try:
             data = load_data(self, [a, b], progress)
-            learner = self._learner(*with_scaled_labels([a, b]), start.alignment, data)
+            a, b = with_scaled_labels([a, b])
+            learner = self._learner(a, b, start.alignment, data)
         except KeyboardInterrupt:  # while inputs are generated
             return replace(start, interrupted=True)
         loop = _loop(learner, progress, saver_with_start(resume_file, start))

@@ -33,7 +33,7 @@ from symmerge.merging.verdict_results import (
     SkillRecord,
     VerdictRow,
 )
-from symmerge.merging.verdict_words import conclude
+from symmerge.merging.verdict_words import conclude, with_better_place
 from symmerge.models.interpolation import interpolate, mean
 from symmerge.models.model import Model, device_of
 from symmerge.models.progress import Phase, ProgressLike, reporter
@@ -84,7 +84,8 @@ def judge(
     shown = [one for one in measured if one.kind not in LINES]
     rows = [VerdictRow(one.name, one.kind, one.metrics) for one in shown]
     verdict = conclude(judging.task.to_record(), rows, _skills(judging, shown))
-    return replace(verdict, **{kind: _line(measured, kind) for kind in LINES})
+    lines = {kind: _line(measured, kind) for kind in LINES}
+    return with_better_place(replace(verdict, **lines))
 
 
 def cannot_judge(merged: Model, data: str | Task | None, device: str = "cpu") -> str | None:

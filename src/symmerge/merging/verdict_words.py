@@ -16,6 +16,7 @@ from symmerge.merging.verdict_results import (
     ENSEMBLE,
     MERGE,
     PARENT,
+    UNHEALED,
     MergeVerdict,
     SkillRecord,
     VerdictRow,
@@ -23,8 +24,11 @@ from symmerge.merging.verdict_results import (
 
 # Loss above the mean of the parents, in nats: a perplexity 5 % and 65 % higher.
 AS_GOOD, STILL_USABLE = 0.05, 0.5
+ACCURACY_AS_GOOD, ACCURACY_USABLE = 0.01, 0.1  # below the mean of the parents
+OVERFITTED = 0.5  # of the loss on other data: every parent's loss on what it may have been trained
 SKILLS_APART = 0.25  # nats: on real data two seeds differ by .1, two domains by 1
 WORTH = 0.1  # share of averaging's damage that is repaired, where a merge is poor
+CLEARLY = 0.02  # nats between two places on the line
 NO_DAMAGE = 0.02  # an average that costs less does no harm
 UNLABELLED_METRICS = "loss", "agreement"
 
@@ -39,11 +43,14 @@ def conclude(
     merge = next(row for row in rows if row.kind == MERGE)
     average = next((row for row in rows if row.kind == AVERAGE), None)
     repaired = _repaired(losses, merge.loss, average.loss if average else None)
-    grade = _grade(losses, merge.loss, own_text=task.data == "self")
+    by_loss = _grade(losses, merge.loss, own_text=task.data == "self")
+    grade = max(by_loss, _grade_by_accuracy(rows), key=GRADES.index)
     sentences = [
         _about_merge(task, rows, grade),
+        *([LESS_SURE] if grade != by_loss else []),
         *_about_average(task, rows, repaired),
         *_about_skills(skills),
+        *_about_overfitting(task, rows, skills),
         *_about_data(task, len(losses)),
     ]
     return MergeVerdict(
@@ -91,6 +98,21 @@ def _grade(parents: Sequence[float], merge: float, *, own_text: bool) -> str:
     return "usable" if excess <= STILL_USABLE else "poor"
 
 
+def _grade_by_accuracy(rows: Sequence[VerdictRow]) -> str:
+    """A midpoint may have a lower loss than its parents and still be right less often."""
+    if any("accuracy" not in row.metrics for row in rows):
+        return "better"
+    theirs = fmean(row.metrics["accuracy"] for row in rows if row.kind == PARENT)
+    lost = theirs - next(row for row in rows if row.kind == MERGE).metrics["accuracy"]
+    if lost <= ACCURACY_AS_GOOD:
+        return "better"
+    return "usable" if lost <= ACCURACY_USABLE else "poor"
+
+
+LESS_SURE = (
+    "Its loss says less: the merge is less sure of itself than its parents, not right as often."
+)
+GRADES = ("better", "good", "usable", "poor")  # from the best to the worst
 JUDGEMENTS = {
     "better": "The merge is better than {all} of its parents",
     "good": "The merge is as good as its parents",
@@ -164,6 +186,45 @@ def _about_skills(skills: Sequence[SkillRecord]) -> list[str]:
         for skill in skills
     ]
     return [f"The parents have skills of their own: {'; '.join(said)}."]
+
+
+def _about_overfitting(
+    task: TaskRecord, rows: Sequence[VerdictRow], skills: Sequence[SkillRecord]
+) -> list[str]:
+    """Where all parents know one of the data alone: probably what they were trained on."""
+    told = SkillRecord(task.data, task, tuple(rows))
+    measured = [one for one in (told, *skills) if one.task.data != "self"]
+    measured.sort(key=lambda one: fmean(one.losses(PARENT)))
+    if len(measured) < 2:
+        return []
+    known, new = measured[0], measured[-1]
+    pairs = zip(known.losses(PARENT), new.losses(PARENT), strict=True)
+    if not all(low < OVERFITTED * high for low, high in pairs):
+        return []
+    return [
+        f"Every parent has a loss of at most {max(known.losses(PARENT)):.2f} on {known.name}, and"
+        f" of {min(new.losses(PARENT)):.2f} or more on {new.name}: if they were trained on the"
+        " first, they are overfitted, and the other tells how good the merge is: it lies"
+        f" {_beside_parents(new)} there, {_beside_parents(known)} on the first."
+    ]
+
+
+def _beside_parents(skill: SkillRecord) -> str:
+    excess = skill.losses(MERGE)[0] - fmean(skill.losses(PARENT))
+    return f"{abs(excess):.2f} {'above' if excess > 0 else 'below'} their mean"
+
+
+def with_better_place(verdict: MergeVerdict) -> MergeVerdict:
+    """The verdict, with a place between the models where the loss is clearly lower, if any."""
+    line, merge = verdict.aligned_line or (), verdict.of(MERGE)[0].loss
+    best = min(line[1:-1], key=lambda point: point.metrics["loss"], default=None)
+    if best is None or verdict.of(UNHEALED) or verdict.verdict == "unknown":
+        return verdict
+    loss = best.metrics["loss"]
+    if merge - loss < CLEARLY:
+        return verdict
+    said = f"At t = {best.t} the loss is lower, {loss:.3g} instead of {merge:.3g}: add -t {best.t}."
+    return replace(verdict, sentences=(*verdict.sentences, said))
 
 
 def differ(skills: Sequence[SkillRecord]) -> bool:

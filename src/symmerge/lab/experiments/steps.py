@@ -40,7 +40,7 @@ from symmerge.models.model import Model, load
 from symmerge.models.widening import widen
 from symmerge.verification.verdict import verify
 
-VERSION = 3
+VERSION = 4
 CHANGED = (
     "{} is missing, or not what it was when the experiment began:"
     " restore it, or start again with what is there now"
