@@ -33,7 +33,8 @@ DIGITS = dict.fromkeys(
     lambda entry: entry.column == "digits",
 )
 ONE_COMPONENT = dict.fromkeys(
-    ("f-retrain-masked", "f-retrain-images"), lambda entry: entry.row.startswith("(ii)")
+    ("f-retrain-masked", "f-retrain-images", "f-retrain-classifiers"),
+    lambda entry: entry.row.startswith("(ii)"),
 )
 COMPUTED = {
     **DIGITS,

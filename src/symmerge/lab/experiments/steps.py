@@ -40,7 +40,7 @@ from symmerge.models.model import Model, load
 from symmerge.models.widening import widen
 from symmerge.verification.verdict import verify
 
-VERSION = 3
+VERSION = 4
 CHANGED = (
     "{} is missing, or not what it was when the experiment began:"
     " restore it, or start again with what is there now"
@@ -229,7 +229,8 @@ def _aligned(settings: Settings, a: Model, b: Model, say: Say) -> tuple[LineMeth
 def _measure(settings: Settings, a: Model, b: Model, method: LineMethod, task: Task) -> Result:
     """Metrics along the line, both barriers, and the midpoint against the ends.
 
-    `midpoint` is its loss minus the mean of the ends, `gain` is the better end minus its loss.
+    `midpoint` is its loss minus the mean of the ends, `gain` is the better end minus its loss;
+    `parents` and `halfway` are the metrics of the ends, on average, and of the midpoint.
     """
     options = {"points": settings["points"], "device": settings["device"]}
     record = measure_lines(a, b, [method], task, **options).methods[0]
@@ -243,6 +244,8 @@ def _measure(settings: Settings, a: Model, b: Model, method: LineMethod, task: T
         "barrier_linear": record.barrier_linear,
         "midpoint": midpoint - sum(ends) / 2,
         "gain": min(ends) - midpoint,
+        "parents": {name: (curve[0] + curve[-1]) / 2 for name, curve in curves.items()},
+        "halfway": {name: curve[len(curve) // 2] for name, curve in curves.items()},
         "losses": losses,
         "curves": curves,
     }
