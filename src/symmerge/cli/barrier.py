@@ -37,6 +37,7 @@ from symmerge.cli.options.common import (
 )
 from symmerge.cli.options.groups import verb
 from symmerge.cli.options.matching import Steps
+from symmerge.errors import MismatchError
 from symmerge.evaluation.lines import (
     by_circuits,
     combine_pairs,

@@ -148,12 +148,13 @@ def tasks(size: Size) -> tuple[ResultTable, ...]:
             continue
         bases = models(size, pretrained)
         cells = [model(size, fine_tuned, seed, base=base) for seed, base in enumerate(bases)]
+        plain = lines(size, cells, "none")
+        entries.append(row("accuracy of the parents", column, plain, "parents/accuracy"))
         for name, (method, published) in TUNED.items():
             compared = lines(size, cells, method)
             entries.append(row(name, column, compared, "barrier_mean", published.get(column)))
             if name in ACCURACIES:
                 entries.append(row(f"{name}: accuracy halfway", column, compared, HALFWAY))
-        entries.append(row("accuracy of the parents", column, compared, "parents/accuracy"))
     about = (
         "Classifiers fine-tuned from models of different seeds, with the same initial head;"
         " highest loss over the mean of the ends."

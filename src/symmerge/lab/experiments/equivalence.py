@@ -139,15 +139,15 @@ def _afresh(size: Size, base: Cell, component: str) -> list[Cell]:
 
 
 def retrain(size: Size) -> tuple[ResultTable, ...]:
-    return _retrain(size, columns(size))
+    return _retrain(size, columns(size), partial(retrained, size))
 
 
 def retrain_masked(size: Size) -> tuple[ResultTable, ...]:
-    return _retrain(size, columns(size, MASKED))
+    return _retrain(size, columns(size, MASKED), partial(retrained, size))
 
 
 def retrain_images(size: Size) -> tuple[ResultTable, ...]:
-    return _retrain(size, columns(size, IMAGES))
+    return _retrain(size, columns(size, IMAGES), partial(retrained, size))
 
 
 def retrain_classifiers(size: Size) -> tuple[ResultTable, ...]:
@@ -164,10 +164,9 @@ def retrain_classifiers(size: Size) -> tuple[ResultTable, ...]:
 def _retrain(
     size: Size,
     recipes: Mapping[str, Recipe],
-    cells_of: Callable[[Recipe, str], list[Cell]] | None = None,
+    cells_of: Callable[[Recipe, str], list[Cell]],
 ) -> tuple[ResultTable, ...]:
-    """`cells_of`: models of a recipe that differ in a component; by default, trained from seeds."""
-    cells_of = cells_of or partial(retrained, size)
+    """`cells_of`: models of a recipe that differ in a component."""
     entries: list[TableEntry] = []
     for column, recipe in recipes.items():
         for name, component in REINITIALIZED.items():
