@@ -34,7 +34,6 @@ from symmerge.lab.experiments.results import PAGE, RESULTS, printed_rows, write_
 from symmerge.lab.experiments.runner import Report, RunOutcome, State, finished, missing, run
 from symmerge.lab.experiments.store import Store
 from symmerge.lab.experiments.tables import (
-    SIZES,
     Experiment,
     ResultTable,
     Size,
@@ -49,7 +48,7 @@ from symmerge.models.model import device_of
     examples=(
         "NAME --size smoke --out smoke",
         "NAME --size published --dry-run --out full",
-        "NAME --models a b --test-data valid.txt --out mine",
+        "pythia-seeds --size 70m --out pythia",
     ),
 )
 def experiment(asked: Asked, external: External, computing: Computing) -> None:
@@ -64,15 +63,18 @@ def experiment(asked: Asked, external: External, computing: Computing) -> None:
     no --test-data. Models and data are identified by content, not by path.
     """
     name, chosen, out = asked.name, _experiment(asked.name), asked.folder()
-    check_choice("--size", asked.size, SIZES)
+    check_choice("--size", asked.size, chosen.sizes)
+    scale, seeds = chosen.sizes[asked.size], asked.seeds
     computing.cluster()
-    external.check(name, chosen, {"--seeds": asked.seeds, "--data-dir": asked.data_dir})
+    if asked.size in chosen.named and not external.models:
+        external, seeds = external.of(chosen.named[asked.size], seeds), None
+    external.check(name, chosen, {"--seeds": seeds, "--data-dir": asked.data_dir})
     size = make_size(
-        asked.size,
-        seeds=asked.seeds,
+        scale,
+        seeds=seeds,
         device=computing.device,
         data=asked.data_dir,
-        external=external.gather(name, chosen, asked.size),
+        external=external.gather(name, chosen, scale),
     )
     store = Store(out.absolute())
     check_folder(out, name, size, resume=asked.resume or asked.dry_run or asked.show)

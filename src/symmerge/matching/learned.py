@@ -111,9 +111,9 @@ class LearnedMatching(LearningOptions):
     def _learner(self, a: Model, b: Model, start: Alignment, data: LearningData) -> Learner:
         if self.attention == "factors":
             return pair_learner(self, a, b, start, data)
-        wide = [model.cached() for model in separate_heads(a, apply(start, b))]
-        identity = Alignment.identity(wide[0].spec)
-        return pair_learner(self, *wide, identity, data, circuits=circuit_spaces(a))
+        still, moving = separate_heads(a, apply(start, b))
+        identity, inside = Alignment.identity(still.spec), circuit_spaces(a)
+        return pair_learner(self, still.cached(), moving.cached(), identity, data, circuits=inside)
 
     def _learned(self, start: Alignment, best: Alignment) -> Alignment:
         """The best alignment in the models' own table; bases inside heads as at the start."""

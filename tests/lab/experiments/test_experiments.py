@@ -48,7 +48,11 @@ REPEATED = {
 COMPUTED = {
     **DIGITS,
     **ONE_COMPONENT,
-    "t-vits": lambda entry: "dropout" in entry.column,
+    "t-vits": lambda entry: "dropout" in entry.column and entry.row.startswith("vanilla"),
+    "pythia-seeds": lambda entry: entry.row == "vanilla",
+    "f-retrain-classifiers": lambda entry: (
+        entry.row.startswith("(ii)") and entry.column.startswith("rotary")
+    ),
     "t-learning": lambda entry: entry.column == "digits" or entry.row in (LABELS, NO_DATA),
     "f-retrain": lambda entry: entry.column == "absolute: GPT-2" or entry.row.startswith("(i) "),
     "f-metrics": lambda entry: entry.column == "absolute: GPT-2",

@@ -346,6 +346,50 @@ def test_names_on_the_hub(home, monkeypatch):
     assert asked == [f"google/multiberts-seed_{seed}" for seed in range(1, 6)]
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "kind", "asked"),
+    [
+        ("pythia-seeds", "70m", "neox", "EleutherAI/pythia-70m-seed{}"),
+        ("multiberts", "base", "bert-pretraining", "google/multiberts-seed_{}"),
+    ],
+)
+def test_models_by_name_are_one_command(name, size, kind, asked, tmp_path, monkeypatch):
+    """Stand-ins of the same classes and files; a user with a connection types the same."""
+    names = []
+
+    def give(repository, **options):
+        names.append(repository)
+        place = tmp_path / repository.replace("/", "--")
+        return str(place if place.exists() else checkpoint(place, kind, seed=len(names)))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", give)
+    monkeypatch.setenv(USER_OFFLINE, "")
+    command = ("experiment", name, "--size", size, "--seeds", 2, "--test-data", "valid.txt")
+    planned = run(*command, "--out", tmp_path / "plan", "--dry-run").stdout
+    assert names == [asked.format(seed) for seed in (1, 2)]
+    assert "learned" in planned if name == "pythia-seeds" else "residual-first" in planned
+    assert not (tmp_path / "plan").exists()
+    # At the published size learning takes minutes: here as few steps as at the smoke size.
+    monkeypatch.setitem(SIZES, "published", SIZES["smoke"])
+    monkeypatch.setattr("symmerge.lab.experiments.named.LEARNING", {"small": {}, "published": {}})
+    rows = ("vanilla", "ours, learned") if name == "pythia-seeds" else ("heads permuted",)
+    experiment = EXPERIMENTS[name]
+    only = replace(experiment, tables=lambda at: rows_of(experiment.tables(at), rows))
+    monkeypatch.setattr(verb_module.catalog, "EXPERIMENTS", {name: only})
+    shown = run(*command, "--out", tmp_path / "out").stdout
+    assert "missing" not in shown and all(row in shown for row in rows)
+    refused = run(*command[:4], "--seeds", 99, "--out", tmp_path / "many", expect=2).stderr
+    assert "--seeds 99: there are" in refused
+
+
+def rows_of(tables, rows):
+    return tuple(
+        replace(table, entries=entries)
+        for table in tables
+        if (entries := tuple(one for one in table.entries if one.row.startswith(rows)))
+    )
+
+
 REFUSED = {
     "trains itself": (
         ("f-orders", "bert-0", "bert-1"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -17,7 +17,7 @@ from symmerge.lab.experiments.cells import Cell
 from symmerge.lab.experiments.cluster import RayEngine
 from symmerge.lab.experiments.components import MEASURED
 from symmerge.lab.experiments.engines import Engine, LocalEngine
-from symmerge.lab.experiments.external import gather_external
+from symmerge.lab.experiments.external import NamedModels, gather_external
 from symmerge.lab.experiments.plan import (
     GPU_HEAVY,
     GPU_WORKERS,
@@ -131,6 +131,15 @@ class External:
             if value and option in refused:
                 raise MismatchError(f"{option} {refused[option]}")
 
+    def of(self, named: NamedModels, count: int | None) -> External:
+        """These options for models that the experiment knows by name."""
+        return replace(
+            self,
+            models=named.first(count),
+            test_data=self.test_data or named.test,
+            train_data=self.train_data or named.train,
+        )
+
     def gather(self, name: str, experiment: Experiment, size: str) -> Any:
         """The checked models and their data; None if models are trained."""
         if not self.models or not experiment.accepts:
@@ -167,7 +176,7 @@ class Asked:
         str,
         typer.Option(
             help="smoke (does everything work), small (minutes on two cores, longer with large"
-            " --models) or published (as in the paper, on a GPU)."
+            " --models) or published (as in the paper, on a GPU); of models by name, theirs: 70m."
         ),
     ] = "small"
     data_dir: Annotated[
@@ -188,9 +197,7 @@ class Asked:
     ] = None
     seeds: Annotated[
         int | None,
-        typer.Option(
-            help="How many models are trained from different seeds.", min=2, show_default="by size"
-        ),
+        typer.Option(help="How many models from different seeds.", min=2, show_default="by size"),
     ] = None
     resume: Annotated[
         bool,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from symmerge.lab.experiments import correlation, equivalence, generalized, vits
+from symmerge.lab.experiments import correlation, equivalence, generalized, named, vits
 from symmerge.lab.experiments.tables import Experiment
 
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
@@ -14,5 +14,6 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
         **vits.EXPERIMENTS,
         **correlation.EXPERIMENTS,
         **equivalence.EXPERIMENTS,
+        **named.EXPERIMENTS,
     }
 )

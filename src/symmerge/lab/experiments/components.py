@@ -32,7 +32,7 @@ SECONDS = {
     "freedom": {"smoke": 1, "small": 1, "published": 1},
 }
 HEAVY = ("train", "retrain", "learned", "together")
-SLOWER = {"tiny-imagenet-vit": 20.0}  # factors for the cells of a recipe
+SLOWER = {"tiny-imagenet-vit": 20.0, "books-bert-base": 6.0}  # factors for the cells of a recipe
 GIGABYTES = {"smoke": 1.0, "small": 1.0, "published": 6.0}
 # Parameters of these models; larger external ones take proportionally longer.
 PARAMETERS = {"smoke": 2e5, "small": 2e5, "published": 1e7}
@@ -142,13 +142,12 @@ def unequal(size: Size, recipe: str, wider: Mapping[str, object]) -> list[tuple[
     ]
 
 
-def line(
-    size: Size, pair: tuple[Cell, Cell], method: str, *, circuits: bool = False, **options: object
-) -> Cell:
+def line(size: Size, pair: tuple[Cell, Cell], method: str, **options: object) -> Cell:
     """The line between two models by a method; default options depend on the size.
 
-    With `circuits` also with attention averaged as circuits, under that name in the result.
+    `circuits=True`: also with attention averaged as circuits, under that name in the result.
     """
+    circuits = options.pop("circuits", False)
     settings = _measured(size, pair[0], method, {**default_options(size, method), **options})
     settings |= {"circuits": True} if circuits else {}
     changes = "".join(f", {name} {value}" for name, value in options.items())
@@ -157,11 +156,9 @@ def line(
     return _cell(size, "line", settings, pair, label, kind, **_places(size))
 
 
-def lines(
-    size: Size, cells: Sequence[Cell], method: str, *, circuits: bool = False, **options: object
-) -> list[Cell]:
+def lines(size: Size, cells: Sequence[Cell], method: str, **options: object) -> list[Cell]:
     """The lines between all pairs of models."""
-    return [line(size, pair, method, circuits=circuits, **options) for pair in pairs(cells)]
+    return [line(size, pair, method, **options) for pair in pairs(cells)]
 
 
 def together(size: Size, cells: Sequence[Cell], method: str, **options: object) -> Cell:

@@ -5,7 +5,9 @@ Components initialised afresh and retrained, orders of heads, metrics, symmetry 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
 
 from symmerge.lab.experiments.cells import Cell
 from symmerge.lab.experiments.components import (
@@ -23,6 +25,7 @@ from symmerge.lab.experiments.components import (
 from symmerge.lab.experiments.tables import Experiment, ResultTable, Size, TableEntry
 from symmerge.lab.training.recipes import training_recipe
 
+Recipe = TypeVar("Recipe")
 REINITIALIZED = {
     "(i) first attention": "first-attention",
     "(ii) all attention": "attention",
@@ -47,6 +50,17 @@ MASKED = {
 IMAGES = {
     "small": {"absolute: ViT": "vit-digits", "rotary: DINOv3": "dinov3-digits"},
     "published": {"absolute: ViT": "cifar10-vit-short", "rotary: DINOv3": "cifar10-dinov3"},
+}
+# The same with the recipe that fine-tunes a classifier from it
+CLASSIFIERS = {
+    "small": {
+        "absolute: BERT": ("bert-docs-long", "topics-bert"),
+        "rotary: RoFormer": ("roformer-docs-long", "topics-roformer"),
+    },
+    "published": {
+        "absolute: BERT, AG News": ("books-bert", "agnews-bert"),
+        "rotary: RoFormer, AG News": ("books-roformer", "agnews-roformer"),
+    },
 }
 RETRAINED = 120  # steps for small models: most of their weights are still trained
 _BODY: Mapping[str, object] = {
@@ -109,31 +123,54 @@ def retrained(size: Size, recipe: str, component: str) -> list[Cell]:
     """Models that share all but a component; for (iv), everything, models of different seeds."""
     if component == "everything":
         return models(size, recipe)
-    base = model(size, recipe, 0)
-    steps = training_recipe(recipe).schedule.steps // 3 if size.name == "published" else RETRAINED
+    return _afresh(size, model(size, recipe, 0), component)
+
+
+def _afresh(size: Size, base: Cell, component: str) -> list[Cell]:
+    """Copies of a trained model with a component initialised afresh, each retrained."""
+    schedule = training_recipe(base.settings["recipe"]).schedule
+    steps = schedule.steps // 3 if size.name == "published" else RETRAINED
+    changes = {"steps": steps}
+    if schedule.evaluate_every:
+        changes["evaluate_every"] = max(1, schedule.evaluate_every * steps // schedule.steps)
     return [
-        retrained_from(size, base, component, seed, {"steps": steps})
-        for seed in range(1, size.seeds + 1)
+        retrained_from(size, base, component, seed, changes) for seed in range(1, size.seeds + 1)
     ]
 
 
 def retrain(size: Size) -> tuple[ResultTable, ...]:
-    return _retrain(size, columns(size))
+    return _retrain(size, columns(size), partial(retrained, size))
 
 
 def retrain_masked(size: Size) -> tuple[ResultTable, ...]:
-    return _retrain(size, columns(size, MASKED))
+    return _retrain(size, columns(size, MASKED), partial(retrained, size))
 
 
 def retrain_images(size: Size) -> tuple[ResultTable, ...]:
-    return _retrain(size, columns(size, IMAGES))
+    return _retrain(size, columns(size, IMAGES), partial(retrained, size))
 
 
-def _retrain(size: Size, recipes: Mapping[str, str]) -> tuple[ResultTable, ...]:
+def retrain_classifiers(size: Size) -> tuple[ResultTable, ...]:
+    """Of fine-tuned classifiers; in (iv) each comes from a pretrained model of its own."""
+
+    def retrained_classifiers(recipe: tuple[str, str], component: str) -> list[Cell]:
+        bases = models(size, recipe[0])
+        tuned = [model(size, recipe[1], seed, base=base) for seed, base in enumerate(bases)]
+        return tuned if component == "everything" else _afresh(size, tuned[0], component)
+
+    return _retrain(size, by_scale(size, CLASSIFIERS), retrained_classifiers)
+
+
+def _retrain(
+    size: Size,
+    recipes: Mapping[str, Recipe],
+    cells_of: Callable[[Recipe, str], list[Cell]],
+) -> tuple[ResultTable, ...]:
+    """`cells_of`: models of a recipe that differ in a component."""
     entries: list[TableEntry] = []
     for column, recipe in recipes.items():
         for name, component in REINITIALIZED.items():
-            cells = retrained(size, recipe, component)
+            cells = cells_of(recipe, component)
             methods = {label: lines(size, cells, method) for label, method in METHODS.items()}
             # In (i), matching already removes the barrier: nothing is left to learn.
             if size.name == "published" and component != "first-attention":
@@ -192,6 +229,11 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "components re-initialised and retrained: classifiers of images",
         f"{PAPER}, protocol",
         retrain_images,
+    ),
+    "f-retrain-classifiers": Experiment(
+        "components re-initialised and retrained: classifiers of texts",
+        f"{PAPER}, protocol",
+        retrain_classifiers,
     ),
     "f-orders": Experiment(
         "every order of the heads, ours marked", f"{PAPER}, ablation", head_orders

@@ -50,6 +50,28 @@ class Accepts:
 
 
 @dataclass(frozen=True)
+class NamedModels:
+    """Models of the hub that an experiment knows by name, and what they are measured on.
+
+    `usual` of them are taken if nobody says how many.
+    """
+
+    models: tuple[str, ...]
+    usual: int
+    test: str
+    train: str = "self"
+
+    def first(self, count: int | None) -> list[str]:
+        """The first models; more than there are is refused."""
+        if count and count > len(self.models):
+            raise MismatchError(
+                f"--seeds {count}: there are {len(self.models)} such models, {self.models[0]} to"
+                f" {self.models[-1]}"
+            )
+        return list(self.models[: count or self.usual])
+
+
+@dataclass(frozen=True)
 class DataSource:
     """Data of a task with its content hash; a name that is no file stands for itself."""
 

@@ -234,12 +234,14 @@ def _aligned(settings: Settings, a: Model, b: Model, say: Say) -> tuple[LineMeth
 def _measure(settings: Settings, a: Model, b: Model, method: LineMethod, task: Task) -> Result:
     """Metrics along the line, both barriers, and the midpoint against the ends.
 
-    `midpoint` is its loss minus the mean of the ends, `gain` is the better end minus its loss.
+    `midpoint` is its loss minus the mean of the ends, `gain` is the better end minus its loss;
+    `parents` and `halfway` are the metrics of the ends, on average, and of the midpoint.
     """
     options = {"points": settings["points"], "device": settings["device"]}
     record = measure_lines(a, b, [method], task, **options).methods[0]
-    points = [point.to_json() for point in record.points]
-    curves = {name: [point[name] for point in points] for name in points[0] if name != "loss"}
+    names = ["t", *(name for name in record.points[0].metrics if name != "loss")]
+    points = [{"t": point.t, **point.metrics} for point in record.points]
+    curves = {name: [point[name] for point in points] for name in names}
     losses = [point.metrics["loss"] for point in record.points]
     ends = record.over or (losses[0], losses[-1])
     midpoint = losses[len(losses) // 2]
@@ -248,6 +250,8 @@ def _measure(settings: Settings, a: Model, b: Model, method: LineMethod, task: T
         "barrier_linear": record.barrier_linear,
         "midpoint": midpoint - sum(ends) / 2,
         "gain": min(ends) - midpoint,
+        "parents": {name: (curves[name][0] + curves[name][-1]) / 2 for name in names[1:]},
+        "halfway": {name: curves[name][len(losses) // 2] for name in names[1:]},
         "losses": losses,
         "curves": curves,
     }

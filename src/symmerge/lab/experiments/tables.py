@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from symmerge.errors import MismatchError
 from symmerge.lab.experiments.cells import Cell
-from symmerge.lab.experiments.external import Accepts, ExternalModels
+from symmerge.lab.experiments.external import Accepts, ExternalModels, NamedModels
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,19 @@ class Experiment:
     """An experiment; `tables` declares its grid for a size and computes nothing.
 
     `accepts`: which external models may replace trained ones; None if it is about training.
+    `named`: size of models -> models of the hub, which `--size` may choose as well.
     """
 
     about: str
     paper: str
     tables: Callable[[Size], tuple[ResultTable, ...]]
     accepts: Accepts | None = None
+    named: Mapping[str, NamedModels] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> Mapping[str, str]:
+        """What `--size` may be -> the size of the experiment."""
+        return {name: name for name in SIZES} | dict.fromkeys(self.named, "published")
 
 
 SIZES: Mapping[str, Size] = {

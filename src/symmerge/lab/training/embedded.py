@@ -135,6 +135,22 @@ EMBEDDED: Mapping[str, TrainingRecipe] = MappingProxyType(
             schedule=_TOPICS,
             duration="10 s on one core",
         ),
+        "roformer-docs-long": _masked(
+            about="roformer-docs with longer blocks: for topics-roformer to begin from",
+            architecture="RoFormerForMaskedLM",
+            config=_LONG_BERT,
+            schedule=_LONG,
+            duration="30 s on one core",
+        ),
+        "topics-roformer": TrainingRecipe(
+            about="a RoFormer (--begin) that names the topic, as topics-bert",
+            architecture="RoFormerForSequenceClassification",
+            config={"num_labels": TOPICS},
+            task="text",
+            data="python-topics",
+            schedule=_TOPICS,
+            duration="10 s on one core",
+        ),
         "dinov3-digits": _digits(
             about="a small DINOv3 ViT (rotary), of vit-digits' size: absolute against rotary",
             architecture="DINOv3ViTModel",

@@ -118,7 +118,7 @@ _masked = partial(_books, config=_BERT, task="mlm", schedule=_MASKED)
 
 
 def _classifier(
-    data: str, about: str, *, steps: int, evaluate_every: int, classes: int = 2
+    data: str, about: str, *, steps: int, evaluate_every: int, classes: int = 2, kind: str = "Bert"
 ) -> TrainingRecipe:
     """Fine-tuned from a pretrained BERT. It overfits within a few epochs: the best is kept."""
     schedule = Schedule(
@@ -133,8 +133,8 @@ def _classifier(
         evaluate_every=evaluate_every,
     )
     return TrainingRecipe(
-        about=f"a BERT (--begin) that {about}",
-        architecture="BertForSequenceClassification",
+        about=f"a {kind} (--begin) that {about}",
+        architecture=f"{kind}ForSequenceClassification",
         config={"num_labels": classes},
         task="text",
         data=data,
@@ -276,10 +276,20 @@ PUBLISHED: Mapping[str, TrainingRecipe] = MappingProxyType(
             architecture="RoFormerForMaskedLM",
             duration="2 minutes on an H200 (estimated)",
         ),
+        "books-bert-base": _masked(
+            about="BERT at its own size, 12 layers and 768 wide, on novels",
+            architecture="BertForMaskedLM",
+            config={**_BERT, **_BASE, "intermediate_size": 3072},
+            schedule=replace(_MASKED, lr=4e-4, warmup=800),
+            duration="about 8 minutes on an H200 (estimated)",
+        ),
         "sst2-bert": _classifier("sst2", "rates film reviews", steps=1125, evaluate_every=225),
         "cola-bert": _classifier("cola", "judges grammar", steps=720, evaluate_every=240),
         "mrpc-bert": _classifier("mrpc", "recognises paraphrases", steps=450, evaluate_every=112),
         "rte-bert": _classifier("rte", "recognises entailment", steps=280, evaluate_every=70),
+        "agnews-roformer": _classifier(
+            "agnews", "sorts news", steps=1260, evaluate_every=315, classes=4, kind="RoFormer"
+        ),
         "agnews-bert": _classifier(
             "agnews", "sorts news", steps=1260, evaluate_every=315, classes=4
         ),
