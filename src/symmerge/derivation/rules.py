@@ -23,6 +23,7 @@ from symmerge.derivation.operations import (
 from symmerge.derivation.products import addmm, baddbmm, bmm, convolution, embedding, mm, mv
 from symmerge.derivation.shapes import (
     cat,
+    chosen_by_size,
     expand,
     index,
     index_select,
@@ -83,5 +84,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "native_layer_norm": layer_norm,
     "_fused_rms_norm": rms_norm,
     "index": index,
+    "topk": chosen_by_size,
     "index_select": index_select,
 }

@@ -76,7 +76,10 @@ def _small_module(config: Mapping[str, Any], architecture: str) -> nn.Module:
             torch.manual_seed(0)
             with torch.device("meta"):
                 _check_small(kind(kind.config_class.from_dict(small)))
-            return kind(kind.config_class.from_dict(small)).eval()
+            built = kind(kind.config_class.from_dict(small)).eval()
+        # others choose experts by values, or multiply in float32 alone
+        vars(built.config)["_experts_implementation"] = "batched_mm"
+        return built
     except UnsupportedModel:
         raise
     except Exception as error:  # transformers raises every kind
