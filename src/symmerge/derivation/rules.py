@@ -25,6 +25,7 @@ from symmerge.derivation.shapes import (
     cat,
     chosen_by_size,
     expand,
+    gather,
     index,
     index_select,
     permute,
@@ -84,6 +85,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "native_layer_norm": layer_norm,
     "_fused_rms_norm": rms_norm,
     "index": index,
+    "gather": gather,
     "topk": chosen_by_size,
     "index_select": index_select,
 }

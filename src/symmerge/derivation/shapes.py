@@ -239,6 +239,20 @@ def stack(step: TracedStep, tensors: Sequence[Operand], at: int = 0) -> State:
     return State((*axes[:place], (Plain(len(tensors)),), *axes[place:]))
 
 
+def gather(step: TracedStep, x: Operand, at: int, places: Operand, **_: object) -> State:
+    """Other places along an axis, the same ones for every coordinate of the others."""
+    if not isinstance(x, State) or not isinstance(places, Tensor):
+        raise Unfollowed("a choice of places that depends on parameters")
+    at %= len(x.axes)
+    moving = [i for i, axis in enumerate(x.axes) if i != at and any(mets(axis))]
+    if any(not (places == places.narrow(i, 0, 1)).all() for i in moving):
+        raise Unfollowed("other places for every coordinate")
+    step.walk.freeze((x.axes[at],))
+    axes = list(x.axes)
+    axes[at] = (Plain(step.shape[at]),)
+    return _indexed(x.reshaped(axes), x, at)
+
+
 def chosen_by_size(step: TracedStep, *_: object, **__: object) -> State:
     raise Unfollowed("a choice by size (of experts) looks at all of them")
 

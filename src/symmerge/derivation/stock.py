@@ -18,6 +18,7 @@ from symmerge.models.progress import ProgressLike
 
 ROWS, LENGTH = 3, 11  # of the example tokens: neither is a size of the small module
 LAYERS, VOCABULARY, POSITIONS, PIXELS = 2, 101, 64, 4
+EXPERTS = "_experts_implementation"  # setting of transformers
 LARGEST = 20_000_000  # parameters of a module that is built here
 COUNTS = {
     "vocab_size": VOCABULARY,
@@ -78,7 +79,7 @@ def _small_module(config: Mapping[str, Any], architecture: str) -> nn.Module:
                 _check_small(kind(kind.config_class.from_dict(small)))
             built = kind(kind.config_class.from_dict(small)).eval()
         # others choose experts by values, or multiply in float32 alone
-        vars(built.config)["_experts_implementation"] = "batched_mm"
+        setattr(built.config, EXPERTS, "batched_mm")
         return built
     except UnsupportedModel:
         raise
