@@ -1,7 +1,7 @@
 """Derived tables beside ours, and merges of custom modules whose tables were derived.
 
 `python experiments/derived_tables.py [--only tables|merges] [--out FILE]`. Tables: every model of
-`lab/small_models.SMALL`, compared with its family's table coordinate by coordinate. Merges: a GPT,
+`lab/small_models.EVERY`, compared with its family's table coordinate by coordinate. Merges: a GPT,
 an MLP-Mixer and a ViT with registers (tests/helpers/custom_modules.py), two seeds each, trained for
 seconds on the digits and texts that come with the installation; loss of the parents, of the plain
 average, and of the merge by weights, on the test split, for several pairs.
@@ -15,32 +15,37 @@ import sys
 import time
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 import symmerge as sm
 from symmerge.derivation.comparing import shortfalls, surplus
-from symmerge.errors import UnsupportedModel
+from symmerge.errors import SymmergeError
 from symmerge.evaluation.data.embedded import digits, python_docs
-from symmerge.lab.small_models import SMALL, small_model
+from symmerge.lab.small_models import EVERY, small_model
+from symmerge.models.outputs import ANSWERS
+from symmerge.symmetry.spec import Spec
+from symmerge.verification.inputs import samples
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from custom_modules import Mixer, RegisterViT, TinyGPT
 
 LETTERS, LENGTH, PAIRS = 64, 32, 3
+ROWS, TOKENS = 3, 11  # of the example inputs
+EXPERTS = "_experts_implementation"
 
 
 def table(name: str) -> dict[str, object]:
     """One family's table against the derived one."""
-    module = small_model(name, use_cache=False)
-    known = sm.load(module).spec
-    tokens = torch.randint(1, 100, (2, 11), generator=torch.Generator().manual_seed(0))
-    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    inputs = {"pixel_values": pixels} if "channel" in known.spaces else {"input_ids": tokens}
-    read = {"read": lambda out: [out.pooler_output[:, : known.pooled]]} if known.pooled else {}
-    start = time.monotonic()
-    derivation = sm.derive(module, inputs, **read)
+    module = small_model(name)
+    module.config.use_cache = False
+    # others choose experts by values, or multiply in float32 alone
+    setattr(module.config, EXPERTS, "batched_mm")
+    model = sm.load(module)
+    known, start = model.spec, time.monotonic()
+    derivation = sm.derive(module, inputs_of(model), **answer_of(known))
     return {
         "model_type": module.config.model_type,
         "seconds": round(time.monotonic() - start, 1),
@@ -51,11 +56,29 @@ def table(name: str) -> dict[str, object]:
     }
 
 
+def inputs_of(model: sm.Model) -> dict[str, torch.Tensor]:
+    """A few short inputs; texts keep their end."""
+    inputs = samples(model, 0, long=False)[0].inputs
+    short = {key: value[:ROWS] for key, value in inputs.items()}
+    for key in [key for key in short if key.endswith("_ids")]:
+        short[key] = torch.cat([short[key][:, : TOKENS - 1], short[key][:, -1:]], 1)
+    return short
+
+
+def answer_of(known: Spec) -> dict[str, Any]:
+    """How to read the answer of a class that does not call it logits."""
+    if known.pooled:
+        return {"read": lambda out: [out.pooler_output[:, : known.pooled]]}
+    if known.task in ANSWERS:
+        return {"read": lambda out: [*ANSWERS[known.task](out).values()]}
+    return {}
+
+
 def table_or_refusal(name: str) -> dict[str, object]:
     """The same; of a module that cannot be traced, why not."""
     try:
         return table(name)
-    except UnsupportedModel as error:
+    except SymmergeError as error:
         return {"missing": str(error)}
 
 
@@ -121,11 +144,11 @@ def main() -> None:
     options = parser.parse_args()
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
     if options.only != "merges":
-        results["tables"] = {name: table_or_refusal(name) for name in SMALL}
+        results["tables"] = {name: table_or_refusal(name) for name in EVERY}
         missing = {
             name: one["missing"] for name, one in results["tables"].items() if one["missing"]
         }
-        print(f"{len(SMALL) - len(missing)} of {len(SMALL)} as large as ours; {missing}")
+        print(f"{len(EVERY) - len(missing)} of {len(EVERY)} as large as ours; {missing}")
     if options.only != "tables":
         results["merges"] = {}
         for kind in (Mixer, RegisterViT, TinyGPT):

@@ -20,8 +20,8 @@ ROOMS = (
     *("transporting", "lineage", "report", "lab", "cli"),
 )
 FILES = {path.relative_to(ROOT): ast.parse(path.read_text("utf-8")) for path in ROOT.rglob("*.py")}
-NAMES = {*BY_MODEL_TYPE, *(family.name for family in FAMILIES)} - {"opt"}
-# options and optimizers are no architecture
+NAMES = {*BY_MODEL_TYPE, *(family.name for family in FAMILIES)} - {"opt", "clip"}
+# options and optimizers are no architecture, and neither is clipping
 ARCHITECTURES = re.compile(rf"(?<![a-z])({'|'.join(NAMES)}|opt(?![is]))", re.IGNORECASE)
 KNOW_ARCHITECTURES = {"families", "lab"}
 

@@ -24,7 +24,7 @@ from symmerge.symmetry.groups import (
     SignedPermutation,
     Signs,
 )
-from symmerge.symmetry.notation import parse
+from symmerge.symmetry.notation import parse, unparse
 
 # One of each kind; experiments/derived_tables.py compares all.
 KNOWN = ("gpt2", "modernbert", "llama", "dinov3-classifier")
@@ -268,3 +268,40 @@ def test_an_operation_that_is_not_understood_leaves_what_it_reaches_as_it_is():
     derivation = sm.derive(Units(lambda x: x.cumsum(-1)), torch.randn(6, 5))
     assert not derivation.spec.hidden
     assert any("cumsum" in note for note in derivation.notes)
+
+
+class Chosen(torch.nn.Module):
+    """An expert by its score, places in another order, and a number of its own."""
+
+    def __init__(self, order):
+        super().__init__()
+        self.first, self.router = torch.nn.Linear(5, 7, bias=False), torch.nn.Linear(7, 4)
+        self.experts = torch.nn.Parameter(torch.randn(4, 3, 7))
+        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("order", order)
+
+    def forward(self, x):
+        hidden = self.first(x).gather(0, self.order[:, None].expand(-1, 7))
+        score, expert = self.router(hidden).topk(1)
+        return self.scale * torch.bmm(self.experts[expert[:, 0]], hidden[..., None])[..., 0] * score
+
+
+def test_rows_that_a_choice_looks_up_keep_their_other_axes():
+    derivation = sm.derive(Chosen(torch.tensor([2, 0, 1, 5, 4, 3])), torch.randn(6, 5))
+    (space,) = derivation.spec.hidden.values()
+    assert space.group == GeneralLinear(7)  # the experts stay in their places
+    assert unparse(derivation.spec.tensors["scale"]) == "()"
+    assert any("choice by size" in note for note in derivation.notes)
+
+
+def test_places_that_differ_by_coordinate_hold_them():
+    class Torn(Chosen):
+        def forward(self, x):
+            hidden = self.first(x).gather(0, torch.randint(6, (6, 7), generator=_seeded()))
+            return self.router(hidden)
+
+    assert not sm.derive(Torn(torch.arange(6)), torch.randn(6, 5)).spec.hidden
+
+
+def _seeded():
+    return torch.Generator().manual_seed(0)

@@ -105,6 +105,8 @@ def test_tiles_are_the_product(a, b, monkeypatch):
     bias, results = torch.randn(b[-1], generator=generator, dtype=torch.float64), []
     with torch.no_grad(), threads.same_bytes():
         results += [x @ y, torch.matmul(x, y)]
+        if len(b) == 3:
+            results.append(torch.bmm(x, y))
         if len(b) == 2:
             results.append(torch.nn.functional.linear(x, y.T.contiguous(), bias) - bias)
             results.append(torch.addmm(bias, x.flatten(0, -2), y).view(*x.shape[:-1], -1) - bias)

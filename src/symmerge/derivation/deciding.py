@@ -81,7 +81,8 @@ def foldable(site: Site) -> bool:
     """Whether only linear maps read what a gain multiplies, or it follows one."""
     if site.writer:
         return site.writer.endswith(".weight")
-    named = all(reader.endswith(".weight") for reader in site.readers)
+    # the bias of a map is found by the name of its weight; without a shift none is needed
+    named = all(reader.endswith(".weight") or not site.shift for reader in site.readers)
     return named and (site.foldable or (absorbable(site) and bool(site.readers)))
 
 

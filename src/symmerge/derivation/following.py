@@ -62,7 +62,7 @@ class State:
 
     `parameter`: it is this parameter, reshaped. `embedding`: rows of this one. `site`: the output
     of a gain. `square`: it was squared, and what squares allow is not decided yet. `writer`: the
-    output of this linear map.
+    output of this linear map. `rows`: a choice among the first axis of this parameter (experts).
     """
 
     axes: tuple[Axis, ...]
@@ -71,6 +71,7 @@ class State:
     square: bool = False
     writer: str | None = None
     embedding: str | None = None
+    rows: str | None = None
 
     def mets(self) -> Iterator[Met]:
         """Every leaf of the tensor."""

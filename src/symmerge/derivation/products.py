@@ -25,7 +25,7 @@ from symmerge.derivation.terms import Versions as Versions
 def contracted(step: TracedStep, x: Operand, y: Operand, at: int, other: int) -> None:
     """Contract an axis of x with one of y."""
     one, two = axes_of(x)[at], axes_of(y)[other]
-    plain = any(isinstance(side, State) and side.parameter for side in (x, y))
+    plain = any(isinstance(side, State) and (side.parameter or side.rows) for side in (x, y))
     for side, opposite, axis, place in ((x, y, one, at), (y, x, two, other)):
         if not isinstance(side, State):
             continue
@@ -42,7 +42,7 @@ def contracted(step: TracedStep, x: Operand, y: Operand, at: int, other: int) ->
 def _read_by(side: State, opposite: Operand, axis: Axis) -> None:
     """A linear map may take the gain of what it reads."""
     if side.site:
-        reader = opposite.parameter if isinstance(opposite, State) else None
+        reader = (opposite.parameter or opposite.rows) if isinstance(opposite, State) else None
         if reader and any(met.leaf == side.site.leaf for met in mets(axis)):
             side.site.readers.append(reader)
         else:

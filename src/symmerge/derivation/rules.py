@@ -23,7 +23,9 @@ from symmerge.derivation.operations import (
 from symmerge.derivation.products import addmm, baddbmm, bmm, convolution, embedding, mm, mv
 from symmerge.derivation.shapes import (
     cat,
+    chosen_by_size,
     expand,
+    gather,
     index,
     index_select,
     permute,
@@ -83,5 +85,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "native_layer_norm": layer_norm,
     "_fused_rms_norm": rms_norm,
     "index": index,
+    "gather": gather,
+    "topk": chosen_by_size,
     "index_select": index_select,
 }

@@ -239,9 +239,36 @@ def stack(step: TracedStep, tensors: Sequence[Operand], at: int = 0) -> State:
     return State((*axes[:place], (Plain(len(tensors)),), *axes[place:]))
 
 
+def gather(step: TracedStep, x: Operand, at: int, places: Operand, **_: object) -> State:
+    """Other places along an axis, the same ones for every coordinate of the others."""
+    if not isinstance(x, State) or not isinstance(places, Tensor):
+        raise Unfollowed("a choice of places that depends on parameters")
+    at %= len(x.axes)
+    moving = [i for i, axis in enumerate(x.axes) if i != at and any(mets(axis))]
+    if any(not (places == places.narrow(i, 0, 1)).all() for i in moving):
+        raise Unfollowed("other places for every coordinate")
+    step.walk.freeze((x.axes[at],))
+    axes = list(x.axes)
+    axes[at] = (Plain(step.shape[at]),)
+    return _indexed(x.reshaped(axes), x, at)
+
+
+def chosen_by_size(step: TracedStep, *_: object, **__: object) -> State:
+    raise Unfollowed("a choice by size (of experts) looks at all of them")
+
+
+def _look_up(step: TracedStep, *places: Operand) -> None:
+    """Places that depend on parameters (a choice of experts): what they come from stays."""
+    for one in places:
+        if isinstance(one, State):
+            step.settle(one)
+            step.walk.freeze(one.axes)
+
+
 def index(step: TracedStep, x: Operand, places: Sequence[Operand]) -> State:
-    if not isinstance(x, State) or any(isinstance(one, State) for one in places):
-        raise Unfollowed("an index that depends on parameters")
+    if not isinstance(x, State):
+        raise Unfollowed("a constant, indexed by what depends on parameters")
+    _look_up(step, *places)
     given = [at for at, one in enumerate(places) if one is not None]
     step.walk.freeze(x.axes[at] for at in given)
     kept = [axis for at, axis in enumerate(x.axes) if at not in given]
@@ -250,12 +277,15 @@ def index(step: TracedStep, x: Operand, places: Sequence[Operand]) -> State:
     start = given[0] if adjacent else 0
     found = [(Plain(size),) for size in step.shape[start : start + count]]
     result = x.reshaped([*kept[:start], *found, *kept[start:]])
-    return _indexed(result, x, given[0])
+    chosen_by_parameters = any(isinstance(one, State) for one in places)
+    rows = x.parameter if chosen_by_parameters and given == [0] else None
+    return replace(_indexed(result, x, given[0]), rows=rows)
 
 
 def index_select(step: TracedStep, x: Operand, at: int, places: Operand) -> State:
-    if not isinstance(x, State) or isinstance(places, State):
-        raise Unfollowed("an index that depends on parameters")
+    if not isinstance(x, State):
+        raise Unfollowed("a constant, indexed by what depends on parameters")
+    _look_up(step, places)
     step.walk.freeze((x.axes[at],))
     axes = list(x.axes)
     axes[at] = (Plain(step.shape[at]),)

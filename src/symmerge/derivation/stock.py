@@ -18,6 +18,7 @@ from symmerge.models.progress import ProgressLike
 
 ROWS, LENGTH = 3, 11  # of the example tokens: neither is a size of the small module
 LAYERS, VOCABULARY, POSITIONS, PIXELS = 2, 101, 64, 4
+EXPERTS = "_experts_implementation"  # setting of transformers
 LARGEST = 20_000_000  # parameters of a module that is built here
 COUNTS = {
     "vocab_size": VOCABULARY,
@@ -76,7 +77,10 @@ def _small_module(config: Mapping[str, Any], architecture: str) -> nn.Module:
             torch.manual_seed(0)
             with torch.device("meta"):
                 _check_small(kind(kind.config_class.from_dict(small)))
-            return kind(kind.config_class.from_dict(small)).eval()
+            built = kind(kind.config_class.from_dict(small)).eval()
+        # others choose experts by values, or multiply in float32 alone
+        setattr(built.config, EXPERTS, "batched_mm")
+        return built
     except UnsupportedModel:
         raise
     except Exception as error:  # transformers raises every kind

@@ -198,7 +198,7 @@ class Table:
     def spec(self, kind: str, ties: Mapping[str, str]) -> Spec:
         """The whole table."""
         tensors = {
-            name: tuple(map(self.axis, state.axes)) or (Product((_visible(1),)),)
+            name: tuple(map(self.axis, state.axes))
             for name, state in self.followed.parameters.items()
             if name not in ties
         }
