@@ -36,6 +36,7 @@ from symmerge.families import (
     smollm3,
     stablelm,
     starcoder2,
+    t5,
     vit,
 )
 from symmerge.families.base import Family
@@ -78,6 +79,8 @@ FAMILIES: tuple[Family, ...] = (
     falcon.FAMILY,
     bloom.FAMILY,
     mpt.FAMILY,
+    t5.FAMILY,
+    t5.UMT5,
 )
 LONGEST = 60  # characters of a name that are compared
 BY_MODEL_TYPE: dict[str, Family] = {

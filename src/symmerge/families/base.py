@@ -47,6 +47,8 @@ class Family:
     | `renames` | patterns of old tensor names -> today's |
     | `buffers` | patterns of stored tensors that are not weights |
     | `parts` | tensors that files hold in parts, as experts one by one |
+    | `copies` | names under which a class has a tensor again, always the same |
+    | `explicit` | settings that transformers reads off others, and that configs leave out |
     | `bare` | the same without heads: its output, and so its stream, is visible |
     | `stripped` | of a bare family: the prefix that its tensors have in classes with a head |
     """
@@ -64,6 +66,8 @@ class Family:
     renames: tuple[tuple[str, str], ...] = ()
     buffers: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
+    explicit: tuple[str, ...] = ()
     bare: Family | None = None
     stripped: str = ""
 
@@ -120,6 +124,7 @@ class Family:
             norms=tuple(self._norms(reading, tensors)),
             scales=tuple(self._scales(reading, tensors)),
             ties=self._ties(reading, tensors),
+            copies=self.copies,
             joined=tuple(
                 sorted({with_spaces(tied_spaces[space], reading.same) for space in joined})
             ),
@@ -146,7 +151,11 @@ class Family:
         }
 
     def _norms(self, reading: Reading, tensors: Mapping[str, Axes]) -> Iterator[Norm]:
+        lines: dict[str, str] = {}
         for norm, rest in expand(self.norms, reading):
+            # One that all layers of another stack read has a line for each of them.
+            lines[norm] = f"{lines[norm]} {rest.partition('->')[2]}" if norm in lines else rest
+        for norm, rest in lines.items():
             writer, _, readers = rest.rpartition("->")
             gain, shift = f"{norm}.weight", f"{norm}.bias"
             yield Norm(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def check_stock(spec: Spec, config: Mapping[str, Any], where: str) -> None:
     content = json.dumps(dict(config), sort_keys=True)
     with _refused(f"{where}: transformers cannot build {spec.architecture} from config.json"):
         module = _shared(content, spec.architecture)
-    known = spec.shapes | {alias: spec.shapes[target] for alias, target in spec.ties.items()}
+    known = spec.shapes | {alias: spec.shapes[target] for alias, target in spec.aliases.items()}
     odd = [
         f"{name} {list(tensor.shape)}"
         for name, tensor in module.named_parameters(remove_duplicate=False)
@@ -82,7 +83,9 @@ def _smallest_input(module: Any) -> dict[str, torch.Tensor]:
     if module.main_input_name == "pixel_values":
         shape = (1, module.config.num_channels, *pair(module.config.image_size))
         return {"pixel_values": torch.empty(shape, device="meta")}
-    return {"input_ids": torch.empty((1, 2), dtype=torch.int64, device="meta")}
+    tokens = torch.empty((1, 2), dtype=torch.int64, device="meta")
+    both = "decoder_input_ids" in signature(module.forward).parameters
+    return {"input_ids": tokens} | ({"decoder_input_ids": tokens} if both else {})
 
 
 @contextmanager

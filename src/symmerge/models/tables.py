@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from symmerge.errors import MismatchError
@@ -12,7 +13,18 @@ SHOWN = 4  # differences between tables in one line
 
 def layer_count(model: Model) -> int:
     """How many layers a model has, counted by their feed-forward spaces."""
-    return sum(name.startswith("ff.") for name in model.spec.spaces)
+    return sum(stack_sizes(model))
+
+
+def stack_sizes(model: Model) -> tuple[int, ...]:
+    """How many layers each stack has: one, or an encoder and a decoder."""
+    units = (name.rpartition(".")[0] for name in model.spec.spaces if name.startswith("ff."))
+    return tuple(Counter(units).values())
+
+
+def has_decoder(model: Model) -> bool:
+    """Whether a decoder reads what an encoder made of other inputs."""
+    return any(name.startswith("head.cross.") for name in model.spec.spaces)
 
 
 def check_same_kind(models: Sequence[Model], verb: str = "merged") -> None:

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from symmerge.families.base import pair
 from symmerge.models.model import Model
+from symmerge.models.tables import has_decoder
 
 TOKENS, LONGEST = 1024, 4608  # through all layers; a window of 4096 fits
 SHORT, SEQUENCES, IMAGES = 48, 64, 32
 BRIEF = 16  # tokens of many sequences, and for the gate
 PROJECTED = 64  # output rows that are looked at where every input row is
 WINDOWS = ("sliding_window", "local_attention", "attention_chunk_size")
+WINDOWS += ("relative_attention_max_distance",)  # T5's distances count to here
 POSITIONS_KEPT = 128  # of a sequence: a large vocabulary has more logits than memory
 LARGE_VOCABULARY = 1024
 
@@ -108,7 +110,7 @@ def _tokens(model: Model, generator: torch.Generator, count: int, length: int) -
     large = has_many_outputs(model)
     kept = max(1, POSITIONS_KEPT // count)
     places = torch.linspace(0, length - 1, kept).long() if large and length > kept else None
-    inputs = {"input_ids": ids, **_types(model, ids, generator)}
+    inputs = {"input_ids": ids, **_types(model, ids, generator), **_other(model, ids, generator)}
     return Sample(inputs=inputs, what=f"{_size(ids)} random tokens", positions=places)
 
 
@@ -121,14 +123,14 @@ def _rows(model: Model, generator: torch.Generator) -> Iterator[Sample]:
     each = torch.arange(vocabulary)[:, None]
     what = f"all {vocabulary} tokens without layers"
     # The padding token is one of them: the mask says that nothing here is padding.
-    inputs = {"input_ids": each} | (
-        {"attention_mask": torch.ones_like(each)} if pools(model) else {}
-    )
+    inputs = {"input_ids": each} | ({"decoder_input_ids": each} if has_decoder(model) else {})
+    inputs |= {"attention_mask": torch.ones_like(each)} if pools(model) else {}
     yield Sample(inputs=inputs, what=what, layers=False, outputs=outputs)
     if "position" in model.spec.sizes and not pools(model):
         usable = _usable(model)
         ids = usable[torch.randint(len(usable), (2, positions(model)), generator=generator)]
         inputs = {"input_ids": ids, **_types(model, ids, generator)}
+        inputs |= _other(model, ids, generator)
         what = f"all {ids.shape[1]} positions without layers"
         yield Sample(inputs=inputs, what=what, layers=False, outputs=outputs)
 
@@ -184,6 +186,14 @@ def _types(model: Model, ids: Tensor, generator: torch.Generator) -> dict[str, T
     if types == 1:
         return {}
     return {"token_type_ids": torch.randint(types, ids.shape, generator=generator)}
+
+
+def _other(model: Model, ids: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """What a decoder is given while the encoder reads these: the same tokens in another order."""
+    if not has_decoder(model):
+        return {}
+    order = torch.randperm(ids.numel(), generator=generator)
+    return {"decoder_input_ids": ids.flatten()[order].view_as(ids)}
 
 
 def _size(tensor: Tensor) -> str:

@@ -17,7 +17,7 @@ from symmerge.checkpoints.ahead import read_ahead
 from symmerge.models.model import Model, Progress
 from symmerge.models.outputs import with_logits
 from symmerge.models.stock import stock_module
-from symmerge.models.tables import layer_count
+from symmerge.models.tables import stack_sizes
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Spec, layer_of
 from symmerge.verification.inputs import Sample
@@ -25,7 +25,9 @@ from symmerge.verification.inputs import Sample
 PLACES = 4096  # at a time, where weights stay in memory
 
 # Attributes that hold the size of a head, in transformers' attention modules.
-HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", "head_size"}
+HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", "head_size"} | {
+    "key_value_proj_dim"
+}
 # Ends of the names of other classes of transformers that compute in float32.
 ROUNDING = ("Norm", "Router")
 
@@ -110,19 +112,31 @@ def _narrowed(head: Any, outputs: Tensor | None, positions: Tensor | None, x: Te
 
 
 @lru_cache(maxsize=4)
-def _without_layers(module: Any, count: int) -> nn.Module:
-    """Without its layers, so that embeddings, norms and heads remain."""
+def _without_layers(module: Any, counts: tuple[int, ...]) -> nn.Module:
+    """Without the layers of its stacks, so that embeddings, norms and heads remain."""
     module = _copy(module, {})
-    owner, name = next(
-        (owner, name)
-        for owner in module.modules()  # outer ones first
-        for name, child in owner.named_children()
-        if isinstance(child, nn.ModuleList) and len(child) == count
-    )
-    # Layers that are run more than once are counted by the config alone.
-    shared = count != module.config.num_hidden_layers
-    setattr(owner, name, nn.ModuleList([_Nothing() for _ in range(count if shared else 0)]))
+    for path, count in zip(_stacks(module, counts), counts, strict=True):
+        # Layers that are run more than once are counted by the config alone.
+        shared = len(counts) == 1 and count != module.config.num_hidden_layers
+        nothing = nn.ModuleList([_Nothing() for _ in range(count if shared else 0)])
+        owner, _, name = path.rpartition(".")
+        setattr(module.get_submodule(owner), name, nothing)
     return module
+
+
+def _stacks(module: nn.Module, counts: tuple[int, ...]) -> list[str]:
+    """Where the layers of each stack are: lists of so many modules, none inside another."""
+    lists = {
+        path: len(child)
+        for path, child in module.named_modules()  # outer ones first
+        if isinstance(child, nn.ModuleList)
+    }
+    chosen: list[str] = []
+    for count in counts:
+        inside = tuple(f"{path}." for path in chosen)
+        left = (path for path in lists if path not in chosen and not path.startswith(inside))
+        chosen.append(next(path for path in left if lists[path] == count))
+    return chosen
 
 
 class _Nothing(nn.Module):
@@ -149,10 +163,12 @@ def _drop_scales(module: nn.Module, spec: Spec) -> None:
 
 
 def _without_scale(norm: Any, x: Tensor) -> Tensor:
-    centres = type(norm).__name__.endswith("LayerNorm")  # torch's or another; else RMSNorm
-    centred = x - x.mean(-1, keepdim=True) if centres else x
     shift = getattr(norm, "bias", None)
-    return norm.weight * centred if shift is None else norm.weight * centred + shift
+    shift = torch.zeros_like(norm.weight) if shift is None else shift
+    # Whatever it is called: T5's LayerNorm takes out no mean, so that a constant remains.
+    constant = type(norm).forward(norm, torch.ones_like(x[..., :1, :])) - shift
+    centres = constant.abs().max() <= norm.weight.abs().max() / 2
+    return norm.weight * (x - x.mean(-1, keepdim=True) if centres else x) + shift
 
 
 def empty_module(model: Model, dtype: torch.dtype, *, layers: bool = True) -> nn.Module:
@@ -160,7 +176,7 @@ def empty_module(model: Model, dtype: torch.dtype, *, layers: bool = True) -> nn
     config = json.dumps(dict(model.config), sort_keys=True, default=str)
     module = _with_buffers(config, model.spec.architecture, model.where, dtype, model.stock)
     if not layers:
-        module = _without_layers(module, layer_count(model))
+        module = _without_layers(module, stack_sizes(model))
     return with_logits(_copy(module, {}), model.spec)
 
 
@@ -213,7 +229,7 @@ def full_module(
 
 def _parameter_names(module: nn.Module, spec: Spec) -> list[str]:
     """The table's name of every parameter, in the order of the module's."""
-    names = (spec.ties.get(name, name) for name, _ in module.named_parameters())
+    names = (spec.aliases.get(name, name) for name, _ in module.named_parameters())
     return [name for name in names if name in spec.tensors]
 
 
@@ -250,7 +266,7 @@ def _fill(
 ) -> None:
     for key, empty in owner._parameters.items():
         name = f"{prefix}.{key}" if prefix else key
-        name = model.spec.ties.get(name, name)
+        name = model.spec.aliases.get(name, name)
         if empty is None or name not in model.spec.tensors:
             continue
         owner._parameters[key] = nn.Parameter(model.weights[name].to(dtype), requires_grad=False)
