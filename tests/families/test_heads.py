@@ -88,6 +88,9 @@ FURTHER = {
     "Falcon": ("falcon", LABEL, TOKEN, ANSWER, BARE_MODEL),
     "Bloom": ("bloom", LABEL, TOKEN, ANSWER, BARE_MODEL),
     "Mpt": ("mpt", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "T5": ("t5", ANSWER, BARE_MODEL, "EncoderModel"),
+    "MT5": ("t5-gated", "ForConditionalGeneration", ANSWER, BARE_MODEL, "EncoderModel"),
+    "UMT5": ("umt5", ANSWER, BARE_MODEL, "EncoderModel"),
 }
 KINDS = {stem + kind: name for stem, (name, *kinds) in FURTHER.items() for kind in kinds}
 NEW = [name for name in EVERY if name.endswith(("-tokens", "-answers", "-features"))]
@@ -126,6 +129,7 @@ RUN = (
     *("Gemma2ForSequenceClassification", "Phi3ForTokenClassification", "MixtralModel"),
     *("FalconForSequenceClassification", "BloomForTokenClassification", "BloomModel"),
     *("GPTJForQuestionAnswering", "PhiForTokenClassification"),
+    *("T5ForQuestionAnswering", "T5Model", "T5EncoderModel", "MT5ForConditionalGeneration"),
 )
 
 

@@ -10,6 +10,7 @@ import symmerge as sm
 from symmerge.errors import UnsupportedModel
 from symmerge.families import FAMILIES, family_of, nearest
 from symmerge.lab.small_models import EVERY, small_model
+from symmerge.lab.small_seq2seq import SEQ2SEQ
 from symmerge.symmetry.groups import (
     GeneralLinear,
     Orthogonal,
@@ -118,6 +119,7 @@ RESIDUAL = {
     **dict.fromkeys(("cohere", "gptj", "gpt_neo", "phi"), OrthogonalFixingOnes(48)),
     **dict.fromkeys(("falcon", "bloom", "mpt", "deit", "beit"), OrthogonalFixingOnes(48)),
     **dict.fromkeys(("dinov2", "dinov2_with_registers"), OrthogonalFixingOnes(48)),
+    **dict.fromkeys(("t5", "umt5"), Orthogonal(48)),
 }
 QUERY_KEY = {
     "llama": RotaryPairs(12, 12),
@@ -163,7 +165,7 @@ VALUES = {
 GATED = ("llama", "qwen3", "olmo2", "phi3", "stablelm", "modernbert")
 
 
-@every
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in SEQ2SEQ])
 def test_groups_follow_from_the_config(name):
     table = spec(name)
     groups = {space: table.spaces[space].group for space in table.spaces}
@@ -181,6 +183,30 @@ def test_groups_follow_from_the_config(name):
     assert {"vocabulary", "position", "label", "channel"} & groups.keys()
     visible = {"vocabulary", "position", "angle", "type", "label", "channel", "one", "half"}
     assert all(isinstance(groups[space], Trivial) for space in visible & groups.keys())
+
+
+UNITS = {
+    "t5": ScaledPermutation(96, positive=True),
+    **dict.fromkeys(("t5-gated", "umt5"), ScaledPermutation(96, positive=False)),
+}
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ)
+def test_groups_of_two_stacks_follow_from_the_config(name):
+    table = spec(name)
+    config = small_model(name).config
+    layers = {"encoder": 2, "decoder": 3 if name == "t5-gated" else 2}
+    layers["cross"] = layers["decoder"]
+    shared = table.family == "t5"  # one table of distances, and so one order, for each stack
+    for stack, count in layers.items():
+        for layer in range(count):
+            place = f"{stack}.{layer}"
+            head = f"head.{stack}" if shared and stack != "cross" else f"head.{place}"
+            for kind in ("qk", "vo"):
+                assert table.spaces[f"{kind}.{place}"].group == GeneralLinear(config.head_dim)
+                assert table.spaces[f"{kind}.{place}"].per == head
+            assert stack == "cross" or table.spaces[f"ff.{place}"].group == UNITS[name]
+    assert table.spaces["residual"].group == RESIDUAL[table.family]
 
 
 @pytest.mark.parametrize(

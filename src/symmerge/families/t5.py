@@ -126,9 +126,7 @@ def read(config: Any, names: Collection[str], *, orders: tuple[str, str]) -> Rea
     )
 
 
-def _family(
-    name: str, stems: dict[str, str], orders: tuple[str, str], distances: str
-) -> Family:
+def _family(name: str, stems: dict[str, str], orders: tuple[str, str], distances: str) -> Family:
     """A family of these model types, each with the stem of its classes."""
     family = Family(
         name=name,
@@ -145,7 +143,9 @@ def _family(
         norms=NORMS,
         read=partial(read, orders=orders),
         ties={"lm_head.weight": "shared.weight"},
-        copies={f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")},
+        copies={
+            f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")
+        },
         # the first T5s have it, and no class reads it
         buffers=(r"EncDecAttention\.relative_attention_bias\.weight$",),
         explicit=("scale_decoder_outputs",),

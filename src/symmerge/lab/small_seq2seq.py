@@ -27,13 +27,9 @@ SEQ2SEQ: dict[str, tuple[str, dict[str, object]]] = {
     "t5": ("T5ForConditionalGeneration", _T5),
     # as v1.1: gated, and with a head of its own; the stacks differ in depth
     "t5-gated": ("T5ForConditionalGeneration", {**_GATED, "num_decoder_layers": 3}),
-    "t5-answers": ("T5ForQuestionAnswering", _T5),
-    "t5-features": ("T5Model", _T5),
-    "t5-encoder-features": ("T5EncoderModel", _T5),
-    "mt5": ("MT5ForConditionalGeneration", _GATED),
     "umt5": ("UMT5ForConditionalGeneration", {**_GATED, "d_kv": 12}),
 }
-_OWN_HEAD = ("t5-gated", "mt5", "umt5")
+_OWN_HEAD = ("t5-gated", "umt5")
 
 
 def own_head(name: str, model: PreTrainedModel) -> None:

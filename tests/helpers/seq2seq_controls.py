@@ -1,0 +1,77 @@
+"""Forbidden elements of encoder-decoders: what one stack may not do without the other."""
+
+import re
+from functools import partial
+
+from further_controls import rolled
+from negative_controls import (
+    SCALED_GATE,
+    AnySign,
+    Control,
+    kind_of,
+    left_behind,
+    loaded,
+    moving,
+    wrong_group,
+)
+
+from symmerge.checkpoints.weights import DerivedWeights
+from symmerge.symmetry.groups import GeneralLinear, ScaledPermutation
+
+
+def own_order(layer):
+    """The heads of one layer change places alone, though others have the same distances."""
+
+    def forbidden(model):
+        def moved(name):
+            tensor = model.weights[name].clone()
+            for piece in model.spec.pieces[name]:
+                spaces = [kind_of(atom.space) for atom in piece.atoms]
+                if "head" in spaces:
+                    view = piece.view(tensor)
+                    view.copy_(view.roll(1, spaces.index("head")))
+            return tensor
+
+        names = [name for name in model.spec.tensors if name.startswith(f"{layer}.SelfAttention")]
+        assert len(names) == 4
+        computed = {name: partial(moved, name) for name in names}
+        return model.derive(DerivedWeights(model.weights, computed), step=model.history[-1])
+
+    return Control(moving("head"), forbidden)
+
+
+def one_stack(pattern):
+    """The stream of one stack moves and that of the other stays: tensors of this pattern."""
+    names = [name for name in loaded("t5").spec.tensors if re.match(pattern, name)]
+    return left_behind(*names)
+
+
+CROSS = "decoder.block.1.layer.1.EncDecAttention"
+STREAM = {
+    "any matrix on the stream": wrong_group("residual", GeneralLinear),
+    "scales on the stream": wrong_group("residual", ScaledPermutation),
+}
+DISTANCES = {"distances of other heads": rolled("relative_attention_bias.weight", "head", 1)}
+GATE = {"scaled gate": SCALED_GATE}
+
+TWO_STACKS: dict[str, dict[str, Control]] = {
+    "t5": {
+        **STREAM,
+        **DISTANCES,
+        "heads of one layer in an order of their own": own_order("encoder.block.1.layer.0"),
+        "heads of one decoder layer": own_order("decoder.block.1.layer.0"),
+        "negative scales on ReLU": wrong_group("ff", AnySign),
+        "encoder rotated, decoder not": one_stack(r"decoder\.(?!.*EncDecAttention\.[kv])|lm_head"),
+        "decoder rotated, encoder not": one_stack(r"encoder\.|.*EncDecAttention\.[kv]"),
+        "keys of the encoder's output left behind": left_behind(f"{CROSS}.k.weight"),
+        "values of the encoder's output left behind": left_behind(f"{CROSS}.v.weight"),
+        "head left behind": left_behind("lm_head.weight"),
+    },
+    "t5-gated": {
+        **STREAM,
+        **DISTANCES,
+        **GATE,
+        "shared embedding left behind": left_behind("shared.weight"),
+    },
+    "umt5": {**STREAM, **DISTANCES, **GATE, "head left behind": left_behind("lm_head.weight")},
+}
