@@ -79,9 +79,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
         "clm",
     ),
     "dinov2": ("Dinov2ForImageClassification", {**IMAGE, "mlp_ratio": 4}, "image"),
+    "t5": (
+        "T5ForConditionalGeneration",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": 64,
+            "d_kv": 16,
+            "d_ff": 256,
+            "num_layers": 2,
+            "num_heads": 4,
+            "relative_attention_max_distance": LENGTH,
+            "n_positions": LENGTH,
+            "decoder_start_token_id": 0,
+            "dropout_rate": 0.0,
+        },
+        "seq2seq",
+    ),
 }
-DATA = {"clm": "python-docs", "mlm": "python-docs", "image": "digits"}
-SAMPLES = {"clm": 200, "mlm": 1200, "image": 1200}
+DATA = {"clm": "python-docs", "seq2seq": "python-docs", "mlm": "python-docs", "image": "digits"}
+SAMPLES = {"clm": 200, "seq2seq": 200, "mlm": 1200, "image": 1200}
 Cell = dict[str, Any]
 
 
@@ -91,7 +107,7 @@ def recipe_of(family: str) -> Any:
     from symmerge.lab.training.recipe import TrainingRecipe
 
     architecture, config, task = FAMILIES[family]
-    like = {"clm": "llama-docs", "mlm": "bert-docs", "image": "vit-digits"}[task]
+    like = {"clm": "llama-docs", "mlm": "bert-docs", "image": "vit-digits"}.get(task, "llama-docs")
     return TrainingRecipe(
         about=f"a small {family}",
         architecture=architecture,
