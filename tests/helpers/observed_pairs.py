@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from symmerge.models.tables import has_decoder
 from symmerge.observation.calibration import pair_header
 from symmerge.observation.gathering import gather
 from symmerge.verification.modules import full_module
@@ -17,6 +18,8 @@ def inputs(model, count=2, rows=32, length=32, seed=0):
         vocabulary = model.spec.sizes["vocabulary"]
         return torch.randint(0, vocabulary, (rows, length), generator=generator)
 
+    if has_decoder(model):
+        return [{"input_ids": tokens(), "decoder_input_ids": tokens()} for _ in range(count)]
     if "vocabulary" in model.spec.sizes:
         return [{"input_ids": tokens()} for _ in range(count)]
     images = (torch.randn(rows, 3, 16, 16, generator=generator) for _ in range(count))
