@@ -31,9 +31,9 @@ WORDS: Mapping[str, str] = {
 }
 PLACES: Mapping[str, str] = {
     "stream": "residual",
-    "queries and keys": "qk.0",
-    "values": "vo.0",
-    "feed-forward": "ff.0",
+    "queries and keys": "qk",
+    "values": "vo",
+    "feed-forward": "ff",
 }
 
 
@@ -86,11 +86,10 @@ def row(name: str) -> tuple[str, ...]:
 
 
 def place(spec: Spec, name: str) -> str:
-    """What a space of the first layer may do; in further layers it may differ."""
-    layers = [name.replace("0", str(i)) for i in range(2)]
-    kinds = [words(spec.spaces[one].group) for one in layers if one in spec.spaces]
-    inside = ", in each expert" if (spec.spaces[name].per or "").startswith("expert") else ""
-    return " / ".join(dict.fromkeys(kinds)) + inside
+    """What the spaces of a kind may do; in further layers and in another stack it may differ."""
+    spaces = [space for one, space in spec.spaces.items() if one.partition(".")[0] == name]
+    inside = ", in each expert" if (spaces[0].per or "").startswith("expert") else ""
+    return " / ".join(dict.fromkeys(words(space.group) for space in spaces)) + inside
 
 
 def words(group: Group) -> str:

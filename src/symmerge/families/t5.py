@@ -139,7 +139,7 @@ def _family(name: str, stems: dict[str, str], orders: tuple[str, str], distances
                 "ForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
             }.items()
         },
-        table=_table(*(f"head.{order}" for order in orders), distances),
+        table=_table(f"head.{orders[0]}", f"head.{orders[1]}", distances),
         norms=NORMS,
         read=partial(read, orders=orders),
         ties={"lm_head.weight": "shared.weight"},

@@ -34,7 +34,7 @@ def seq2seq_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task
 
     def collate(rows: Sequence[Tensor]) -> Batch:
         text = torch.stack(list(rows))
-        return {**text_inputs(first, text), "labels": halves(text)[1]}
+        return {**text_inputs(first, text), "labels": halves(text)[1].contiguous()}
 
     batches = batched(tokens, rows_per_batch(first, length), key=Tensor.tolist, collate=collate)
     readout = TokenReadout(causal=False, decoder=True)
