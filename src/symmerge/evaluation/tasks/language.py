@@ -65,7 +65,7 @@ def causal_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class TextBlocks:
     """Random blocks of a text, and characters per token (first tokens excluded), if known."""
 
     tokens: Tokens
@@ -74,17 +74,17 @@ class Blocks:
 
 def read_blocks(
     model: Model, tokenizer: Any, data: str, length: int, sampling: Sampling, default: int
-) -> Blocks:
+) -> TextBlocks:
     tokens, ends = _tokenize(model, tokenizer, excerpts(read_text(data)))
     count = len(tokens) // length
     what = f"{data}, {len(tokens)} tokens in blocks of {length}"
     indices = sampling.choose(count, default, what=what)
     blocks = torch.from_numpy(tokens[: count * length].reshape(count, length)[indices])
     if ends is None:
-        return Blocks(blocks, None)
+        return TextBlocks(blocks, None)
     ends = ends[: count * length].reshape(count, length)[indices]
     characters = (ends[:, -1] - ends[:, 0]).sum() / (len(indices) * (length - 1))
-    return Blocks(blocks, float(characters))
+    return TextBlocks(blocks, float(characters))
 
 
 def excerpts(text: str) -> tuple[str, ...]:
