@@ -90,6 +90,8 @@ FURTHER = {
     "Mpt": ("mpt", LABEL, TOKEN, ANSWER, BARE_MODEL),
     "T5": ("t5", ANSWER, BARE_MODEL, "EncoderModel"),
     "MT5": ("t5-gated", "ForConditionalGeneration", ANSWER, BARE_MODEL, "EncoderModel"),
+    "Bart": ("bart", ANSWER, BARE_MODEL),
+    "MBart": ("mbart", LABEL, ANSWER, BARE_MODEL),
     "UMT5": ("umt5", ANSWER, BARE_MODEL, "EncoderModel"),
 }
 KINDS = {stem + kind: name for stem, (name, *kinds) in FURTHER.items() for kind in kinds}
@@ -130,6 +132,7 @@ RUN = (
     *("FalconForSequenceClassification", "BloomForTokenClassification", "BloomModel"),
     *("GPTJForQuestionAnswering", "PhiForTokenClassification"),
     *("T5ForQuestionAnswering", "T5Model", "T5EncoderModel", "MT5ForConditionalGeneration"),
+    *("BartForQuestionAnswering", "BartModel", "MBartForSequenceClassification"),
 )
 
 

@@ -42,7 +42,9 @@ def test_shapes_are_the_modules(name):
     # today's names: a module may still carry older ones
     family = next(family for family in FAMILIES if family.name == table.family)
     rename = family.of([table.architecture]).rename
-    shapes = {rename(key): tuple(value.shape) for key, value in module.named_parameters()}
+    stored = {key: value for key, value in module.named_buffers() if key in table.tensors}
+    stored |= dict(module.named_parameters())
+    shapes = {rename(key): tuple(value.shape) for key, value in stored.items()}
     # of two that are tied, the module lists the one that comes first
     assert table.shapes == {table.ties.get(key, key): shape for key, shape in shapes.items()}
 
@@ -120,6 +122,7 @@ RESIDUAL = {
     **dict.fromkeys(("falcon", "bloom", "mpt", "deit", "beit"), OrthogonalFixingOnes(48)),
     **dict.fromkeys(("dinov2", "dinov2_with_registers"), OrthogonalFixingOnes(48)),
     **dict.fromkeys(("t5", "umt5"), Orthogonal(48)),
+    **dict.fromkeys(("bart", "mbart"), Permutation(48)),
 }
 QUERY_KEY = {
     "llama": RotaryPairs(12, 12),
@@ -185,28 +188,37 @@ def test_groups_follow_from_the_config(name):
     assert all(isinstance(groups[space], Trivial) for space in visible & groups.keys())
 
 
+# Units of the stacks, the same group for both unless their sizes differ.
 UNITS = {
-    "t5": ScaledPermutation(96, positive=True),
-    **dict.fromkeys(("t5-gated", "umt5"), ScaledPermutation(96, positive=False)),
+    "t5": [ScaledPermutation(96, positive=True)] * 2,
+    **dict.fromkeys(("t5-gated", "umt5"), (ScaledPermutation(96, positive=False),) * 2),
+    **dict.fromkeys(("bart", "bart-classifier", "mbart"), (Permutation(96), Permutation(80))),
+    "bart-untied": [ScaledPermutation(size, positive=True) for size in (96, 80)],
+}
+DEEPER = ("t5-gated", "bart-untied")  # three layers in the decoder
+BASES = {
+    **dict.fromkeys(("t5", "t5-gated"), (8, 8)),
+    "umt5": (12, 12),
+    **dict.fromkeys(("bart", "bart-untied", "bart-classifier", "mbart"), (12, 8)),
 }
 
 
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_groups_of_two_stacks_follow_from_the_config(name):
     table = spec(name)
-    config = small_model(name).config
-    layers = {"encoder": 2, "decoder": 3 if name == "t5-gated" else 2}
-    layers["cross"] = layers["decoder"]
+    depth, bases = 3 if name in DEEPER else 2, BASES[name]
+    stacks = {"encoder": (2, bases[0]), "decoder": (depth, bases[1]), "cross": (depth, bases[1])}
     shared = table.family == "t5"  # one table of distances, and so one order, for each stack
-    for stack, count in layers.items():
-        for layer in range(count):
-            place = f"{stack}.{layer}"
+    for stack, (count, size) in stacks.items():
+        for place in (f"{stack}.{layer}" for layer in range(count)):
             head = f"head.{stack}" if shared and stack != "cross" else f"head.{place}"
             for kind in ("qk", "vo"):
-                assert table.spaces[f"{kind}.{place}"].group == GeneralLinear(config.head_dim)
+                assert table.spaces[f"{kind}.{place}"].group == GeneralLinear(size)
                 assert table.spaces[f"{kind}.{place}"].per == head
-            assert stack == "cross" or table.spaces[f"ff.{place}"].group == UNITS[name]
+            if stack != "cross":
+                assert table.spaces[f"ff.{place}"].group == UNITS[name][stack == "decoder"]
     assert table.spaces["residual"].group == RESIDUAL[table.family]
+    assert ("residual.encoder" in table.spaces) is (name == "bart-untied")
 
 
 @pytest.mark.parametrize(

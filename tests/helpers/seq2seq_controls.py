@@ -6,6 +6,7 @@ from functools import partial
 from further_controls import rolled
 from negative_controls import (
     SCALED_GATE,
+    TORN_HEADS,
     AnySign,
     Control,
     kind_of,
@@ -16,7 +17,7 @@ from negative_controls import (
 )
 
 from symmerge.checkpoints.weights import DerivedWeights
-from symmerge.symmetry.groups import GeneralLinear, ScaledPermutation
+from symmerge.symmetry.groups import GeneralLinear, ScaledPermutation, SignedPermutation
 
 
 def own_order(layer):
@@ -40,13 +41,16 @@ def own_order(layer):
     return Control(moving("head"), forbidden)
 
 
-def one_stack(pattern):
+def one_stack(name, pattern):
     """The stream of one stack moves and that of the other stays: tensors of this pattern."""
-    names = [name for name in loaded("t5").spec.tensors if re.match(pattern, name)]
+    names = [tensor for tensor in loaded(name).spec.tensors if re.match(pattern, tensor)]
     return left_behind(*names)
 
 
 CROSS = "decoder.block.1.layer.1.EncDecAttention"
+ENCODER, NORM = "model.encoder", "model.decoder.layers.1.encoder_attn_layer_norm"
+SIGNS = {"signs on the stream": wrong_group("residual", SignedPermutation)}
+GELU = {"signs on GELU": wrong_group("ff", SignedPermutation)}
 STREAM = {
     "any matrix on the stream": wrong_group("residual", GeneralLinear),
     "scales on the stream": wrong_group("residual", ScaledPermutation),
@@ -61,8 +65,10 @@ TWO_STACKS: dict[str, dict[str, Control]] = {
         "heads of one layer in an order of their own": own_order("encoder.block.1.layer.0"),
         "heads of one decoder layer": own_order("decoder.block.1.layer.0"),
         "negative scales on ReLU": wrong_group("ff", AnySign),
-        "encoder rotated, decoder not": one_stack(r"decoder\.(?!.*EncDecAttention\.[kv])|lm_head"),
-        "decoder rotated, encoder not": one_stack(r"encoder\.|.*EncDecAttention\.[kv]"),
+        "encoder rotated, decoder not": one_stack(
+            "t5", r"decoder\.(?!.*EncDecAttention\.[kv])|lm_head"
+        ),
+        "decoder rotated, encoder not": one_stack("t5", r"encoder\.|.*EncDecAttention\.[kv]"),
         "keys of the encoder's output left behind": left_behind(f"{CROSS}.k.weight"),
         "values of the encoder's output left behind": left_behind(f"{CROSS}.v.weight"),
         "head left behind": left_behind("lm_head.weight"),
@@ -72,6 +78,34 @@ TWO_STACKS: dict[str, dict[str, Control]] = {
         **DISTANCES,
         **GATE,
         "shared embedding left behind": left_behind("shared.weight"),
+    },
+    "bart": {
+        **SIGNS,
+        **GELU,
+        "torn heads": TORN_HEADS,
+        "encoder permuted, decoder not": one_stack(
+            "bart", r"model\.decoder\.(?!.*encoder_attn\.[kv]_proj\.weight)"
+        ),
+        "positions of the encoder left behind": left_behind(f"{ENCODER}.embed_positions.weight"),
+        "tied embedding left behind": left_behind("model.shared.weight"),
+        "norm between attentions left behind": left_behind(f"{NORM}.weight"),
+    },
+    "bart-untied": {
+        **SIGNS,
+        "negative scales on ReLU": wrong_group("ff", AnySign),
+        "encoder's embedding left behind": left_behind(f"{ENCODER}.embed_tokens.weight"),
+        "head left behind": left_behind("lm_head.weight"),
+    },
+    "bart-classifier": {
+        **SIGNS,
+        "scales on the tanh classifier": wrong_group("classifier", ScaledPermutation),
+        "classifier left behind": left_behind("classification_head.dense.weight"),
+    },
+    "mbart": {
+        **SIGNS,
+        **GELU,
+        "last norm of the encoder left behind": left_behind(f"{ENCODER}.layer_norm.weight"),
+        "last shift of the decoder left behind": left_behind("model.decoder.layer_norm.bias"),
     },
     "umt5": {**STREAM, **DISTANCES, **GATE, "head left behind": left_behind("lm_head.weight")},
 }

@@ -8,6 +8,7 @@ from difflib import SequenceMatcher
 from symmerge.errors import UnsupportedModel, shown
 from symmerge.families import (
     albert,
+    bart,
     beit,
     bert,
     bloom,
@@ -81,6 +82,8 @@ FAMILIES: tuple[Family, ...] = (
     mpt.FAMILY,
     t5.FAMILY,
     t5.UMT5,
+    bart.FAMILY,
+    bart.MBART,
 )
 LONGEST = 60  # characters of a name that are compared
 BY_MODEL_TYPE: dict[str, Family] = {

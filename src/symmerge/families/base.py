@@ -142,12 +142,14 @@ class Family:
         return {space.name: space for space in spaces if space.name in used}
 
     def _ties(self, reading: Reading, tensors: Mapping[str, Axes]) -> dict[str, str]:
-        if not all(reading.flags.get(head, True) for head in ("mlm", "lm")):
-            return {}
+        headless = not all(reading.flags.get(head, True) for head in ("mlm", "lm"))
         return {
             alias: target
             for alias, target in self.ties.items()
-            if alias not in tensors and target in tensors
+            if alias not in tensors
+            and target in tensors
+            # two stacks share their embedding whatever head there is
+            and (alias.endswith("embed_tokens.weight") or not headless)
         }
 
     def _norms(self, reading: Reading, tensors: Mapping[str, Axes]) -> Iterator[Norm]:
@@ -193,7 +195,11 @@ def with_bare(family: Family, prefix: str, task: str, classes: Iterable[str]) ->
         sums=_stripped(family.sums, prefix),
         norms="",  # the gain before a visible output is visible as well
         scales="",
-        ties={},
+        ties={
+            alias.removeprefix(prefix): target.removeprefix(prefix)
+            for alias, target in family.ties.items()
+            if prefix and alias.startswith(prefix)
+        },
         tied_spaces={},
         read=read,
         stripped=prefix,
@@ -203,7 +209,7 @@ def with_bare(family: Family, prefix: str, task: str, classes: Iterable[str]) ->
 
 def _unfolded(space: Space) -> Space:
     """A visible stream stays; what could only rotate once gains are folded is permuted."""
-    if space.name == "residual":
+    if space.name.partition(".")[0] == "residual":
         return replace(space, group=Trivial(space.group.size))
     rotates = isinstance(space.group, Orthogonal | OrthogonalFixingOnes)
     return replace(space, group=Permutation(space.group.size)) if rotates else space

@@ -88,7 +88,7 @@ decoder.block.{j}.layer.1.layer_norm  -> decoder.block.{j}.layer.1.EncDecAttenti
 decoder.block.{j}.layer.2.layer_norm  -> decoder.block.{j}.layer.2.DenseReluDense.wi     if plain
 decoder.block.{j}.layer.2.layer_norm  -> decoder.block.{j}.layer.2.DenseReluDense.wi_0
     decoder.block.{j}.layer.2.DenseReluDense.wi_1                                        if gated
-decoder.final_layer_norm              -> lm_head      if generation
+decoder.final_layer_norm              -> lm_head      if lm
 decoder.final_layer_norm              -> qa_outputs   if answers
 """
 
@@ -117,7 +117,7 @@ def read(config: Any, names: Collection[str], *, orders: tuple[str, str]) -> Rea
             "plain": not config.is_gated_act,
             "gated": config.is_gated_act,
             "decoder": decoder,
-            "generation": architecture.endswith("ForConditionalGeneration"),
+            "lm": architecture.endswith("ForConditionalGeneration"),
             "answers": architecture.endswith("ForQuestionAnswering"),
             # the config says that they are tied, whether or not they are
             "untied": "lm_head.weight" in names,

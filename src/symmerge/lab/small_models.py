@@ -11,7 +11,7 @@ import torch
 
 from symmerge.lab.small_decoders import DECODERS
 from symmerge.lab.small_encoders import ENCODERS
-from symmerge.lab.small_seq2seq import SEQ2SEQ, own_head
+from symmerge.lab.small_seq2seq import SEQ2SEQ, finish
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -234,7 +234,7 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
     # New in kind: norms on both sides, experts, slopes; heads of all layers, one layer, two means.
     **{name: DECODERS[name] for name in ("gemma3", "mixtral", "bloom")},
     **{name: ENCODERS[name] for name in ("mpnet", "albert", "dinov2")},
-    **{name: SEQ2SEQ[name] for name in ("t5",)},
+    **{name: SEQ2SEQ[name] for name in ("t5", "bart")},
 }
 EVERY: dict[str, tuple[str, dict[str, object]]] = {**SMALL, **DECODERS, **ENCODERS, **SEQ2SEQ}
 """All; the tests of the tables run every one of them, others one of each kind (`SMALL`)."""
@@ -259,7 +259,7 @@ def small_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = stock(stock.config_class(**{**config, **changes}))
-    own_head(name, model)
+    finish(name, model, seed)
     perturb(model, seed)
     return model.to(dtype).eval()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 if TYPE_CHECKING:
@@ -23,17 +24,40 @@ _T5: dict[str, object] = {
 }
 _GATED: dict[str, object] = {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 
+_BART: dict[str, object] = {
+    "vocab_size": 101,
+    "d_model": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 6,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 80,
+    "max_position_embeddings": 40,
+}
+
 SEQ2SEQ: dict[str, tuple[str, dict[str, object]]] = {
     "t5": ("T5ForConditionalGeneration", _T5),
     # as v1.1: gated, and with a head of its own; the stacks differ in depth
     "t5-gated": ("T5ForConditionalGeneration", {**_GATED, "num_decoder_layers": 3}),
+    "bart": ("BartForConditionalGeneration", _BART),
+    "bart-untied": (
+        "BartForConditionalGeneration",
+        {**_BART, "tie_word_embeddings": False, "activation_function": "relu", "decoder_layers": 3},
+    ),
+    "bart-classifier": ("BartForSequenceClassification", {**_BART, "num_labels": 3}),
+    "mbart": ("MBartForConditionalGeneration", {**_BART, "scale_embedding": True}),
     "umt5": ("UMT5ForConditionalGeneration", {**_GATED, "d_kv": 12}),
 }
 _OWN_HEAD = ("t5-gated", "umt5")
 
 
-def own_head(name: str, model: PreTrainedModel) -> None:
-    """Give a model the head of its own that its config cannot ask for: T5 is built tied."""
+@torch.no_grad()
+def finish(name: str, model: PreTrainedModel, seed: int) -> None:
+    """What a config cannot ask for: T5 is built with a tied head, BART with logits without bias."""
     head: Any = model.get_output_embeddings()
     if name in _OWN_HEAD and head is not None:
         head.weight = nn.Parameter(head.weight.detach().clone())
+    for key, buffer in model.named_buffers():
+        if key == "final_logits_bias":
+            buffer.normal_(generator=torch.Generator().manual_seed(seed))

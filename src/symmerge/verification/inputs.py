@@ -92,12 +92,20 @@ def _sequences(model: Model, generator: torch.Generator, long: bool) -> Iterator
     vocabulary, length = model.spec.sizes["vocabulary"], sequence_length(model)
     if pools(model):  # one output for each sequence: many, or rounding cannot be told
         yield _tokens(model, generator, SEQUENCES, min(BRIEF, length))
-        if long and length > BRIEF:
+        if length > BRIEF and (long or has_decoder(model)):
             yield _tokens(model, generator, 2, length)
         return
-    length = length if long else min(length, BRIEF)
-    count = max(2, -(-min(vocabulary, TOKENS) // length)) if long else 1
-    yield _tokens(model, generator, count, length)
+    # Nothing but layers shows an encoder's positions, and an embedding of its own.
+    brief = not long and not (has_decoder(model) and "position" in model.spec.sizes)
+    length = min(length, BRIEF) if brief else length
+    tokens = vocabulary if _own_embedding(model) else min(vocabulary, TOKENS)
+    count = -(-tokens // length) if long or _own_embedding(model) else 1
+    yield _tokens(model, generator, max(2, count) if long else count, length)
+
+
+def _own_embedding(model: Model) -> bool:
+    """Whether an encoder's embedding is not the decoder's."""
+    return any(name.endswith("encoder.embed_tokens.weight") for name in model.spec.tensors)
 
 
 def _tokens(model: Model, generator: torch.Generator, count: int, length: int) -> Sample:
@@ -107,6 +115,8 @@ def _tokens(model: Model, generator: torch.Generator, count: int, length: int) -
     rounds = -(-needed // len(usable))
     order = [torch.randperm(len(usable), generator=generator) for _ in range(rounds)]
     ids = usable[torch.cat(order)[:needed]].reshape(count, length)
+    if (last := _last_token(model)) is not None:
+        ids[:, -1] = last
     large = has_many_outputs(model)
     kept = max(1, POSITIONS_KEPT // count)
     places = torch.linspace(0, length - 1, kept).long() if large and length > kept else None
@@ -120,11 +130,14 @@ def _rows(model: Model, generator: torch.Generator) -> Iterator[Sample]:
     outputs = None
     if vocabulary > PROJECTED:
         outputs = torch.randperm(vocabulary, generator=generator)[:PROJECTED]
-    each = torch.arange(vocabulary)[:, None]
+    each = _each(model)
     what = f"all {vocabulary} tokens without layers"
     # The padding token is one of them: the mask says that nothing here is padding.
-    inputs = {"input_ids": each} | ({"decoder_input_ids": each} if has_decoder(model) else {})
-    inputs |= {"attention_mask": torch.ones_like(each)} if pools(model) else {}
+    inputs = {"input_ids": each}
+    if pools(model):
+        inputs["attention_mask"] = torch.ones_like(each)
+    elif has_decoder(model):
+        inputs["decoder_input_ids"] = each
     yield Sample(inputs=inputs, what=what, layers=False, outputs=outputs)
     if "position" in model.spec.sizes and not pools(model):
         usable = _usable(model)
@@ -133,6 +146,20 @@ def _rows(model: Model, generator: torch.Generator) -> Iterator[Sample]:
         inputs |= _other(model, ids, generator)
         what = f"all {ids.shape[1]} positions without layers"
         yield Sample(inputs=inputs, what=what, layers=False, outputs=outputs)
+
+
+def _each(model: Model) -> Tensor:
+    """Each token by itself, or before the last one that a classifier looks for."""
+    tokens, last = torch.arange(model.spec.sizes["vocabulary"]), _last_token(model)
+    if last is None:
+        return tokens[:, None]
+    tokens = tokens[tokens != last]
+    return torch.stack([tokens, torch.full_like(tokens, last)], 1)
+
+
+def _last_token(model: Model) -> int | None:
+    """The token by which a decoder's class is told: once in each sequence (BART)."""
+    return model.config.get("eos_token_id") if pools(model) and has_decoder(model) else None
 
 
 def pools(model: Model) -> bool:
@@ -177,8 +204,10 @@ def sequence_length(model: Model) -> int:
 def _usable(model: Model) -> Tensor:
     """All tokens but the padding, from which some models compute positions."""
     tokens = torch.arange(model.spec.sizes["vocabulary"])
-    padding = model.config.get("pad_token_id")
-    return tokens if padding is None or len(tokens) == 1 else tokens[tokens != padding]
+    left_out = (model.config.get("pad_token_id"), _last_token(model))
+    for token in left_out:
+        tokens = tokens if token is None or len(tokens) == 1 else tokens[tokens != token]
+    return tokens
 
 
 def _types(model: Model, ids: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
@@ -190,8 +219,8 @@ def _types(model: Model, ids: Tensor, generator: torch.Generator) -> dict[str, T
 
 def _other(model: Model, ids: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """What a decoder is given while the encoder reads these: the same tokens in another order."""
-    if not has_decoder(model):
-        return {}
+    if not has_decoder(model) or pools(model):
+        return {}  # a classifier gives its decoder the same
     order = torch.randperm(ids.numel(), generator=generator)
     return {"decoder_input_ids": ids.flatten()[order].view_as(ids)}
 

@@ -99,9 +99,18 @@ def _take_every_expert(module: nn.Module) -> None:
 
 def _narrow_head(module: Any, sample: Sample) -> None:
     """Compute the logits of the sample's outputs and positions alone."""
+    if sample.outputs is not None and module._parameters:
+        module.register_forward_pre_hook(partial(_narrow_biases, outputs=sample.outputs))
     head = module.get_output_embeddings()
     if head is not None and not (sample.outputs is None and sample.positions is None):
         head.forward = partial(_narrowed, head, sample.outputs, sample.positions)
+
+
+def _narrow_biases(module: nn.Module, args: object, *, outputs: Tensor) -> None:
+    """Keep these outputs of a bias that the class itself has, beside its head."""
+    for key, bias in module._parameters.items():
+        if bias is not None:
+            module._parameters[key] = nn.Parameter(bias[..., outputs], requires_grad=False)
 
 
 def _narrowed(head: Any, outputs: Tensor | None, positions: Tensor | None, x: Tensor) -> Tensor:
@@ -177,7 +186,13 @@ def empty_module(model: Model, dtype: torch.dtype, *, layers: bool = True) -> nn
     module = _with_buffers(config, model.spec.architecture, model.where, dtype, model.stock)
     if not layers:
         module = _without_layers(module, stack_sizes(model))
-    return with_logits(_copy(module, {}), model.spec)
+    module = _copy(module, {})
+    for name in module._buffers.keys() & model.spec.tensors.keys():
+        # What a class calls a buffer and stores (BART's bias of its logits) is read as a weight.
+        buffer = torch.empty(model.spec.shapes[name], dtype=dtype, device="meta")
+        del module._buffers[name]
+        module._parameters[name] = nn.Parameter(buffer, requires_grad=False)
+    return with_logits(module, model.spec)
 
 
 def _copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
@@ -247,6 +262,8 @@ def _fill_all(
         if owner._parameters:
             _fill(model, name, dtype, None, owner, None)
             owner.to(device)  # None: where they are
+        if outputs is not None and owner is module and owner._parameters:
+            _narrow_biases(owner, (), outputs=outputs)
         if owner is head:
             rows = {
                 key: full[outputs] for key, full in owner._parameters.items() if full is not None
