@@ -95,6 +95,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
         },
         "seq2seq",
     ),
+    "bart": (
+        "BartForConditionalGeneration",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": 64,
+            **{f"{stack}_layers": 2 for stack in ("encoder", "decoder")},
+            **{f"{stack}_attention_heads": 4 for stack in ("encoder", "decoder")},
+            **{f"{stack}_ffn_dim": 256 for stack in ("encoder", "decoder")},
+            "max_position_embeddings": LENGTH,
+            "decoder_start_token_id": 0,
+            "dropout": 0.0,
+            **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+        },
+        "seq2seq",
+    ),
 }
 DATA = {"clm": "python-docs", "seq2seq": "python-docs", "mlm": "python-docs", "image": "digits"}
 SAMPLES = {"clm": 200, "seq2seq": 200, "mlm": 1200, "image": 1200}

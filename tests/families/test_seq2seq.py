@@ -27,6 +27,7 @@ CROSS = "decoder.block.1.layer.1.EncDecAttention"
 WRITTEN = [
     ("t5", torch.float32, f"{CROSS}.v.weight"),
     ("t5", torch.bfloat16, "shared.weight"),
+    ("bart-untied", torch.bfloat16, "model.decoder.layers.1.encoder_attn.k_proj.weight"),
     ("bart", torch.float16, "model.encoder.embed_positions.weight"),
     ("t5-gated", torch.float16, "encoder.block.1.layer.1.DenseReluDense.wi_0.weight"),
 ]

@@ -195,6 +195,7 @@ UNITS = {
     **dict.fromkeys(("bart", "bart-classifier", "mbart"), (Permutation(96), Permutation(80))),
     "bart-untied": [ScaledPermutation(size, positive=True) for size in (96, 80)],
 }
+APART = ("bart-untied",)  # streams of their own
 DEEPER = ("t5-gated", "bart-untied")  # three layers in the decoder
 BASES = {
     **dict.fromkeys(("t5", "t5-gated"), (8, 8)),
@@ -217,8 +218,10 @@ def test_groups_of_two_stacks_follow_from_the_config(name):
                 assert table.spaces[f"{kind}.{place}"].per == head
             if stack != "cross":
                 assert table.spaces[f"ff.{place}"].group == UNITS[name][stack == "decoder"]
-    assert table.spaces["residual"].group == RESIDUAL[table.family]
-    assert ("residual.encoder" in table.spaces) is (name == "bart-untied")
+    both = ("residual.encoder", "residual.decoder")
+    streams = both if name in APART else ("residual",)
+    assert {*table.streams} == {*streams}
+    assert all(table.spaces[stream].group == RESIDUAL[table.family] for stream in streams)
 
 
 @pytest.mark.parametrize(

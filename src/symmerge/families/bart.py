@@ -26,30 +26,30 @@ from symmerge.symmetry.spec import Space
 OFFSET = 2  # rows of the positions before the first token's
 TABLE = (
     """
-model.shared.weight                         vocabulary   residual
-model.encoder.embed_tokens.weight           vocabulary   residual.encoder   if untied
-model.decoder.embed_tokens.weight           vocabulary   residual           if untied
-model.encoder.embed_positions.weight        position     residual.encoder
+model.shared.weight                         vocabulary         residual.decoder
+model.encoder.embed_tokens.weight           vocabulary         residual.encoder   if untied
+model.decoder.embed_tokens.weight           vocabulary         residual.decoder   if untied
+model.encoder.embed_positions.weight        position           residual.encoder
 model.encoder.layernorm_embedding.weight    residual.encoder~
 model.encoder.layernorm_embedding.bias      residual.encoder
-model.encoder.layer_norm.weight             residual.encoder~   if last_norm
-model.encoder.layer_norm.bias               residual.encoder    if last_norm
-model.decoder.embed_positions.weight        position     residual
-model.decoder.layernorm_embedding.weight    residual~
-model.decoder.layernorm_embedding.bias      residual
-model.decoder.layer_norm.weight             residual~           if last_norm
-model.decoder.layer_norm.bias               residual            if last_norm
+model.encoder.layer_norm.weight             residual.encoder~                     if last_norm
+model.encoder.layer_norm.bias               residual.encoder                      if last_norm
+model.decoder.embed_positions.weight        position           residual.decoder
+model.decoder.layernorm_embedding.weight    residual.decoder~
+model.decoder.layernorm_embedding.bias      residual.decoder
+model.decoder.layer_norm.weight             residual.decoder~                     if last_norm
+model.decoder.layer_norm.bias               residual.decoder                      if last_norm
 """
     + LAYERS
     + """
-lm_head.weight                       vocabulary   residual*    if untied_head
-final_logits_bias                    one          vocabulary   if logits_bias
-qa_outputs.weight                    answer       residual*    if answers
-qa_outputs.bias                      answer                    if answers
-classification_head.dense.weight     classifier   residual*    if classifier
-classification_head.dense.bias       classifier                if classifier
-classification_head.out_proj.weight  label        classifier*  if classifier
-classification_head.out_proj.bias    label                     if classifier
+lm_head.weight                              vocabulary         residual.decoder*  if untied_head
+final_logits_bias                           one                vocabulary         if logits_bias
+qa_outputs.weight                           answer             residual.decoder*  if answers
+qa_outputs.bias                             answer                                if answers
+classification_head.dense.weight            classifier         residual.decoder*  if classifier
+classification_head.dense.bias              classifier                            if classifier
+classification_head.out_proj.weight         label              classifier*        if classifier
+classification_head.out_proj.bias           label                                 if classifier
 """
 )
 # Embeddings are left out: a decoder's positions are added to others than the encoder's.
@@ -65,6 +65,7 @@ model.decoder.layers.{j}.final_layer_norm        <- model.decoder.layers.{j}.fc2
 def read(config: Any, names: Collection[str]) -> Reading:
     architecture, width = config.architectures[0], config.d_model
     generates = architecture.endswith("ForConditionalGeneration")
+    classifies = architecture.endswith("ForSequenceClassification")
     untied = not config.tie_word_embeddings
     counts = (config.encoder_attention_heads, config.decoder_attention_heads)
     bases = [GeneralLinear(width // count) for count in counts]
@@ -74,8 +75,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
         spaces=(
             *visible(vocabulary=config.vocab_size, label=config.num_labels, answer=2, one=1),
             *visible(position=config.max_position_embeddings + OFFSET),
-            Space(STREAM, Permutation(width)),
-            Space(ENCODED, Permutation(width)),
+            *(Space(name, Permutation(width)) for name in ("residual", STREAM, ENCODED)),
             *attention_at(ENCODER, counts[0], bases[0]),
             *attention_at(DECODER, counts[1], bases[1]),
             *attention_at(CROSS, counts[1], bases[1]),
@@ -91,10 +91,11 @@ def read(config: Any, names: Collection[str]) -> Reading:
             "logits_bias": "final_logits_bias" in names,
             "last_norm": config.model_type == "mbart",
             "answers": architecture.endswith("ForQuestionAnswering"),
-            "classifier": architecture.endswith("ForSequenceClassification"),
+            "classifier": classifies,
         },
-        same={} if untied else {ENCODED: STREAM},
+        same={} if untied else dict.fromkeys((STREAM, ENCODED), "residual"),
         reserved_positions=OFFSET,
+        end_token=config.eos_token_id if classifies else None,
     )
 
 

@@ -131,6 +131,7 @@ class Family:
             summed=tuple(self._summed(reading, tensors)),
             pooled=reading.pooled,
             reserved_positions=reading.reserved_positions,
+            end_token=reading.end_token,
             gain_offset=reading.gain_offset,
         )
 

@@ -19,7 +19,7 @@ class Reading:
     `reserved_positions` is how many learned ones come before the first token's, `gain_offset` what
     norms add to their weight.
     `pooled` and `task` are for classes without a head: how many coordinates of the pooled output
-    are logits, and of which task.
+    are logits, and of which task. `end_token` is that of the table (`Spec`).
     """
 
     layers: int | Mapping[str, int]
@@ -30,6 +30,7 @@ class Reading:
     pooled: int | None = None
     task: str | None = None
     reserved_positions: int = 0
+    end_token: int | None = None
     gain_offset: float = 0.0
 
     def indices(self, text: str) -> Iterator[tuple[str, int]]:

@@ -1,7 +1,7 @@
 """What encoder-decoders share: a place for each attention and each stack, and their spaces.
 
 A place is `encoder.{i}`, `decoder.{j}` or `cross.{j}`, where a decoder reads the encoder's output.
-The decoder's stream is `residual`, the encoder's `residual.encoder`, which may be the same.
+Their streams are `residual.encoder` and `residual.decoder`; where they are one, `residual`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from symmerge.symmetry.spec import Space
 
 GENERATION = "seq2seq-lm"
 ENCODER, DECODER, CROSS = "encoder.{i}", "decoder.{j}", "cross.{j}"
-STREAM, ENCODED = "residual", "residual.encoder"
+STREAM, ENCODED = "residual.decoder", "residual.encoder"
 
 # BART's names, which others have as well.
 _ATTENTION = """

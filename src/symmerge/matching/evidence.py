@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -25,6 +27,7 @@ from symmerge.symmetry.groups.linalg import total
 from symmerge.symmetry.spec import Spec
 
 FAINT = 1e-6  # relative to the largest mean square of a matrix: entries a thousand times smaller
+PEERS = 1e-3  # the same, to that of the same matrix in other layers: entries thirty times smaller
 
 
 @dataclass(frozen=True)
@@ -130,14 +133,19 @@ class Evidence:
 
     @cached_property
     def certain(self) -> set[str]:
-        """Tensors that meet no hidden space but the stream, so need no other match first."""
-        return {name for name in self.spec.tensors if self._hidden(name) == {self.spec.stream}}
+        """Tensors that meet no hidden space but one stream, so need no other match first."""
+        streams = [{stream} for stream in self.spec.streams]
+        return {name for name in self.spec.tensors if self._hidden(name) in streams}
 
     @cached_property
     def determined(self) -> bool:
-        """Whether the certain weights have at least as many rows as the stream has coordinates."""
+        """Whether the certain weights have at least as many rows as each stream coordinates."""
         matrices = [name for name in self.certain & self.table.tensors.keys() if self._matrix(name)]
-        return sum(map(self._row_count, matrices)) >= self.spec.sizes[self.spec.stream]
+        return all(
+            sum(self._row_count(name) for name in matrices if stream in self._hidden(name))
+            >= self.spec.sizes[stream]
+            for stream in self.spec.streams
+        )
 
     def plain(self, name: str) -> tuple[Tensor, Tensor]:
         """A tensor of A and of B, unweighted."""
@@ -174,15 +182,19 @@ class Evidence:
         rows = self.rows(name)
         if rows is not None:
             return int((rows > 0).sum())
-        return math.prod(self.table.shapes[name]) // self.spec.sizes[self.spec.stream]
+        stream = next(one for one in self.spec.streams if one in self._spaces(name))
+        return math.prod(self.table.shapes[name]) // self.spec.sizes[stream]
 
     def _weight_scale(self, name: str) -> float:
-        """A bias is weighted as its matrix, a gain by its length."""
+        """A bias is weighted as its matrix, a gain by its length.
+
+        What is far below its peers counts with the square of what it carries, not fully.
+        """
         matrix = name.removesuffix("bias") + "weight"
-        if name.endswith("bias") and self._matrix(matrix):
-            name = matrix
-        least = self._faint * math.prod(self.table.shapes[name])
-        return max(self._size(name), least) ** -self.weighting.norm
+        own = self._matrix(matrix) and name.endswith("bias")
+        kind, norm = (matrix, self._squares(name)) if own else (name, 0.0)
+        size, least = max(self._size(kind), norm), self._least(kind)
+        return max(size, least) ** -self.weighting.norm * (min(1.0, size / least) if least else 1.0)
 
     def _activation_scale(self, name: str) -> float:
         space = self._owner(name)
@@ -200,34 +212,39 @@ class Evidence:
             for name in self.table.tensors
             if space in self._spaces(name) and self._matrix(name)
         ]
-        if space == self.spec.stream:  # no matrix is certain where an embedding is projected
+        if space in self.spec.streams:  # no matrix is certain where an embedding is projected
             matrices = [name for name in matrices if name in self.certain] or matrices
         return sum(self._weight_scale(name) * self._size(name) for name in matrices)
 
-    @cached_property
-    def _faint(self) -> float:
-        """The mean square below which a matrix counts as dead.
-
-        Weight decay may leave layers of nothing but noise, which must not count fully.
-        """
+    def _least(self, name: str) -> float:
+        """The squared norm below which a matrix is little but noise: weight decay leaves such."""
         if not self.weighting.norm:
             return 0.0
-        counts = {name: math.prod(self.table.shapes[name]) for name in self.table.shapes}
-        squares = [
-            self._size(name) / count
-            for name, count in counts.items()
-            if count and self._matrix(name)
-        ]
-        return FAINT * max(squares, default=0.0)
+        faint = FAINT * max(self._loudest.values(), default=0.0)
+        least = max(faint, PEERS * self._loudest.get(_kind_of(name), 0.0))
+        return least * math.prod(self.table.shapes[name])
+
+    @cached_property
+    def _loudest(self) -> Mapping[str, float]:
+        """The largest mean square of each kind of matrix over the layers."""
+        loudest: dict[str, float] = defaultdict(float)
+        for name in filter(self._matrix, self.table.tensors):
+            count = math.prod(self.table.shapes[name])
+            loudest[_kind_of(name)] = max(loudest[_kind_of(name)], self._size(name) / max(count, 1))
+        return loudest
 
     def _size(self, name: str) -> float:
         """The squared norm of a matrix, geometric mean over both models; the length of a vector."""
         if name not in self._sizes:
-            a, b = self.sides(name)
-            norms = total(a.square()).sqrt() * total(b.square()).sqrt()
-            size = norms.item() if a.ndim > 1 else float(a.numel())
+            shape = self.spec.shapes[name]
+            size = self._squares(name) if len(shape) > 1 else float(math.prod(shape))
             self._sizes[name] = max(size, 1e-12)
         return self._sizes[name]
+
+    def _squares(self, name: str) -> float:
+        """The squared norm, geometric mean over both models."""
+        a, b = self.sides(name)
+        return (total(a.square()).sqrt() * total(b.square()).sqrt()).item()
 
     def _matrix(self, name: str) -> bool:
         return len(self.table.shapes.get(name, ())) > 1
@@ -242,10 +259,11 @@ class Evidence:
     def _owner(self, name: str) -> str:
         """The space that sets an activation's weight: heads rather than the bases inside them."""
         spaces = {self.spec.spaces[space].per or space for space in self._hidden(name)}
-        return min(spaces - {self.spec.stream}, default=self.spec.stream)
+        streams = {*self.spec.streams}
+        return min(spaces - streams, default=min(spaces & streams, default=self.spec.stream))
 
     def _kind(self, space: str) -> str:
-        if space == self.spec.stream:
+        if space in self.spec.streams:
             return "stream"
         return "heads" if space in self._heads else "units"
 
@@ -262,6 +280,11 @@ class Evidence:
         if self.ignore_unseen:
             weights = weights * (self.frequencies > 0)
         return (weights * (len(weights) / total(weights))).sqrt()
+
+
+def _kind_of(name: str) -> str:
+    """A tensor's name without the numbers of its layer."""
+    return re.sub(r"\.\d+\.", ".*.", name)
 
 
 def read_token_counts(path: Path) -> Float[Tensor, " vocabulary"]:

@@ -75,9 +75,11 @@ class Sweeps:
         self._heads, self._subsample = heads, subsample
         self._prices: dict[str, Prices] = {}
         attention = attention_layers(self.spec)
-        known = {self.spec.stream}.union(*(layer.spaces for layer in attention))
+        known = {*self.spec.streams}.union(*(layer.spaces for layer in attention))
         units = [name for name in self.spec.hidden if name not in known]
-        self._waves = self._independent([*attention, *units])
+        blocks: list[Block] = [*attention, *units]
+        self._waves = self._independent(blocks)
+        self._hubs = [name for name in units if self._meets_others(name, blocks)]
         widest = max((self.spec.sizes[name] for name in units), default=1)
         self._most = max(1, MEMORY // (GRAMS * evidence.dtype.itemsize * widest**2))
         if torch.device(evidence.device).type != "cpu":
@@ -107,7 +109,7 @@ class Sweeps:
 
     def settled(self, tolerance: float) -> bool:
         """Whether another sweep would gain little."""
-        if not self.all_layers:
+        if not (self.all_layers or self._hubs):
             return bool(self.objective)
         if len(self.objective) < 2:
             return False
@@ -164,22 +166,42 @@ class Sweeps:
 
     def _match_stream(self) -> None:
         """A first estimate from the certain tensors; from all layers afterwards, if they count."""
-        first, stream = not self.objective, self.spec.stream
-        if stream not in self.spec.hidden or not (first or self.all_layers):
+        first = not self.objective
+        if not (first or self.all_layers):
             return
-        if first:
-            grams = self._grams(stream, self.evidence.certain, self._subsample)
-        else:
-            grams = self._grams(stream)
-        self._set({stream: self._nearest(stream, grams)})
+        for stream in filter(self.spec.hidden.__contains__, self.spec.streams):
+            if first:
+                grams = self._grams(stream, self.evidence.certain, self._subsample)
+            else:
+                grams = self._grams(stream)
+            self._set({stream: self._nearest(stream, grams)})
+        for hub in self._hubs if first else ():
+            if grams := self._grams(hub, self._of_streams_and(hub)):
+                self._set({hub: self._nearest(hub, grams)})
+
+    def _meets_others(self, name: str, blocks: list[Block]) -> bool:
+        """Whether a space shares a tensor with another block, so that both wait for each other."""
+        return any(
+            self._tensors(name) & set[str]().union(*map(self._tensors, _spaces_of(block)))
+            for block in blocks
+            if block != name
+        )
+
+    def _of_streams_and(self, hub: str) -> set[str]:
+        """Tensors that meet a space and streams alone, which are matched before it."""
+        hidden, known = self.spec.hidden.keys(), {hub, *self.spec.streams}
+        return {
+            name
+            for name in self._tensors(hub)
+            if {a.space for p in self.spec.pieces[name] for a in p.atoms} & hidden <= known
+        }
 
     def _independent(self, blocks: list[Block]) -> list[list[Block]]:
         """The blocks in order, cut where one shares a tensor with an earlier one."""
         waves: list[list[Block]] = []
         met: set[str] = set()
         for block in blocks:
-            names = (block,) if isinstance(block, str) else block.spaces
-            tensors = set[str]().union(*map(self._tensors, names))
+            tensors = set[str]().union(*map(self._tensors, _spaces_of(block)))
             if not waves or tensors & met:
                 waves.append([])
                 met = set()
@@ -276,6 +298,10 @@ class Sweeps:
         if not isinstance(group, INDEXED) or group.size <= DENSE:
             cross = cross.double()
         return Gram(cross.mul_(views.scale), squares=squares)
+
+
+def _spaces_of(block: Block) -> tuple[str, ...]:
+    return (block,) if isinstance(block, str) else block.spaces
 
 
 def _sum(values: Tensor) -> float:

@@ -58,6 +58,7 @@ def behaviour(model: Model) -> Mapping[str, object]:
         if key in known and (key in SHARED or not NO_MATTER.search(key))
     } | {
         "labels": model.spec.sizes.get("label"),
+        "end_token": model.spec.end_token,
         "problem_type": _problem_type(model, typed),
         "pooler_act": getattr(typed, "pooler_act", None) if "pooled" in model.spec.sizes else None,
     }

@@ -11,15 +11,15 @@ from symmerge.models.model import Model
 SHOWN = 4  # differences between tables in one line
 
 
+def stack_sizes(model: Model) -> list[int]:
+    """How many layers each stack has, in the order of the table."""
+    kinds = (name.rpartition(".")[0] for name in model.spec.spaces if name.startswith("ff."))
+    return list(Counter(kinds).values())
+
+
 def layer_count(model: Model) -> int:
     """How many layers a model has, counted by their feed-forward spaces."""
     return sum(stack_sizes(model))
-
-
-def stack_sizes(model: Model) -> tuple[int, ...]:
-    """How many layers each stack has: one, or an encoder and a decoder."""
-    units = (name.rpartition(".")[0] for name in model.spec.spaces if name.startswith("ff."))
-    return tuple(Counter(units).values())
 
 
 def has_decoder(model: Model) -> bool:

@@ -79,6 +79,7 @@ class Spec:
     `summed`: tensors whose sum only a LayerNorm reads, which ignores their mean.
     `reserved_positions`: learned ones that no token reaches. `gain_offset`: norms multiply by
     their weight and this (1 in some models).
+    `end_token`: the token at whose place a text is read.
     `untied`: of a derived table, the one once tied tensors have their own copies.
     """
 
@@ -94,6 +95,7 @@ class Spec:
     summed: tuple[str, ...] = ()
     pooled: int | None = None
     reserved_positions: int = 0
+    end_token: int | None = None
     gain_offset: float = 0.0
     untied: Spec | None = None
     copies: Mapping[str, str] = field(default_factory=dict)
@@ -133,6 +135,14 @@ class Spec:
             return len({occurrence.piece.tensor for occurrence in self.occurrences(space)})
 
         return max(self.spaces, key=tensors)
+
+    @cached_property
+    def streams(self) -> tuple[str, ...]:
+        """The residual streams: of models with two towers, both."""
+        kind, _, tower = self.stream.partition(".")
+        if not tower or tower.isdigit():
+            return (self.stream,)
+        return tuple(name for name in self.spaces if name.partition(".")[0] == kind)
 
     @property
     def shows_stream(self) -> bool:

@@ -115,8 +115,8 @@ def _tokens(model: Model, generator: torch.Generator, count: int, length: int) -
     rounds = -(-needed // len(usable))
     order = [torch.randperm(len(usable), generator=generator) for _ in range(rounds)]
     ids = usable[torch.cat(order)[:needed]].reshape(count, length)
-    if (last := _last_token(model)) is not None:
-        ids[:, -1] = last
+    if model.spec.end_token is not None:
+        ids[:, -1] = model.spec.end_token
     large = has_many_outputs(model)
     kept = max(1, POSITIONS_KEPT // count)
     places = torch.linspace(0, length - 1, kept).long() if large and length > kept else None
@@ -150,16 +150,11 @@ def _rows(model: Model, generator: torch.Generator) -> Iterator[Sample]:
 
 def _each(model: Model) -> Tensor:
     """Each token by itself, or before the last one that a classifier looks for."""
-    tokens, last = torch.arange(model.spec.sizes["vocabulary"]), _last_token(model)
-    if last is None:
+    tokens, last = torch.arange(model.spec.sizes["vocabulary"]), model.spec.end_token
+    if last is None or not has_decoder(model):
         return tokens[:, None]
     tokens = tokens[tokens != last]
     return torch.stack([tokens, torch.full_like(tokens, last)], 1)
-
-
-def _last_token(model: Model) -> int | None:
-    """The token by which a decoder's class is told: once in each sequence (BART)."""
-    return model.config.get("eos_token_id") if pools(model) and has_decoder(model) else None
 
 
 def pools(model: Model) -> bool:
@@ -202,11 +197,12 @@ def sequence_length(model: Model) -> int:
 
 
 def _usable(model: Model) -> Tensor:
-    """All tokens but the padding, from which some models compute positions."""
+    """All tokens but the padding, from which some models compute positions, and the last."""
     tokens = torch.arange(model.spec.sizes["vocabulary"])
-    left_out = (model.config.get("pad_token_id"), _last_token(model))
-    for token in left_out:
-        tokens = tokens if token is None or len(tokens) == 1 else tokens[tokens != token]
+    if len(tokens) == 1:
+        return tokens
+    for special in (model.config.get("pad_token_id"), model.spec.end_token):
+        tokens = tokens if special is None else tokens[tokens != special]
     return tokens
 
 

@@ -185,7 +185,7 @@ def empty_module(model: Model, dtype: torch.dtype, *, layers: bool = True) -> nn
     config = json.dumps(dict(model.config), sort_keys=True, default=str)
     module = _with_buffers(config, model.spec.architecture, model.where, dtype, model.stock)
     if not layers:
-        module = _without_layers(module, stack_sizes(model))
+        module = _without_layers(module, tuple(stack_sizes(model)))
     module = _copy(module, {})
     for name in module._buffers.keys() & model.spec.tensors.keys():
         # What a class calls a buffer and stores (BART's bias of its logits) is read as a weight.
