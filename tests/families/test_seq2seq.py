@@ -1,25 +1,31 @@
 """Encoder-decoders: written in every precision, fed on both sides, and continuing a text."""
 
 import json
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+import transformers
 from fixtures import checkpoint
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM
 
 import symmerge as sm
+from symmerge.checkpoints.provenance import HistoryStep
+from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.errors import CheckpointError, MismatchError
 from symmerge.evaluation.data import self_generated
 from symmerge.evaluation.data.self_generated import halves, sample_text, text_inputs
 from symmerge.lab.small_models import small_model
 from symmerge.matching.weights import WeightMatching
+from symmerge.merging.verdict import cannot_judge
 from symmerge.models.orbit import random_member
 from symmerge.observation.probe import make_probe
 from symmerge.observation.unigrams import token_frequencies
+from symmerge.symmetry.groups import OrthogonalFixingOnes, Permutation
 from symmerge.verification.inputs import samples
 from symmerge.verification.modules import full_module, logits_of
-from symmerge.verification.written import gate
+from symmerge.verification.written import gate, run_briefly
 
 BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
 CROSS = "decoder.block.1.layer.1.EncDecAttention"
@@ -29,13 +35,15 @@ WRITTEN = [
     ("t5", torch.bfloat16, "shared.weight"),
     ("bart-untied", torch.bfloat16, "model.decoder.layers.1.encoder_attn.k_proj.weight"),
     ("bart", torch.float16, "model.encoder.embed_positions.weight"),
+    ("whisper", torch.float16, "model.encoder.conv1.weight"),
     ("t5-gated", torch.float16, "encoder.block.1.layer.1.DenseReluDense.wi_0.weight"),
 ]
 
 
 def damaged(folder, tensor, into):
     """The checkpoint with one tensor changed by two per cent at random."""
-    module = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype="auto")
+    kind = getattr(transformers, sm.load(folder).spec.architecture)
+    module = kind.from_pretrained(folder, dtype="auto")
     weight = module.state_dict()[tensor]
     noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
     weight.copy_(weight.float() * (1 + 0.02 * noise))
@@ -66,6 +74,84 @@ def test_both_stacks_read_tokens_and_both_outputs_of_a_bare_model_are_compared()
     assert outputs.keys() == stacks.keys()
     for ours, theirs in stacks.items():
         assert torch.allclose(outputs[ours], stock[theirs].flatten(0, 1), atol=1e-4)
+
+
+# Whisper's encoder
+
+
+def encoder_norms(model):
+    """The tensors of the norms on the encoder's stream, without gains and shifts."""
+    return {
+        name: torch.full_like(model.weights[name], float(name.endswith("weight")))
+        for name in model.spec.tensors
+        if name.startswith("model.encoder.") and "layer_norm" in name
+    }
+
+
+def test_no_rotation_passes_the_activation_before_an_encoder_of_sound():
+    """Not even where all gains are one: the stream comes out of a GELU, and only permutes."""
+    model = sm.canonicalize(sm.load(small_model("whisper", dtype=torch.float64)), ("fold",))
+    assert model.spec.spaces["residual.encoder"].group == Permutation(48)
+    known = encoder_norms(model)
+    assert len(known) == 2 * (2 * 2 + 1)
+    plain = model.derive(
+        DerivedWeights(model.weights, {name: partial(known.get, name) for name in known}),
+        step=HistoryStep("edit", "no gains"),
+    )
+    identity = sm.Alignment.identity(model.spec).elements
+    for group, same in ((Permutation(48), True), (OrthogonalFixingOnes(48), False)):
+        space = replace(model.spec.spaces["residual.encoder"], group=group)
+        spec = replace(model.spec, spaces={**model.spec.spaces, "residual.encoder": space})
+        element = group.random(torch.Generator().manual_seed(1), ())
+        moved = sm.apply(
+            sm.Alignment(spec, {**identity, "residual.encoder": element}),
+            replace(plain, spec=spec),
+        )
+        back = moved if same else replace(moved, weights=_with(moved.weights, known))
+        other = replace(back, spec=model.spec)
+        difference = sm.verify(plain, other, dtype=torch.float64).difference
+        assert difference <= 1e-10 if same else difference >= 1e-2
+
+
+def _with(weights, tensors):
+    return DerivedWeights(weights, {name: partial(tensors.get, name) for name in tensors})
+
+
+def test_what_an_encoder_hears_is_long_enough_and_reaches_every_frame():
+    model = sm.load(small_model("whisper"))
+    first, rows, places = samples(model, 0, long=False)
+    assert first.inputs["input_features"].shape == (1, 8, 2 * 20)
+    assert first.inputs["decoder_input_ids"].shape == (1, 24)
+    assert not rows.layers and not places.layers and rows.inputs["input_features"].numel() == 101
+    last = {"embed_positions.weight": torch.linspace(0, 0.5, 48), "conv1.bias": torch.tensor(0.5)}
+    for end, more in last.items():
+        changed = model.weights[f"model.encoder.{end}"].clone()
+        changed[-1] += more
+        weights = _with(model.weights, {f"model.encoder.{end}": changed})
+        other = model.derive(weights, step=HistoryStep("edit", end))
+        assert not run_briefly(model, other).same
+    assert run_briefly(model, model).same
+
+
+def test_stored_sinusoids_move_with_the_encoder_and_stay_as_they_are_written(tmp_path):
+    model = sm.load(small_model("whisper"))
+    name = "model.encoder.embed_positions.weight"
+    folder = sm.save(random_member(model, 1)[1], tmp_path / "member")
+    stock = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
+    positions = stock.state_dict()[name]
+    assert torch.equal(positions, sm.load(folder).weights[name])
+    assert not torch.equal(positions, model.weights[name])
+    assert torch.equal(positions.sort(1).values, model.weights[name].sort(1).values)
+
+
+def test_sound_is_aligned_by_weights_alone_and_measured_nowhere():
+    model = sm.load(small_model("whisper"))
+    moved = random_member(model, 1)[1]
+    result = sm.align(model, moved, "fast")
+    assert result.before > 0.5 and result.after < 1e-4
+    assert "no task measures" in cannot_judge(model, None)
+    with pytest.raises(MismatchError, match="for speech-to-text, which no task measures"):
+        sm.make_task("seq2seq", "self", [model])
 
 
 # T5's config

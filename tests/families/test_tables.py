@@ -193,14 +193,23 @@ UNITS = {
     "t5": [ScaledPermutation(96, positive=True)] * 2,
     **dict.fromkeys(("t5-gated", "umt5"), (ScaledPermutation(96, positive=False),) * 2),
     **dict.fromkeys(("bart", "bart-classifier", "mbart"), (Permutation(96), Permutation(80))),
-    "bart-untied": [ScaledPermutation(size, positive=True) for size in (96, 80)],
+    "whisper": (Permutation(96), Permutation(80)),
+    **{
+        name: [ScaledPermutation(size, positive=True) for size in (96, 80)]
+        for name in ("bart-untied", "whisper-untied")
+    },
 }
-APART = ("bart-untied",)  # streams of their own
+# Streams of their own: an encoder's, and the decoder's.
+APART = {
+    "bart-untied": (Permutation(48), Permutation(48)),
+    **dict.fromkeys(("whisper", "whisper-untied"), (Permutation(48), OrthogonalFixingOnes(48))),
+}
 DEEPER = ("t5-gated", "bart-untied")  # three layers in the decoder
 BASES = {
     **dict.fromkeys(("t5", "t5-gated"), (8, 8)),
     "umt5": (12, 12),
     **dict.fromkeys(("bart", "bart-untied", "bart-classifier", "mbart"), (12, 8)),
+    **dict.fromkeys(("whisper", "whisper-untied"), (12, 8)),
 }
 
 
@@ -218,10 +227,10 @@ def test_groups_of_two_stacks_follow_from_the_config(name):
                 assert table.spaces[f"{kind}.{place}"].per == head
             if stack != "cross":
                 assert table.spaces[f"ff.{place}"].group == UNITS[name][stack == "decoder"]
-    both = ("residual.encoder", "residual.decoder")
-    streams = both if name in APART else ("residual",)
-    assert {*table.streams} == {*streams}
-    assert all(table.spaces[stream].group == RESIDUAL[table.family] for stream in streams)
+    streams = {"residual": RESIDUAL.get(table.family)}
+    if name in APART:
+        streams = dict(zip(("residual.encoder", "residual.decoder"), APART[name], strict=True))
+    assert {stream: table.spaces[stream].group for stream in table.streams} == streams
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Forbidden elements of encoder-decoders: what one stack may not do without the other."""
 
 import re
+from dataclasses import replace
 from functools import partial
 
 from further_controls import rolled
@@ -12,12 +13,13 @@ from negative_controls import (
     kind_of,
     left_behind,
     loaded,
+    move,
     moving,
     wrong_group,
 )
 
 from symmerge.checkpoints.weights import DerivedWeights
-from symmerge.symmetry.groups import GeneralLinear, ScaledPermutation, SignedPermutation
+from symmerge.symmetry.groups import GeneralLinear, Orthogonal, ScaledPermutation, SignedPermutation
 
 
 def own_order(layer):
@@ -49,6 +51,19 @@ def one_stack(name, pattern):
 
 CROSS = "decoder.block.1.layer.1.EncDecAttention"
 ENCODER, NORM = "model.encoder", "model.decoder.layers.1.encoder_attn_layer_norm"
+
+
+def decoder_moves_ones(model):
+    """Any rotation of the decoder's stream, whose norms subtract the mean."""
+    streams = ("residual.decoder",)
+    spaces = {
+        name: replace(old, group=Orthogonal(48)) if name in streams else old
+        for name, old in model.spec.spaces.items()
+    }
+    return move(replace(model, spec=replace(model.spec, spaces=spaces)), "residual")
+
+
+ONES = {"rotation that moves ones": Control(moving("residual"), decoder_moves_ones)}
 SIGNS = {"signs on the stream": wrong_group("residual", SignedPermutation)}
 GELU = {"signs on GELU": wrong_group("ff", SignedPermutation)}
 STREAM = {
@@ -106,6 +121,27 @@ TWO_STACKS: dict[str, dict[str, Control]] = {
         **GELU,
         "last norm of the encoder left behind": left_behind(f"{ENCODER}.layer_norm.weight"),
         "last shift of the decoder left behind": left_behind("model.decoder.layer_norm.bias"),
+    },
+    "whisper": {
+        "signs on the streams": wrong_group("residual", SignedPermutation),
+        **ONES,
+        **GELU,
+        "torn heads": TORN_HEADS,
+        "signs on the filters": wrong_group("filter", SignedPermutation),
+        "scales on the filters": wrong_group("filter", ScaledPermutation),
+        "sinusoids left behind": left_behind(f"{ENCODER}.embed_positions.weight"),
+        "second convolution left behind": left_behind(f"{ENCODER}.conv2.weight"),
+        "values of the encoder's output left behind": left_behind(
+            "model.decoder.layers.1.encoder_attn.v_proj.weight"
+        ),
+        "head left behind": left_behind("proj_out.weight"),
+    },
+    "whisper-untied": {
+        **ONES,
+        "negative scales on ReLU": wrong_group("ff", AnySign),
+        "shift before keys without a bias left behind": left_behind(
+            "model.decoder.layers.0.self_attn_layer_norm.bias"
+        ),
     },
     "umt5": {**STREAM, **DISTANCES, **GATE, "head left behind": left_behind("lm_head.weight")},
 }

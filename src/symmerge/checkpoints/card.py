@@ -23,6 +23,8 @@ NOT_STOCK = (
 PIPELINES = {
     "causal-lm": ("text-generation", "AutoModelForCausalLM"),
     "seq2seq-lm": ("text2text-generation", "AutoModelForSeq2SeqLM"),
+    "speech-to-text": ("automatic-speech-recognition", "AutoModelForSpeechSeq2Seq"),
+    "speech-features": ("feature-extraction", "AutoModel"),
     "masked-lm": ("fill-mask", "AutoModelForMaskedLM"),
     "image-classification": ("image-classification", "AutoModelForImageClassification"),
     "text-classification": ("text-classification", "AutoModelForSequenceClassification"),

@@ -39,6 +39,7 @@ from symmerge.families import (
     starcoder2,
     t5,
     vit,
+    whisper,
 )
 from symmerge.families.base import Family
 
@@ -84,6 +85,7 @@ FAMILIES: tuple[Family, ...] = (
     t5.UMT5,
     bart.FAMILY,
     bart.MBART,
+    whisper.FAMILY,
 )
 LONGEST = 60  # characters of a name that are compared
 BY_MODEL_TYPE: dict[str, Family] = {

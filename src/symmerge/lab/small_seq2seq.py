@@ -36,6 +36,16 @@ _BART: dict[str, object] = {
     "max_position_embeddings": 40,
 }
 
+_WHISPER: dict[str, object] = {
+    **{key: value for key, value in _BART.items() if key != "max_position_embeddings"},
+    "num_mel_bins": 8,
+    "max_source_positions": 20,
+    "max_target_positions": 24,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+    "decoder_start_token_id": 1,
+    "begin_suppress_tokens": (2, 3),
+}
+
 SEQ2SEQ: dict[str, tuple[str, dict[str, object]]] = {
     "t5": ("T5ForConditionalGeneration", _T5),
     # as v1.1: gated, and with a head of its own; the stacks differ in depth
@@ -47,6 +57,11 @@ SEQ2SEQ: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "bart-classifier": ("BartForSequenceClassification", {**_BART, "num_labels": 3}),
     "mbart": ("MBartForConditionalGeneration", {**_BART, "scale_embedding": True}),
+    "whisper": ("WhisperForConditionalGeneration", _WHISPER),
+    "whisper-untied": (
+        "WhisperForConditionalGeneration",
+        {**_WHISPER, "tie_word_embeddings": False, "activation_function": "relu"},
+    ),
     "umt5": ("UMT5ForConditionalGeneration", {**_GATED, "d_kv": 12}),
 }
 _OWN_HEAD = ("t5-gated", "umt5")

@@ -84,6 +84,9 @@ def _smallest_input(module: Any) -> dict[str, torch.Tensor]:
         shape = (1, module.config.num_channels, *pair(module.config.image_size))
         return {"pixel_values": torch.empty(shape, device="meta")}
     tokens = torch.empty((1, 2), dtype=torch.int64, device="meta")
+    if module.main_input_name == "input_features":
+        shape = (1, module.config.num_mel_bins, 2 * module.config.max_source_positions)
+        return {"input_features": torch.empty(shape, device="meta"), "decoder_input_ids": tokens}
     both = "decoder_input_ids" in signature(module.forward).parameters
     return {"input_ids": tokens} | ({"decoder_input_ids": tokens} if both else {})
 

@@ -20,6 +20,7 @@ from symmerge.models.tables import has_decoder
 
 TOKENS, LONGEST = 1024, 4608  # through all layers; a window of 4096 fits
 SHORT, SEQUENCES, IMAGES = 48, 64, 32
+FRAMES = 2  # of sound in each place of an encoder that hears
 BRIEF = 16  # tokens of many sequences, and for the gate
 PROJECTED = 64  # output rows that are looked at where every input row is
 WINDOWS = ("sliding_window", "local_attention", "attention_chunk_size")
@@ -120,7 +121,7 @@ def _tokens(model: Model, generator: torch.Generator, count: int, length: int) -
     large = has_many_outputs(model)
     kept = max(1, POSITIONS_KEPT // count)
     places = torch.linspace(0, length - 1, kept).long() if large and length > kept else None
-    inputs = {"input_ids": ids, **_types(model, ids, generator), **_other(model, ids, generator)}
+    inputs = _given(model, ids, generator)
     return Sample(inputs=inputs, what=f"{_size(ids)} random tokens", positions=places)
 
 
@@ -137,13 +138,12 @@ def _rows(model: Model, generator: torch.Generator) -> Iterator[Sample]:
     if pools(model):
         inputs["attention_mask"] = torch.ones_like(each)
     elif has_decoder(model):
-        inputs["decoder_input_ids"] = each
+        inputs = {"decoder_input_ids": each, **_unheard(model, each)}
     yield Sample(inputs=inputs, what=what, layers=False, outputs=outputs)
     if "position" in model.spec.sizes and not pools(model):
         usable = _usable(model)
         ids = usable[torch.randint(len(usable), (2, positions(model)), generator=generator)]
-        inputs = {"input_ids": ids, **_types(model, ids, generator)}
-        inputs |= _other(model, ids, generator)
+        inputs = _given(model, ids, generator, heard=False)
         what = f"all {ids.shape[1]} positions without layers"
         yield Sample(inputs=inputs, what=what, layers=False, outputs=outputs)
 
@@ -213,12 +213,30 @@ def _types(model: Model, ids: Tensor, generator: torch.Generator) -> dict[str, T
     return {"token_type_ids": torch.randint(types, ids.shape, generator=generator)}
 
 
-def _other(model: Model, ids: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """What a decoder is given while the encoder reads these: the same tokens in another order."""
-    if not has_decoder(model) or pools(model):
-        return {}  # a classifier gives its decoder the same
-    order = torch.randperm(ids.numel(), generator=generator)
-    return {"decoder_input_ids": ids.flatten()[order].view_as(ids)}
+def _given(
+    model: Model, ids: Tensor, generator: torch.Generator, *, heard: bool = True
+) -> dict[str, Tensor]:
+    """Tokens as a model takes them; an encoder reads others, in another order, or hears noise."""
+    if not has_decoder(model) or pools(model):  # a classifier gives its decoder the same
+        return {"input_ids": ids, **_types(model, ids, generator)}
+    if not hears(model):
+        order = torch.randperm(ids.numel(), generator=generator)
+        return {"input_ids": ids, "decoder_input_ids": ids.flatten()[order].view_as(ids)}
+    if not heard:
+        return {"decoder_input_ids": ids, **_unheard(model, ids)}
+    bins, frames = model.spec.sizes["mel"], FRAMES * model.spec.sizes["frame"]
+    sound = torch.randn((len(ids), bins, frames), generator=generator)
+    return {"decoder_input_ids": ids, "input_features": sound}
+
+
+def _unheard(model: Model, ids: Tensor) -> dict[str, Tensor]:
+    """What an encoder is given where its layers are left out, and no decoder reads it."""
+    return {"input_features": torch.zeros(len(ids), 1, 1)} if hears(model) else {"input_ids": ids}
+
+
+def hears(model: Model) -> bool:
+    """Whether an encoder reads sound."""
+    return "mel" in model.spec.sizes
 
 
 def _size(tensor: Tensor) -> str:

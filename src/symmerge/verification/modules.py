@@ -20,7 +20,7 @@ from symmerge.models.stock import stock_module
 from symmerge.models.tables import stack_sizes
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Spec, layer_of
-from symmerge.verification.inputs import Sample
+from symmerge.verification.inputs import Sample, hears
 
 PLACES = 4096  # at a time, where weights stay in memory
 
@@ -148,6 +148,14 @@ def _stacks(module: nn.Module, counts: tuple[int, ...]) -> list[str]:
     return chosen
 
 
+def _nothing_heard(module: Any, *args: object, **kwargs: object) -> Any:
+    """What no layer of a decoder reads: convolutions need whole seconds of sound for each token."""
+    # slow to import, and only needed here
+    from transformers.modeling_outputs import BaseModelOutput
+
+    return BaseModelOutput(last_hidden_state=torch.zeros(1, 1, module.config.hidden_size))  # type: ignore[arg-type]
+
+
 class _Nothing(nn.Module):
     """A layer that changes nothing."""
 
@@ -186,6 +194,8 @@ def empty_module(model: Model, dtype: torch.dtype, *, layers: bool = True) -> nn
     module = _with_buffers(config, model.spec.architecture, model.where, dtype, model.stock)
     if not layers:
         module = _without_layers(module, tuple(stack_sizes(model)))
+        if hears(model):
+            module.get_encoder().forward = partial(_nothing_heard, module)
     module = _copy(module, {})
     for name in module._buffers.keys() & model.spec.tensors.keys():
         # What a class calls a buffer and stores (BART's bias of its logits) is read as a weight.

@@ -137,11 +137,12 @@ def _cut(axes: Axes, alignment: Alignment) -> int:
 
 
 def _joined(spec: Spec, maps: Maps, axes: Axes) -> AxisMap:
-    """One map for several axes, of which at most one moves, and then it is alone."""
+    """One map for several axes, of which at most one moves."""
     longer = [maps(axis) for axis in axes if size(axis, spec.sizes) != 1]
     if len(longer) == 1:
         return longer[0]
-    assert all(one.is_identity for one in longer)
+    if not all(one.is_identity for one in longer):  # the window of a convolution stays
+        return maps(Product(tuple(factor for axis in axes for factor in axis.factors)))
     return AxisMap.identity(prod(len(one.factor) for one in longer))
 
 
