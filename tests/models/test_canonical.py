@@ -27,7 +27,7 @@ ROTATING = [
     for name in SMALL
     if not name.startswith(
         (
-            *("bert", "roberta", "xlm-roberta", "distilbert", "roformer", "olmo"),
+            *("bert", "roberta", "xlm-roberta", "distilbert", "roformer", "olmo", "bart"),
             *("mpnet", "albert", "gemma"),
         )
     )
@@ -462,7 +462,7 @@ RECORDS = {
     **{
         name: ["values", "keys", "balance"]
         for name in SMALL
-        if name.startswith(("bert", "roberta", "xlm-roberta", "distilbert", "mpnet"))
+        if name.startswith(("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "bart"))
     },
     "roformer": ["values", "balance"],
     "roformer-classifier": ["fold", "centre", "balance"],
