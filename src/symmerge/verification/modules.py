@@ -148,12 +148,17 @@ def _stacks(module: nn.Module, counts: tuple[int, ...]) -> list[str]:
     return chosen
 
 
+def _silence(module: Any) -> None:
+    """Leave out an encoder of sound: it needs seconds of it, and nothing reads it here."""
+    module.get_encoder().forward = partial(_nothing_heard, module)
+
+
 def _nothing_heard(module: Any, *args: object, **kwargs: object) -> Any:
-    """What no layer of a decoder reads: convolutions need whole seconds of sound for each token."""
     # slow to import, and only needed here
     from transformers.modeling_outputs import BaseModelOutput
 
-    return BaseModelOutput(last_hidden_state=torch.zeros(1, 1, module.config.hidden_size))  # type: ignore[arg-type]
+    nothing: Any = torch.zeros(1, 1, module.config.hidden_size)
+    return BaseModelOutput(last_hidden_state=nothing)
 
 
 class _Nothing(nn.Module):
@@ -195,7 +200,7 @@ def empty_module(model: Model, dtype: torch.dtype, *, layers: bool = True) -> nn
     if not layers:
         module = _without_layers(module, tuple(stack_sizes(model)))
         if hears(model):
-            module.get_encoder().forward = partial(_nothing_heard, module)
+            _silence(module)
     module = _copy(module, {})
     for name in module._buffers.keys() & model.spec.tensors.keys():
         # What a class calls a buffer and stores (BART's bias of its logits) is read as a weight.
