@@ -90,9 +90,45 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
         "clm",
     ),
     "dinov2": ("Dinov2ForImageClassification", {**IMAGE, "mlp_ratio": 4}, "image"),
+    "t5": (
+        "T5ForConditionalGeneration",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": 64,
+            "d_kv": 16,
+            "d_ff": 256,
+            "num_layers": 2,
+            "num_heads": 4,
+            "relative_attention_max_distance": LENGTH,
+            "n_positions": LENGTH,
+            "decoder_start_token_id": 0,
+            "dropout_rate": 0.0,
+        },
+        "seq2seq",
+    ),
+    "bart": (
+        "BartForConditionalGeneration",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": 64,
+            **{f"{stack}_layers": 2 for stack in ("encoder", "decoder")},
+            **{f"{stack}_attention_heads": 4 for stack in ("encoder", "decoder")},
+            **{f"{stack}_ffn_dim": 256 for stack in ("encoder", "decoder")},
+            "max_position_embeddings": LENGTH,
+            "decoder_start_token_id": 0,
+            "dropout": 0.0,
+            **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+        },
+        "seq2seq",
+    ),
 }
-DATA = {"clm": "python-docs", "mlm": "python-docs", "image": "digits", "pairs": "digits"}
-SAMPLES = {"clm": 200, "mlm": 1200, "image": 1200, "pairs": 1200}
+DATA = {
+    **dict.fromkeys(("clm", "seq2seq", "mlm"), "python-docs"),
+    **dict.fromkeys(("image", "pairs"), "digits"),
+}
+SAMPLES = {"clm": 200, "seq2seq": 200, "mlm": 1200, "image": 1200, "pairs": 1200}
+# A decoder that answers half a block sees half as many tokens of it.
+SCHEDULES = {"seq2seq": {"steps": 1500, "batch_size": 32, "warmup": 100}}
 Cell = dict[str, Any]
 
 
@@ -102,8 +138,8 @@ def recipe_of(family: str, tiny: bool = False) -> Any:
     from symmerge.lab.training.recipe import TrainingRecipe
 
     architecture, config, task = FAMILIES[family]
-    like = {"clm": "llama-docs", "mlm": "bert-docs", "image": "vit-digits"}[task]
-    schedule = EMBEDDED[like].schedule
+    like = {"mlm": "bert-docs", "image": "vit-digits"}.get(task, "llama-docs")
+    schedule = replace(EMBEDDED[like].schedule, **SCHEDULES.get(task, {}))
     if tiny:
         schedule = replace(schedule, steps=8, warmup=2)
     return TrainingRecipe(

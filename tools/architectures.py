@@ -31,9 +31,9 @@ WORDS: Mapping[str, str] = {
 }
 PLACES: Mapping[str, str] = {
     "stream": "residual",
-    "queries and keys": "qk.0",
-    "values": "vo.0",
-    "feed-forward": "ff.0",
+    "queries and keys": "qk",
+    "values": "vo",
+    "feed-forward": "ff",
 }
 
 

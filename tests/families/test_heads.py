@@ -92,6 +92,12 @@ FURTHER = {
     "Falcon": ("falcon", LABEL, TOKEN, ANSWER, BARE_MODEL),
     "Bloom": ("bloom", LABEL, TOKEN, ANSWER, BARE_MODEL),
     "Mpt": ("mpt", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "T5": ("t5", ANSWER, BARE_MODEL, "EncoderModel"),
+    "MT5": ("t5-gated", "ForConditionalGeneration", ANSWER, BARE_MODEL, "EncoderModel"),
+    "Bart": ("bart", ANSWER, BARE_MODEL),
+    "MBart": ("mbart", LABEL, ANSWER, BARE_MODEL),
+    "Whisper": ("whisper", BARE_MODEL),
+    "UMT5": ("umt5", ANSWER, BARE_MODEL, "EncoderModel"),
 }
 KINDS = {stem + kind: name for stem, (name, *kinds) in FURTHER.items() for kind in kinds}
 NEW = [name for name in EVERY if name.endswith(("-tokens", "-answers", "-features"))]
@@ -127,6 +133,9 @@ RUN = (
     *("Gemma2ForSequenceClassification", "Phi3ForTokenClassification", "MixtralModel"),
     *("FalconForSequenceClassification", "BloomForTokenClassification", "BloomModel"),
     *("GPTJForQuestionAnswering", "PhiForTokenClassification"),
+    *("T5ForQuestionAnswering", "T5Model", "T5EncoderModel", "MT5ForConditionalGeneration"),
+    *("BartForQuestionAnswering", "BartModel", "MBartForSequenceClassification"),
+    "WhisperModel",
 )
 
 
@@ -141,7 +150,7 @@ def test_further_classes_have_the_tensors_of_their_tables(kind):
     model = load(KINDS[kind], kind, pad_token_id=0)
     assert model.spec.architecture == kind
     shown = kind.endswith("Model")
-    assert (model.spec.spaces["residual"].group == Trivial(48)) is shown
+    assert (model.spec.spaces[model.spec.stream].group == Trivial(48)) is shown
 
 
 IN_TURN = (torch.bfloat16, torch.float16, torch.float32)

@@ -31,6 +31,7 @@ from negative_controls import (
     wrong_group,
     wrong_pairs,
 )
+from seq2seq_controls import TWO_STACKS
 
 from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights
@@ -252,6 +253,7 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
     },
     "neox": {**LAYER_NORM, **GELU, **ROTARY, **HEADS, **HEAD_LEFT},
     **FURTHER,
+    **TWO_STACKS,
 }
 CASES = [(name, case) for name, controls in FORBIDDEN_ELEMENTS.items() for case in controls]
 

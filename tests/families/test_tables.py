@@ -10,6 +10,7 @@ import symmerge as sm
 from symmerge.errors import UnsupportedModel
 from symmerge.families import FAMILIES, family_of, nearest
 from symmerge.lab.small_models import EVERY, small_model
+from symmerge.lab.small_seq2seq import SEQ2SEQ
 from symmerge.symmetry.groups import (
     GeneralLinear,
     Orthogonal,
@@ -41,7 +42,9 @@ def test_shapes_are_the_modules(name):
     # today's names: a module may still carry older ones
     family = next(family for family in FAMILIES if family.name == table.family)
     rename = family.of([table.architecture]).rename
-    shapes = {rename(key): tuple(value.shape) for key, value in module.named_parameters()}
+    stored = {key: value for key, value in module.named_buffers() if key in table.tensors}
+    stored |= dict(module.named_parameters())
+    shapes = {rename(key): tuple(value.shape) for key, value in stored.items()}
     # of two that are tied, the module lists the one that comes first
     assert table.shapes == {table.ties.get(key, key): shape for key, shape in shapes.items()}
 
@@ -123,6 +126,8 @@ RESIDUAL = {
     **dict.fromkeys(("falcon", "bloom", "mpt", "deit", "beit"), OrthogonalFixingOnes(48)),
     "ijepa": OrthogonalFixingOnes(48),
     **dict.fromkeys(("dinov2", "dinov2_with_registers"), OrthogonalFixingOnes(48)),
+    **dict.fromkeys(("t5", "umt5"), Orthogonal(48)),
+    **dict.fromkeys(("bart", "mbart"), Permutation(48)),
 }
 QUERY_KEY = {
     "llama": RotaryPairs(12, 12),
@@ -185,7 +190,7 @@ TOWERS = {
 GATED = ("llama", "qwen3", "olmo2", "phi3", "stablelm", "modernbert")
 
 
-@every
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in SEQ2SEQ])
 def test_groups_follow_from_the_config(name):
     table = spec(name)
     groups = {space: table.spaces[space].group for space in table.spaces}
@@ -208,6 +213,51 @@ def test_groups_follow_from_the_config(name):
     assert {"vocabulary", "position", "label", "channel"} & groups.keys()
     visible = {"vocabulary", "position", "angle", "type", "label", "channel", "one", "half"}
     assert all(isinstance(groups[space], Trivial) for space in visible & groups.keys())
+
+
+# Units of the stacks, the same group for both unless their sizes differ.
+UNITS = {
+    "t5": [ScaledPermutation(96, positive=True)] * 2,
+    **dict.fromkeys(("t5-gated", "umt5"), (ScaledPermutation(96, positive=False),) * 2),
+    **dict.fromkeys(("bart", "bart-classifier", "mbart"), (Permutation(96), Permutation(80))),
+    "whisper": (Permutation(96), Permutation(80)),
+    **{
+        name: [ScaledPermutation(size, positive=True) for size in (96, 80)]
+        for name in ("bart-untied", "whisper-untied")
+    },
+}
+# Streams of their own: an encoder's, and the decoder's.
+APART = {
+    "bart-untied": (Permutation(48), Permutation(48)),
+    **dict.fromkeys(("whisper", "whisper-untied"), (Permutation(48), OrthogonalFixingOnes(48))),
+}
+DEEPER = ("t5-gated", "bart-untied")  # three layers in the decoder
+BASES = {
+    **dict.fromkeys(("t5", "t5-gated"), (8, 8)),
+    "umt5": (12, 12),
+    **dict.fromkeys(("bart", "bart-untied", "bart-classifier", "mbart"), (12, 8)),
+    **dict.fromkeys(("whisper", "whisper-untied"), (12, 8)),
+}
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ)
+def test_groups_of_two_stacks_follow_from_the_config(name):
+    table = spec(name)
+    depth, bases = 3 if name in DEEPER else 2, BASES[name]
+    stacks = {"encoder": (2, bases[0]), "decoder": (depth, bases[1]), "cross": (depth, bases[1])}
+    shared = table.family == "t5"  # one table of distances, and so one order, for each stack
+    for stack, (count, size) in stacks.items():
+        for place in (f"{stack}.{layer}" for layer in range(count)):
+            head = f"head.{stack}" if shared and stack != "cross" else f"head.{place}"
+            for kind in ("qk", "vo"):
+                assert table.spaces[f"{kind}.{place}"].group == GeneralLinear(size)
+                assert table.spaces[f"{kind}.{place}"].per == head
+            if stack != "cross":
+                assert table.spaces[f"ff.{place}"].group == UNITS[name][stack == "decoder"]
+    streams = {"residual": RESIDUAL.get(table.family)}
+    if name in APART:
+        streams = dict(zip(("residual.encoder", "residual.decoder"), APART[name], strict=True))
+    assert {stream: table.spaces[stream].group for stream in table.streams} == streams
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ QUERIES_ACROSS_GROUPS = Control(roll("query", "qk", "vo"), across_groups)
 def gate_as_writer(model):
     """The gate scaled with the up branch, though it goes through the activation."""
     tensors = {
-        name: parse(re.sub(r"(ff\.\d+)~", r"\1", unparse(axes)))
+        name: parse(re.sub(r"(ff\.[\w.]+)~", r"\1", unparse(axes)))
         for name, axes in model.spec.tensors.items()
     }
     return move(replace(model, spec=replace(model.spec, tensors=tensors)), "ff")

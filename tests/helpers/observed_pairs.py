@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from symmerge.models.tables import has_decoder
 from symmerge.observation.calibration import pair_header
 from symmerge.observation.gathering import gather
 from symmerge.verification.inputs import sequence_length
@@ -23,6 +24,8 @@ def inputs(model, count=2, rows=32, length=32, seed=0):
 
     makers = {"vocabulary": ("input_ids", tokens), "channel": ("pixel_values", images)}
     used = [made for space, made in makers.items() if space in model.spec.sizes]
+    if has_decoder(model):
+        used.append(("decoder_input_ids", tokens))
     return [{key: make() for key, make in used} for _ in range(count)]
 
 

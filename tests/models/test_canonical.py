@@ -28,7 +28,7 @@ ROTATING = [
     for name in SMALL
     if not name.startswith(
         (
-            *("bert", "roberta", "xlm-roberta", "distilbert", "roformer", "olmo"),
+            *("bert", "roberta", "xlm-roberta", "distilbert", "roformer", "olmo", "bart"),
             *("mpnet", "albert", "gemma"),
             "clip",  # two streams: tests/families/test_towers.py
         )
@@ -174,7 +174,7 @@ def test_nobody_writes_or_reads_the_mean_of_a_layer_norm_stream(name):
 def test_an_rms_norm_stream_keeps_its_mean(name):
     # RMSNorm sees the mean: taking it out changes the function.
     model = sm.canonicalize(loaded(name), ("fold", "centre"))
-    embedding = "model.embed_tokens.weight"
+    embedding = "shared.weight" if name == "t5" else "model.embed_tokens.weight"
     assert torch.equal(model.weights[embedding], loaded(name).weights[embedding])
     assert difference(model, with_tensors(model, {embedding: centred})) >= 1e-2
 
@@ -459,7 +459,7 @@ RECORDS = {
     **{
         name: ["values", "keys", "balance"]
         for name in SMALL
-        if name.startswith(("bert", "roberta", "xlm-roberta", "distilbert", "mpnet"))
+        if name.startswith(("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "bart"))
     },
     "roformer": ["values", "balance"],
     "roformer-classifier": ["fold", "centre", "balance"],
@@ -491,7 +491,7 @@ RECORDS = {
         name: ["untie", "fold", "values", "balance"]
         for name in ("llama-mqa", "qwen3-tied", "granite-tied")
     },
-    **{name: ["untie", "fold", "balance"] for name in ("qwen2", "phi3-tied")},
+    **{name: ["untie", "fold", "balance"] for name in ("qwen2", "phi3-tied", "t5")},
 }
 
 

@@ -26,6 +26,7 @@ _TEXT = f"a text file, python-docs:train or hf:NAME; {_SELF}: text sampled from 
 INPUTS = {
     "mlm": _TEXT,
     "clm": _TEXT,
+    "seq2seq": _TEXT,
     "image": "digits:train, an .npz file, a folder with a subfolder of images per class, or"
     f" hf:NAME; {_SELF}: synthetic images",
     "text": "a TSV, CSV or JSONL file with the columns label and text, or hf:NAME",

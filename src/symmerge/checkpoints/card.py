@@ -22,6 +22,9 @@ NOT_STOCK = (
 # Task of a family's table -> the hub's pipeline, and the class that loads the model.
 PIPELINES = {
     "causal-lm": ("text-generation", "AutoModelForCausalLM"),
+    "seq2seq-lm": ("text2text-generation", "AutoModelForSeq2SeqLM"),
+    "speech-to-text": ("automatic-speech-recognition", "AutoModelForSpeechSeq2Seq"),
+    "speech-features": ("feature-extraction", "AutoModel"),
     "masked-lm": ("fill-mask", "AutoModelForMaskedLM"),
     "image-classification": ("image-classification", "AutoModelForImageClassification"),
     "text-classification": ("text-classification", "AutoModelForSequenceClassification"),

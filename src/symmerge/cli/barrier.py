@@ -122,7 +122,8 @@ class Further:
     task: Annotated[
         str | None,
         typer.Option(
-            help="What to measure: mlm, clm, image or text.", show_default="that of the models"
+            help="What to measure: mlm, clm, seq2seq, image or text.",
+            show_default="that of the models",
         ),
     ] = None
     samples: Annotated[

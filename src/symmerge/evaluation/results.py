@@ -20,7 +20,7 @@ Corners = tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
 class TaskRecord(Record):
     """What was measured."""
 
-    name: Annotated[str, "`mlm`, `clm`, `image` or `text`."]
+    name: Annotated[str, "`mlm`, `clm`, `seq2seq`, `image` or `text`."]
     data: Annotated[str, "Name of the data."]
     samples: Annotated[int, "How many samples were used."]
     seed: Annotated[int, "Seed of masks and of the choice of samples."]

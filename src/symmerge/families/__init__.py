@@ -8,6 +8,7 @@ from difflib import SequenceMatcher
 from symmerge.errors import UnsupportedModel, shown
 from symmerge.families import (
     albert,
+    bart,
     beit,
     bert,
     bloom,
@@ -41,8 +42,10 @@ from symmerge.families import (
     smollm3,
     stablelm,
     starcoder2,
+    t5,
     vit,
     vit_mae,
+    whisper,
 )
 from symmerge.families.base import Family
 
@@ -94,6 +97,11 @@ FAMILIES: tuple[Family, ...] = (
     falcon.FAMILY,
     bloom.FAMILY,
     mpt.FAMILY,
+    t5.FAMILY,
+    t5.UMT5,
+    bart.FAMILY,
+    bart.MBART,
+    whisper.FAMILY,
 )
 LONGEST = 60  # characters of a name that are compared
 BY_MODEL_TYPE: dict[str, Family] = {

@@ -48,6 +48,8 @@ class Family:
     | `renames` | patterns of old tensor names -> today's |
     | `buffers` | patterns of stored tensors that are not weights |
     | `parts` | tensors that files hold in parts, as experts one by one |
+    | `copies` | names under which a class has a tensor again, always the same |
+    | `explicit` | settings that transformers reads off others, and that configs leave out |
     | `bare` | the same without heads: its output, and so its stream, is visible |
     | `stripped` | of a bare family: the prefix that its tensors have in classes with a head |
     """
@@ -66,6 +68,8 @@ class Family:
     renames: tuple[tuple[str, str], ...] = ()
     buffers: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
+    explicit: tuple[str, ...] = ()
     bare: Family | None = None
     stripped: str = ""
 
@@ -122,6 +126,7 @@ class Family:
             norms=tuple(self._norms(reading, tensors)),
             scales=tuple(self._scales(reading, tensors)),
             ties=self._ties(reading, tensors),
+            copies=self.copies,
             joined=tuple(
                 sorted({with_spaces(tied_spaces[space], reading.same) for space in joined})
             ),
@@ -143,16 +148,22 @@ class Family:
         return {space.name: space for space in spaces if space.name in used}
 
     def _ties(self, reading: Reading, tensors: Mapping[str, Axes]) -> dict[str, str]:
-        if not all(reading.flags.get(head, True) for head in ("mlm", "lm")):
-            return {}
+        headless = not all(reading.flags.get(head, True) for head in ("mlm", "lm"))
         return {
             alias: target
             for alias, target in self.ties.items()
-            if alias not in tensors and target in tensors
+            if alias not in tensors
+            and target in tensors
+            # two stacks share their embedding whatever head there is
+            and (alias.endswith("embed_tokens.weight") or not headless)
         }
 
     def _norms(self, reading: Reading, tensors: Mapping[str, Axes]) -> Iterator[Norm]:
+        lines: dict[str, str] = {}
         for norm, rest in expand(self.norms, reading):
+            # One that all layers of another stack read has a line for each of them.
+            lines[norm] = f"{lines[norm]} {rest.partition('->')[2]}" if norm in lines else rest
+        for norm, rest in lines.items():
             writer, _, readers = rest.rpartition("->")
             gain, shift = f"{norm}.weight", f"{norm}.bias"
             yield Norm(
@@ -194,7 +205,11 @@ def with_bare(family: Family, prefix: str, task: str, classes: Iterable[str]) ->
         sums=_stripped(family.sums, prefix),
         norms="",  # the gain before a visible output is visible as well
         scales="",
-        ties={},
+        ties={
+            alias.removeprefix(prefix): target.removeprefix(prefix)
+            for alias, target in family.ties.items()
+            if prefix and alias.startswith(prefix)
+        },
         tied_spaces={},
         read=read,
         stripped=prefix,

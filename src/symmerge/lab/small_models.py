@@ -11,6 +11,7 @@ import torch
 
 from symmerge.lab.small_decoders import DECODERS
 from symmerge.lab.small_encoders import ENCODERS
+from symmerge.lab.small_seq2seq import SEQ2SEQ, finish
 from symmerge.lab.small_towers import TOWERS
 
 if TYPE_CHECKING:
@@ -235,12 +236,14 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
     # two towers.
     **{name: DECODERS[name] for name in ("gemma3", "mixtral", "bloom")},
     **{name: ENCODERS[name] for name in ("mpnet", "albert", "dinov2")},
+    **{name: SEQ2SEQ[name] for name in ("t5", "bart")},
     "clip": TOWERS["clip"],
 }
 EVERY: dict[str, tuple[str, dict[str, object]]] = {
     **SMALL,
     **DECODERS,
     **ENCODERS,
+    **SEQ2SEQ,
     **TOWERS,
 }
 """All; the tests of the tables run every one of them, others one of each kind (`SMALL`)."""
@@ -265,6 +268,7 @@ def small_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = stock(stock.config_class(**{**config, **changes}))
+    finish(name, model, seed)
     perturb(model, seed)
     return model.to(dtype).eval()
 

@@ -59,21 +59,25 @@ class Amount:
 AMOUNTS: Mapping[tuple[str, str], Mapping[str, Amount]] = {
     ("standard", "cpu"): {
         "clm": Amount(110, 192, 8, 128),
+        "seq2seq": Amount(110, 192, 8, 128),
         "mlm": Amount(110, 64, 8, 128),
         "image": Amount(110, 1000, 20),
     },
     ("standard", "cuda"): {
         "clm": Amount(250, 512, 12, 256),
+        "seq2seq": Amount(250, 512, 12, 256),
         "mlm": Amount(250, 512, 24, 128),
         "image": Amount(250, 4000, 64),
     },
     ("best", "cpu"): {
         "clm": Amount(1500, 512, 8, 128),
+        "seq2seq": Amount(1500, 512, 8, 128),
         "mlm": Amount(1500, 256, 8, 128),
         "image": Amount(1500, 4000, 20),
     },
     ("best", "cuda"): {
         "clm": Amount(6000, 2048, 12, 256),
+        "seq2seq": Amount(6000, 2048, 12, 256),
         "mlm": Amount(6000, 2048, 24, 128),
         "image": Amount(6000, 10_000, 64),
     },

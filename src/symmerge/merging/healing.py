@@ -294,7 +294,7 @@ def trainable(module: nn.Module, model: Model) -> dict[str, nn.Parameter]:
             name = f"{prefix}.{key}" if prefix else key
             if parameter is None or not stock[name].requires_grad:
                 continue
-            name = model.spec.ties.get(name, name)
+            name = model.spec.aliases.get(name, name)
             if name in model.spec.tensors:
                 if name not in own:
                     own[name] = nn.Parameter(parameter.detach().clone())

@@ -88,6 +88,27 @@ def current_names(family: Family, weights: Weights, where: str) -> dict[str, str
     return names
 
 
+def drop_copies(family: Family, weights: Weights, stored_as: dict[str, str], where: str) -> None:
+    """Forget stored tensors that are another one again, whatever the config says."""
+    for alias, target in family.copies.items():
+        if alias in stored_as:
+            copy = stored_as.pop(alias)
+            stored = stored_as.setdefault(target, copy)
+            if not torch.equal(weights[stored], weights[copy]):
+                raise CheckpointError(
+                    f"{where}: {copy} differs from {stored}, of which it is a copy in every"
+                    f" {family.name}: {RESTORE}"
+                )
+
+
+def written_out(family: Family, config: dict[str, Any], where: str) -> dict[str, Any]:
+    """The config with settings that transformers would read off others, which may change."""
+    if not family.explicit:
+        return config
+    typed = typed_config(config, where)
+    return config | {name: getattr(typed, name) for name in family.explicit if hasattr(typed, name)}
+
+
 def untangle_ties(
     family: Family, weights: Weights, stored_as: dict[str, str], config: dict[str, Any], where: str
 ) -> dict[str, Any]:

@@ -17,7 +17,10 @@ from symmerge.checkpoints.weights import Weights
 from symmerge.errors import UnsupportedModel, shown
 from symmerge.families.base import ACTIVATIONS
 
-LAYER_FIELDS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+LAYER_FIELDS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    *("num_decoder_layers", "encoder_layers", "decoder_layers"),
+)
 LABEL_FIELDS = ("num_labels", "_num_labels", "id2label", "label2id")
 
 
@@ -56,7 +59,8 @@ def _flags(value: object) -> bool:
 
 RULES = (
     Rule(
-        r"(hidden_)?activation|(hidden|pooler|pooler_hidden|conv)_act|activation_function|classifier_activation",
+        r"(hidden_)?activation|(hidden|pooler|pooler_hidden|conv)_act|activation_function"
+        r"|classifier_activation|dense_act_fn",
         lambda value: isinstance(value, str) and value in ACTIVATIONS,
         f"one of {', '.join(sorted(ACTIVATIONS))}",
     ),
@@ -68,7 +72,8 @@ RULES = (
     Rule(r".*_(eps|epsilon)", lambda value: _number(value, 0.0), "a finite number from 0 up"),
     Rule(r"rope_theta|.*_rope_theta", lambda value: _number(value, 1e-30), "a positive number"),
     Rule(
-        r"n_heads?|num_(attention|key_value)_heads|head_dim|n_embd|dim|hidden_size|vocab_size",
+        r"n_heads?|num_heads|num_(attention|key_value)_heads|head_dim|n_embd|dim|hidden_size|vocab_size"
+        r"|d_(model|kv|ff)",
         lambda value: _whole(value, 1),
         "a positive whole number",
     ),

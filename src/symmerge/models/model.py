@@ -34,7 +34,13 @@ from symmerge.checkpoints.weights import (
 from symmerge.checkpoints.writing import DEFAULT_SHARD, write_weights
 from symmerge.errors import MismatchError
 from symmerge.families import family_of
-from symmerge.models.binding import bind, current_names, untangle_ties
+from symmerge.models.binding import (
+    bind,
+    current_names,
+    drop_copies,
+    untangle_ties,
+    written_out,
+)
 from symmerge.models.config_rules import check_counts
 from symmerge.models.progress import Progress
 from symmerge.models.stock import check_stock
@@ -253,6 +259,8 @@ def _model(
     weights = put_together(weights, family.parts, where)
     check_counts(config, weights, where)
     stored_as = current_names(family, weights, where)
+    drop_copies(family, weights, stored_as, where)
+    config = written_out(family, config, where)
     config = untangle_ties(family, weights, stored_as, config, where)
     spec = bind(family, config, stored_as.keys(), where)
     spec = inflated(spec) if config.get(INFLATED) else spec

@@ -59,9 +59,10 @@ ANSWERS: dict[str, Callable[[Any], Logits]] = {
 
 
 def _features(output: Any) -> Logits:
-    """The stream, and what is pooled of it, if anything is."""
-    pooled = output.get("pooler_output")
+    """The stream, of both stacks if there are two, and what is pooled of it, if anything is."""
+    pooled, encoded = output.get("pooler_output"), output.get("encoder_last_hidden_state")
     seen = {"logits": output.last_hidden_state}
+    seen |= {} if encoded is None else {"encoder_logits": encoded}
     return seen if pooled is None else {**seen, "pooled_logits": pooled}
 
 

@@ -30,6 +30,9 @@ WIDTHS = {
     "embedding_size",
     "mlp_ratio",
     "moe_intermediate_size",
+    "d_ff",
+    "d_kv",
+    "num_heads",
 }
 """Sizes of hidden spaces, which the table has as well."""
 NO_MATTER = re.compile(

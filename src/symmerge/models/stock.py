@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def check_stock(spec: Spec, config: Mapping[str, Any], where: str) -> None:
     content = json.dumps(dict(config), sort_keys=True)
     with _refused(f"{where}: transformers cannot build {spec.architecture} from config.json"):
         module = _shared(content, spec.architecture)
-    known = spec.shapes | {alias: spec.shapes[target] for alias, target in spec.ties.items()}
+    known = spec.shapes | {alias: spec.shapes[target] for alias, target in spec.aliases.items()}
     odd = [
         f"{name} {list(tensor.shape)}"
         for name, tensor in module.named_parameters(remove_duplicate=False)
@@ -79,15 +80,21 @@ def _run_stock(config: str, architecture: str) -> None:
 
 
 def _smallest_input(module: Any) -> dict[str, torch.Tensor]:
-    inputs = {}
-    towers = hasattr(module.config, "vision_config")  # else what one class reads, others may not
+    inputs, config = {}, module.config
+    towers = hasattr(config, "vision_config")  # else what one class reads, others may not
     both = towers and {"image", "text"} <= {*module.input_modalities}
     if both or module.main_input_name == "pixel_values":
-        config = module.config.vision_config if towers else module.config
-        shape = (1, config.num_channels, *pair(config.image_size))
+        seen = config.vision_config if towers else config
+        shape = (1, seen.num_channels, *pair(seen.image_size))
         inputs["pixel_values"] = torch.empty(shape, device="meta")
+    if module.main_input_name == "input_features":
+        shape = (1, config.num_mel_bins, 2 * config.max_source_positions)
+        inputs["input_features"] = torch.empty(shape, device="meta")
+    tokens = torch.empty((1, 2), dtype=torch.int64, device="meta")
     if both or not inputs:
-        inputs["input_ids"] = torch.empty((1, 2), dtype=torch.int64, device="meta")
+        inputs["input_ids"] = tokens
+    if "decoder_input_ids" in signature(module.forward).parameters:
+        inputs["decoder_input_ids"] = tokens
     return inputs
 
 

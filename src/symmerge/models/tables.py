@@ -22,6 +22,11 @@ def layer_count(model: Model) -> int:
     return sum(stack_sizes(model))
 
 
+def has_decoder(model: Model) -> bool:
+    """Whether a decoder reads what an encoder made of other inputs."""
+    return any(name.startswith("head.cross.") for name in model.spec.spaces)
+
+
 def check_same_kind(models: Sequence[Model], verb: str = "merged") -> None:
     """Refuse models of another architecture than the first one's."""
     first, *others = models

@@ -73,7 +73,7 @@ def calibrate(
     if scored is None:
         return Probe("held-out data", statistics, frequencies=frequencies)
     batches, targets = _targets(modules, scored, device)
-    if frequencies is not None and spec.task in ("causal-lm", "masked-lm"):
+    if frequencies is not None and spec.task in ("causal-lm", "masked-lm", "seq2seq-lm"):
         # The parents' predictions estimate rare tokens better than the few that occurred.
         frequencies = frequencies + targets.sum(0).cpu()
     return Probe("held-out data", statistics, batches, targets, frequencies)

@@ -18,6 +18,7 @@ from symmerge.evaluation.data.self_generated import (
     longest_text,
     mask_token,
     sample_text,
+    text_inputs,
 )
 from symmerge.models.model import Model
 from symmerge.observation.activations import (
@@ -129,10 +130,13 @@ class _Targets:
         self.spec, self.device, self.scored, self.seed = models[0].spec, device, scored, seed
         self.models = len(models)
         masked = self.spec.task == "masked-lm"
-        positions = tokens == mask_token(models[0]) if masked else torch.ones_like(tokens).bool()
-        split = zip(tokens.split(BATCH_SIZE), positions.split(BATCH_SIZE), strict=True)
-        self.batches = [ProbeBatch({"input_ids": rows}, where) for rows, where in split]
-        self.count, vocabulary = positions.sum(), self.spec.sizes["vocabulary"]
+        rows = [text_inputs(models[0], text) for text in tokens.split(BATCH_SIZE)]
+        read = [inputs[list(inputs)[-1]] for inputs in rows]  # by what predicts
+        mask = mask_token(models[0]) if masked else None
+        positions = [text == mask if masked else torch.ones_like(text).bool() for text in read]
+        self.batches = [ProbeBatch(*batch) for batch in zip(rows, positions, strict=True)]
+        self.count = torch.stack([places.sum() for places in positions]).sum()
+        vocabulary = self.spec.sizes["vocabulary"]
         self.values = torch.zeros(int(self.count) if scored else 0, vocabulary, device=device)
         self.frequencies = torch.zeros(vocabulary, device=device)
         matrices = (shape for shape in self.spec.shapes.values() if len(shape) == 2)
@@ -159,7 +163,7 @@ def _sample_together(
 ) -> Int[Tensor, "rows length"] | None:
     """The same number of rows from each model; None if they cannot generate, or do not fit."""
     fits = 4 * models[0].parameters < free_memory(torch.device(device))
-    if models[0].spec.task not in ("causal-lm", "masked-lm") or not fits:
+    if models[0].spec.task not in ("causal-lm", "masked-lm", "seq2seq-lm") or not fits:
         return None
     rows, length = _affordable(models[0], torch.device(device).type)
     rows = max(1, rows // len(models))

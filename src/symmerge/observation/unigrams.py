@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symmerge.evaluation.data.self_generated import first_logits
+from symmerge.evaluation.data.self_generated import first_logits, text_inputs
 from symmerge.models.model import Model
+from symmerge.models.tables import has_decoder
 from symmerge.verification.modules import full_module
 
 CHAINS, STEPS = 256, 8
@@ -29,7 +30,7 @@ def token_frequencies(
     """Expected counts of all tokens, mean of the models; None: no causal models, or too large."""
     budget = WORK.get(torch.device(device).type, WORK["cpu"])
     chains = min(CHAINS, budget // (models[0].parameters * STEPS * len(models)))
-    if models[0].spec.task != "causal-lm" or chains < MIN_CHAINS:
+    if models[0].spec.task not in ("causal-lm", "seq2seq-lm") or chains < MIN_CHAINS:
         return None
     predictions = [_mean_prediction(model, chains, seed, device) for model in models]
     return COUNT * torch.stack(predictions).mean(0)
@@ -47,8 +48,14 @@ def _mean_prediction(
     tokens = torch.randint(0, size, (chains, 1), generator=generator, device=device)
     total = torch.zeros(size, device=device)
     for step in range(STEPS):
-        predicted = first_logits(module(input_ids=tokens))[:, -1].float().softmax(-1)
+        predicted = first_logits(module(**_continued(model, tokens)))[:, -1].float().softmax(-1)
         if step >= FORGOTTEN:
             total += predicted.mean(0)
         tokens = predicted.multinomial(1, generator=generator)
     return total.cpu() / (STEPS - FORGOTTEN)
+
+
+def _continued(model: Model, tokens: Tensor) -> dict[str, Tensor]:
+    """Each token alone, to be continued by one; a decoder begins its answer to it."""
+    nothing = tokens.new_zeros(tokens.shape)
+    return text_inputs(model, torch.cat([tokens, nothing], 1) if has_decoder(model) else tokens)

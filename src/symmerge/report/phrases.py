@@ -14,6 +14,7 @@ from symmerge.report.names import joined
 TASKS = {
     "mlm": "Masked language modelling",
     "clm": "Causal language modelling",
+    "seq2seq": "Continuing a text (encoder-decoder)",
     "image": "Image classification",
     "text": "Text classification",
 }

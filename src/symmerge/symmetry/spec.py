@@ -85,6 +85,7 @@ class Spec:
     """An architecture bound to its sizes; `architecture` is the transformers class.
 
     `ties` maps a tensor that is not stored to the one it shares (a tied head to its embedding).
+    `copies` are names under which the class has a tensor again, whatever the config says.
     `joined` are spaces that a tie merges with the output of an activation: they rotate only untied.
     `pooled`: for a class without a head, how many coordinates of its pooled output are the answer.
     `summed`: tensors whose sum only a LayerNorm reads, which ignores their mean.
@@ -114,6 +115,7 @@ class Spec:
     constants: tuple[Constant, ...] = ()
     gain_offset: float = 0.0
     untied: Spec | None = None
+    copies: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         spaces = f"{len(self.spaces)} spaces, {len(self.hidden)} of them hidden"
@@ -123,6 +125,11 @@ class Spec:
     def sizes(self) -> dict[str, int]:
         """The size of each space."""
         return {name: space.group.size for name, space in self.spaces.items()}
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """Every other name that the class has for a tensor, tied or copied."""
+        return {**self.ties, **self.copies}
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:

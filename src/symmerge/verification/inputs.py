@@ -17,12 +17,15 @@ from torch import Tensor
 from symmerge.families.base import pair
 from symmerge.models.model import Model
 from symmerge.models.settings import setting
+from symmerge.models.tables import has_decoder
 
 TOKENS, LONGEST = 1024, 4608  # through all layers; a window of 4096 fits
 SHORT, SEQUENCES, IMAGES = 48, 64, 32
+FRAMES = 2  # of sound in each place of an encoder that hears
 BRIEF = 16  # tokens of many sequences, and for the gate
 PROJECTED = 64  # output rows that are looked at where every input row is
 WINDOWS = ("sliding_window", "local_attention", "attention_chunk_size")
+WINDOWS += ("relative_attention_max_distance",)  # T5's distances count to here
 POSITIONS_KEPT = 128  # of a sequence: a large vocabulary has more logits than memory
 LARGE_VOCABULARY = 1024
 
@@ -116,12 +119,20 @@ def _sequences(model: Model, generator: torch.Generator, long: bool) -> Iterator
     vocabulary, length = model.spec.sizes["vocabulary"], sequence_length(model)
     if pools(model):  # one output for each sequence: many, or rounding cannot be told
         yield _tokens(model, generator, SEQUENCES, min(BRIEF, length))
-        if long and length > BRIEF:
+        if length > BRIEF and (long or has_decoder(model)):
             yield _tokens(model, generator, 2, length)
         return
-    length = length if long else min(length, BRIEF)
-    count = max(2, -(-min(vocabulary, TOKENS) // length)) if long else 1
-    yield _tokens(model, generator, count, length)
+    # Nothing but layers shows an encoder's positions, and an embedding of its own.
+    brief = not long and not (has_decoder(model) and "position" in model.spec.sizes)
+    length = min(length, BRIEF) if brief else length
+    tokens = vocabulary if _own_embedding(model) else min(vocabulary, TOKENS)
+    count = -(-tokens // length) if long or _own_embedding(model) else 1
+    yield _tokens(model, generator, max(2, count) if long else count, length)
+
+
+def _own_embedding(model: Model) -> bool:
+    """Whether an encoder's embedding is not the decoder's."""
+    return any(name.endswith("encoder.embed_tokens.weight") for name in model.spec.tensors)
 
 
 def random_texts(model: Model, count: int, seed: int) -> Tensor:
@@ -143,7 +154,7 @@ def _tokens(model: Model, generator: torch.Generator, count: int, length: int) -
     large = has_many_outputs(model)
     kept = max(1, POSITIONS_KEPT // count)
     places = torch.linspace(0, length - 1, kept).long() if large and length > kept else None
-    inputs = {"input_ids": ids, **_types(model, ids, generator)}
+    inputs = _given(model, ids, generator)
     return Sample(inputs=inputs, what=f"{_size(ids)} random tokens", positions=places)
 
 
@@ -153,19 +164,30 @@ def _rows(model: Model, generator: torch.Generator) -> Iterator[Sample]:
     outputs = None
     if vocabulary > PROJECTED:
         outputs = torch.randperm(vocabulary, generator=generator)[:PROJECTED]
-    each = torch.arange(vocabulary)[:, None]
+    each = _each(model)
     what = f"all {vocabulary} tokens without layers"
     # The padding token is one of them: the mask says that nothing here is padding.
-    inputs = {"input_ids": each} | (
-        {"attention_mask": torch.ones_like(each)} if pools(model) else {}
-    )
+    inputs = {"input_ids": each}
+    if pools(model):
+        inputs["attention_mask"] = torch.ones_like(each)
+    elif has_decoder(model):
+        inputs = {"decoder_input_ids": each, **_unheard(model, each)}
     yield Sample(inputs=inputs, what=what, layers=False, outputs=outputs)
     if "position" in model.spec.sizes and not pools(model):
         usable = _usable(model)
         ids = usable[torch.randint(len(usable), (2, positions(model)), generator=generator)]
-        inputs = {"input_ids": ids, **_types(model, ids, generator)}
+        inputs = _given(model, ids, generator, heard=False)
         what = f"all {ids.shape[1]} positions without layers"
         yield Sample(inputs=inputs, what=what, layers=False, outputs=outputs)
+
+
+def _each(model: Model) -> Tensor:
+    """Each token by itself, or before the last one that a classifier looks for."""
+    tokens, last = torch.arange(model.spec.sizes["vocabulary"]), model.spec.end_token
+    if last is None or not has_decoder(model):
+        return tokens[:, None]
+    tokens = tokens[tokens != last]
+    return torch.stack([tokens, torch.full_like(tokens, last)], 1)
 
 
 def pools(model: Model) -> bool:
@@ -224,6 +246,32 @@ def _types(model: Model, ids: Tensor, generator: torch.Generator) -> dict[str, T
     if types == 1:
         return {}
     return {"token_type_ids": torch.randint(types, ids.shape, generator=generator)}
+
+
+def _given(
+    model: Model, ids: Tensor, generator: torch.Generator, *, heard: bool = True
+) -> dict[str, Tensor]:
+    """Tokens as a model takes them; an encoder reads others, in another order, or hears noise."""
+    if not has_decoder(model) or pools(model):  # a classifier gives its decoder the same
+        return {"input_ids": ids, **_types(model, ids, generator)}
+    if not hears(model):
+        order = torch.randperm(ids.numel(), generator=generator)
+        return {"input_ids": ids, "decoder_input_ids": ids.flatten()[order].view_as(ids)}
+    if not heard:
+        return {"decoder_input_ids": ids, **_unheard(model, ids)}
+    bins, frames = model.spec.sizes["mel"], FRAMES * model.spec.sizes["frame"]
+    sound = torch.randn((len(ids), bins, frames), generator=generator)
+    return {"decoder_input_ids": ids, "input_features": sound}
+
+
+def _unheard(model: Model, ids: Tensor) -> dict[str, Tensor]:
+    """What an encoder is given where its layers are left out, and no decoder reads it."""
+    return {"input_features": torch.zeros(len(ids), 1, 1)} if hears(model) else {"input_ids": ids}
+
+
+def hears(model: Model) -> bool:
+    """Whether an encoder reads sound."""
+    return "mel" in model.spec.sizes
 
 
 def _size(tensor: Tensor) -> str:

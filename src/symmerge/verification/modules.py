@@ -20,13 +20,15 @@ from symmerge.models.stock import stock_module
 from symmerge.models.tables import stack_sizes
 from symmerge.symmetry.notation import Role
 from symmerge.symmetry.spec import Spec, layer_of
-from symmerge.verification.inputs import Sample
+from symmerge.verification.inputs import Sample, hears
 
 PLACES = 4096  # at a time, where weights stay in memory
 FEW_ROWS = 4096  # of an embedding that costs nothing to keep: of distances, not of tokens
 
 # Attributes that hold the size of a head, in transformers' attention modules.
-HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", "head_size"}
+HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", "head_size"} | {
+    "key_value_proj_dim"
+}
 # Ends of the names of other classes of transformers that compute in float32.
 ROUNDING = ("Norm", "Router")
 
@@ -151,9 +153,18 @@ def _take_every_expert(module: nn.Module) -> None:
 
 def _narrow_head(module: Any, sample: Sample) -> None:
     """Compute the logits of the sample's outputs and positions alone."""
+    if sample.outputs is not None and module._parameters:
+        module.register_forward_pre_hook(partial(_narrow_biases, outputs=sample.outputs))
     head = module.get_output_embeddings()
     if head is not None and not (sample.outputs is None and sample.positions is None):
         head.forward = partial(_narrowed, head, sample.outputs, sample.positions)
+
+
+def _narrow_biases(module: nn.Module, args: object, *, outputs: Tensor) -> None:
+    """Keep these outputs of a bias that the class itself has, beside its head."""
+    for key, bias in module._parameters.items():
+        if bias is not None:
+            module._parameters[key] = nn.Parameter(bias[..., outputs], requires_grad=False)
 
 
 def _narrowed(head: Any, outputs: Tensor | None, positions: Tensor | None, x: Tensor) -> Tensor:
@@ -165,19 +176,43 @@ def _narrowed(head: Any, outputs: Tensor | None, positions: Tensor | None, x: Te
 
 @lru_cache(maxsize=4)
 def _without_layers(module: Any, counts: tuple[int, ...]) -> nn.Module:
-    """Without the layers of all its stacks, so that embeddings, norms and heads remain."""
+    """Without the layers of its stacks, so that embeddings, norms and heads remain."""
     module = _copy(module, {})
-    for count in counts:
-        owner, name = next(
-            (owner, name)
-            for owner in module.modules()  # outer ones first
-            for name, child in owner.named_children()
-            if isinstance(child, nn.ModuleList) and len(child) == count
-        )
+    for path, count in zip(_stacks(module, counts), counts, strict=True):
         # Layers that are run more than once are counted by the config alone.
-        shared = count != getattr(module.config, "num_hidden_layers", count)
-        setattr(owner, name, nn.ModuleList([_Nothing() for _ in range(count if shared else 0)]))
+        shared = len(counts) == 1 and count != module.config.num_hidden_layers
+        nothing = nn.ModuleList([_Nothing() for _ in range(count if shared else 0)])
+        owner, _, name = path.rpartition(".")
+        setattr(module.get_submodule(owner), name, nothing)
     return module
+
+
+def _stacks(module: nn.Module, counts: tuple[int, ...]) -> list[str]:
+    """Where the layers of each stack are: lists of so many modules, none inside another."""
+    lists = {
+        path: len(child)
+        for path, child in module.named_modules()  # outer ones first
+        if isinstance(child, nn.ModuleList)
+    }
+    chosen: list[str] = []
+    for count in counts:
+        inside = tuple(f"{path}." for path in chosen)
+        left = (path for path in lists if path not in chosen and not path.startswith(inside))
+        chosen.append(next(path for path in left if lists[path] == count))
+    return chosen
+
+
+def _silence(module: Any) -> None:
+    """Leave out an encoder of sound: it needs seconds of it, and nothing reads it here."""
+    module.get_encoder().forward = partial(_nothing_heard, module)
+
+
+def _nothing_heard(module: Any, *args: object, **kwargs: object) -> Any:
+    # slow to import, and only needed here
+    from transformers.modeling_outputs import BaseModelOutput
+
+    nothing: Any = torch.zeros(1, 1, module.config.hidden_size)
+    return BaseModelOutput(last_hidden_state=nothing)
 
 
 class _Nothing(nn.Module):
@@ -211,10 +246,12 @@ def _drop_scales(module: nn.Module, spec: Spec) -> None:
 
 
 def _without_scale(norm: Any, x: Tensor) -> Tensor:
-    centres = type(norm).__name__.endswith("LayerNorm")  # torch's or another; else RMSNorm
-    centred = x - x.mean(-1, keepdim=True) if centres else x
     shift = getattr(norm, "bias", None)
-    return norm.weight * centred if shift is None else norm.weight * centred + shift
+    shift = torch.zeros_like(norm.weight) if shift is None else shift
+    # Whatever it is called: T5's LayerNorm takes out no mean, so that a constant remains.
+    constant = type(norm).forward(norm, torch.ones_like(x[..., :1, :])) - shift
+    centres = constant.abs().max() <= norm.weight.abs().max() / 2
+    return norm.weight * (x - x.mean(-1, keepdim=True) if centres else x) + shift
 
 
 def empty_module(model: Model, dtype: torch.dtype, *, layers: bool = True) -> nn.Module:
@@ -223,7 +260,15 @@ def empty_module(model: Model, dtype: torch.dtype, *, layers: bool = True) -> nn
     module = _with_buffers(config, model.spec.architecture, model.where, dtype, model.stock)
     if not layers:
         module = _without_layers(module, tuple(stack_sizes(model)))
-    return with_logits(_copy(module, {}), model.spec)
+        if hears(model):
+            _silence(module)
+    module = _copy(module, {})
+    for name in module._buffers.keys() & model.spec.tensors.keys():
+        # What a class calls a buffer and stores (BART's bias of its logits) is read as a weight.
+        buffer = torch.empty(model.spec.shapes[name], dtype=dtype, device="meta")
+        del module._buffers[name]
+        module._parameters[name] = nn.Parameter(buffer, requires_grad=False)
+    return with_logits(module, model.spec)
 
 
 def _copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
@@ -275,7 +320,7 @@ def full_module(
 
 def _parameter_names(module: nn.Module, spec: Spec) -> list[str]:
     """The table's name of every parameter, in the order of the module's."""
-    names = (spec.ties.get(name, name) for name, _ in module.named_parameters())
+    names = (spec.aliases.get(name, name) for name, _ in module.named_parameters())
     return [name for name in names if name in spec.tensors]
 
 
@@ -293,6 +338,8 @@ def _fill_all(
         if owner._parameters:
             _fill(model, name, dtype, None, owner, None)
             owner.to(device)  # None: where they are
+        if outputs is not None and owner is module and owner._parameters:
+            _narrow_biases(owner, (), outputs=outputs)
         if owner is head:
             rows = {
                 key: full[outputs] for key, full in owner._parameters.items() if full is not None
@@ -312,7 +359,7 @@ def _fill(
 ) -> None:
     for key, empty in owner._parameters.items():
         name = f"{prefix}.{key}" if prefix else key
-        name = model.spec.ties.get(name, name)
+        name = model.spec.aliases.get(name, name)
         if empty is None or name not in model.spec.tensors:
             continue
         owner._parameters[key] = nn.Parameter(model.weights[name].to(dtype), requires_grad=False)

@@ -19,6 +19,8 @@ MASKING = 0.15  # share of tokens that are masked again at the end
 # the better.
 CACHE_BYTES, SHARE_OF_GPU = 1 << 30, 0.25  # on a processor; of what is free on a GPU
 MAX_LOGITS = 1 << 28  # of a masked model at once: 1 GB
+SEQ2SEQ = "seq2seq-lm"
+TRAINED = ("max_position_embeddings", "n_positions")  # config fields: tokens at once in training
 Tell = Callable[[int, int], None]  # tokens that are there, and their number in the end
 
 
@@ -32,7 +34,10 @@ def sample_text(
     seed: int,
     progress: Progress | None = None,
 ) -> Int[Tensor, "rows length"]:
-    """Sample text from a language model; a masked one fills masks, a few positions at a time."""
+    """Sample text from a language model; a masked one fills masks, a few positions at a time.
+
+    Of an encoder-decoder, the second half of each row answers the first.
+    """
     length = longest_text(model, length)
     masked = model.spec.task == "masked-lm"
     device = _device(module)
@@ -40,6 +45,8 @@ def sample_text(
     if masked:
         size = max(1, MAX_LOGITS // (length * model.spec.sizes["vocabulary"]))
         sample = _fill_in
+    elif model.spec.task == SEQ2SEQ:
+        sample = _answer
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         starts = range(0, rows, size)
@@ -54,8 +61,34 @@ def sample_text(
 def longest_text(model: Model, length: int) -> int:
     """At most `length` tokens, and no more than the model has positions, or was trained with."""
     learned = model.spec.sizes.get("position", length + 2) - 2  # RoBERTa keeps two for itself
-    trained = model.config.get("max_position_embeddings")
-    return min(length, learned, trained if isinstance(trained, int) else length)
+    trained = (model.config.get(field) for field in TRAINED)
+    return min(length, learned, *(most for most in trained if isinstance(most, int)))
+
+
+def text_inputs(model: Model, text: Int[Tensor, "rows length"]) -> dict[str, Tensor]:
+    """How a model reads text: an encoder the first half, and its decoder the second.
+
+    The decoder begins with its start token, so that each place predicts its own token.
+    """
+    if model.spec.task != SEQ2SEQ:
+        return {"input_ids": text}
+    given, answer = halves(text)
+    start = answer.new_full((len(answer), 1), start_token(model))
+    return {"input_ids": given, "decoder_input_ids": torch.cat([start, answer[:, :-1]], 1)}
+
+
+def halves(text: Tensor) -> tuple[Tensor, Tensor]:
+    """What an encoder reads of a text, and what a decoder answers."""
+    middle = text.shape[1] // 2
+    return text[:, :middle], text[:, middle:]
+
+
+def start_token(model: Model) -> int:
+    """The token that a decoder begins with."""
+    fields = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+    named = (model.config.get(field) for field in fields)
+    vocabulary = model.spec.sizes["vocabulary"]
+    return next((one for one in named if isinstance(one, int) and 0 <= one < vocabulary), 0)
 
 
 def _counted(progress: Progress | None, model: Model, group: int, groups: int) -> Tell:
@@ -99,6 +132,38 @@ def _continue(model: Model, module: nn.Module, rows: int, length: int, tell: Tel
         tell(done + 1, length)
     _check(model, bool(sane))
     return torch.cat(text, 1)
+
+
+def _answer(model: Model, module: Any, rows: int, length: int, tell: Tell) -> Tensor:
+    """A chain of answers, to random tokens first: what a decoder wrote its encoder reads next."""
+    vocabulary, device = model.spec.sizes["vocabulary"], _device(module)
+    given = torch.randint(0, vocabulary, (rows, length // 2), device=device)
+    first = _decode(model, module, given, length // 2, lambda done, _: tell(done, length))
+    rest = length - length // 2
+    second = _decode(model, module, first, rest, lambda done, _: tell(length - rest + done, length))
+    return torch.cat([first, second], 1)
+
+
+def _decode(model: Model, module: Any, given: Tensor, length: int, tell: Tell) -> Tensor:
+    """Sample what a decoder answers, token by token."""
+    from symmerge.evaluation.data.token_cache import reserved_caches  # transformers: not for pages
+
+    encoded, cache = module.get_encoder()(input_ids=given), reserved_caches(length)
+    tokens = [given.new_full((len(given), 1), start_token(model))]
+    sane = torch.ones((), device=given.device)
+    for done in range(length):
+        output = module(
+            encoder_outputs=encoded,
+            decoder_input_ids=tokens[-1],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        logits = output.logits[:, -1]
+        sane = sane * logits.isfinite().all()  # asked at the end: to ask is to wait for the GPU
+        tokens.append(_drawn(logits.nan_to_num()))
+        tell(done + 1, length)
+    _check(model, bool(sane))
+    return torch.cat(tokens[1:], 1)
 
 
 def _fill_in(model: Model, module: nn.Module, rows: int, length: int, tell: Tell) -> Tensor:

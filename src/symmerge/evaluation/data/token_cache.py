@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, final
 
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicLayer
 
 
 @final
@@ -46,3 +47,9 @@ def reserved_cache(config: Any, length: int) -> DynamicCache:
         ReservedLayer(length) if type(layer) is DynamicLayer else layer for layer in cache.layers
     ]
     return cache
+
+
+def reserved_caches(length: int) -> EncoderDecoderCache:
+    """Caches for a decoder's answer of `length` tokens, and for what it reads of the encoder."""
+    kind: Any = partial(ReservedLayer, length)  # one for each layer, as it comes
+    return EncoderDecoderCache(Cache(layer_class_to_replicate=kind), DynamicCache())

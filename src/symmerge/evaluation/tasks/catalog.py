@@ -10,6 +10,7 @@ from symmerge.evaluation.tasks.base import Task
 from symmerge.evaluation.tasks.image_classification import image_task
 from symmerge.evaluation.tasks.language import causal_task, masked_task
 from symmerge.evaluation.tasks.sampling import Part, Sampling
+from symmerge.evaluation.tasks.seq2seq import seq2seq_task
 from symmerge.evaluation.tasks.text_classification import text_task
 from symmerge.models.model import Model, Progress
 
@@ -24,16 +25,18 @@ class TaskKind(NamedTuple):
 TASKS = {
     "mlm": TaskKind(("masked-lm",), masked_task),
     "clm": TaskKind(("causal-lm",), causal_task),
+    "seq2seq": TaskKind(("seq2seq-lm",), seq2seq_task),
     "image": TaskKind(("image-classification", "image-text"), image_task),
     "text": TaskKind(("text-classification",), text_task),
 }
 SELF_SOURCES = {
     "mlm": "the models sample text",
     "clm": "the models sample text",
+    "seq2seq": "the models answer themselves",
     "image": "dead leaves are drawn",
 }
 """Task -> where its data-free inputs (`self`) come from."""
-SELF_LABELLED = ("mlm", "clm")  # the labels are the text itself
+SELF_LABELLED = ("mlm", "clm", "seq2seq")  # the labels are the text itself
 
 
 def make_task(

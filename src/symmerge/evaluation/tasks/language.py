@@ -55,36 +55,36 @@ def causal_task(models: Sequence[Model], data: str, sampling: Sampling) -> Task:
     """Causal language modelling: predict every next token."""
     length = min(sampling.length or CAUSAL_BLOCK, max_length(models[0]))
     if data == "self":
-        tokens, readout = _self_generated(models, length, sampling), TokenReadout(causal=True)
+        tokens, readout = self_generated(models, length, sampling), TokenReadout(causal=True)
     else:
         tokenizer = tokenizer_of(models[0])
-        blocks = _read_blocks(models[0], tokenizer, data, length, sampling, CAUSAL_SAMPLES)
+        blocks = read_blocks(models[0], tokenizer, data, length, sampling, CAUSAL_SAMPLES)
         tokens, readout = blocks.tokens, TokenReadout(True, blocks.characters_per_token)
     batches, settings = _batches(models[0], tokens, tokens), {"block": tokens.shape[1]}
     return Task("clm", data, len(tokens), sampling.seed, readout, batches, settings)
 
 
 @dataclass(frozen=True)
-class _Blocks:
+class TextBlocks:
     """Random blocks of a text, and characters per token (first tokens excluded), if known."""
 
     tokens: Tokens
     characters_per_token: float | None
 
 
-def _read_blocks(
+def read_blocks(
     model: Model, tokenizer: Any, data: str, length: int, sampling: Sampling, default: int
-) -> _Blocks:
+) -> TextBlocks:
     tokens, ends = _tokenize(model, tokenizer, excerpts(read_text(data)))
     count = len(tokens) // length
     what = f"{data}, {len(tokens)} tokens in blocks of {length}"
     indices = sampling.choose(count, default, what=what)
     blocks = torch.from_numpy(tokens[: count * length].reshape(count, length)[indices])
     if ends is None:
-        return _Blocks(blocks, None)
+        return TextBlocks(blocks, None)
     ends = ends[: count * length].reshape(count, length)[indices]
     characters = (ends[:, -1] - ends[:, 0]).sum() / (len(indices) * (length - 1))
-    return _Blocks(blocks, float(characters))
+    return TextBlocks(blocks, float(characters))
 
 
 def excerpts(text: str) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ def _masked_blocks(
 ) -> tuple[Tokens, Tokens]:
     """Blocks with masked tokens, and their labels."""
     tokenizer = tokenizer_of(model)
-    tokens = _read_blocks(model, tokenizer, data, length, sampling, MASKED_SAMPLES).tokens
+    tokens = read_blocks(model, tokenizer, data, length, sampling, MASKED_SAMPLES).tokens
     masked = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(MASK_SEED)) < MASKING
     if not masked.any():
         raise DataError(
@@ -131,7 +131,7 @@ def _tokenizer_mask(model: Model, tokenizer: Any) -> int:
     return int(tokenizer.mask_token_id)
 
 
-def _sampled_texts(
+def sampled_texts(
     models: Sequence[Model], rows: int, length: int, sampling: Sampling
 ) -> Iterator[tuple[Model, nn.Module, Tokens]]:
     """Text sampled from each model in equal parts; one model at a time is in memory."""
@@ -142,9 +142,9 @@ def _sampled_texts(
             yield model, module, sample_text(model, module, rows=len(share), **options)
 
 
-def _self_generated(models: Sequence[Model], length: int, sampling: Sampling) -> Tokens:
+def self_generated(models: Sequence[Model], length: int, sampling: Sampling) -> Tokens:
     rows = sampling.limit(CAUSAL_SAMPLES)
-    texts = [tokens for _, _, tokens in _sampled_texts(models, rows, length, sampling)]
+    texts = [tokens for _, _, tokens in sampled_texts(models, rows, length, sampling)]
     return torch.cat(texts).cpu()
 
 
@@ -155,7 +155,7 @@ def _self_generated_masked(
     """Masked text sampled from each model; the same model samples the labels."""
     inputs, labels = [], []
     rows = sampling.limit(MASKED_SAMPLES)
-    for model, module, text in _sampled_texts(models, rows, length, sampling):
+    for model, module, text in sampled_texts(models, rows, length, sampling):
         mask, generator = mask_token(model), torch.Generator().manual_seed(sampling.seed)
         for tokens in text.split(rows_per_batch(model, length)):
             masked, answers = tokens == mask, torch.full_like(tokens, IGNORED)

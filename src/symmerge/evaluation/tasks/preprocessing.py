@@ -15,6 +15,7 @@ import torch
 from symmerge.checkpoints.limits import LARGEST_JSON, LARGEST_TOKENIZER
 from symmerge.checkpoints.pretrained import from_local
 from symmerge.errors import MismatchError, SymmergeError
+from symmerge.evaluation.data.self_generated import TRAINED
 from symmerge.models.model import Model
 from symmerge.verification.inputs import image_shape
 from symmerge.verification.modules import empty_module
@@ -22,6 +23,7 @@ from symmerge.verification.modules import empty_module
 TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "spiece", "special_tokens", "added_tokens")
 RESTORE_TOKENIZER = "restore its files from the model's source"
 RESTORE_PROCESSOR = "restore preprocessor_config.json"
+UNLIMITED = 1 << 20  # tokens, where nothing says how many a model was trained with
 LARGEST_ENLARGEMENT = 4  # of a processor's sides over the model's; 256 for 224 is usual
 # The sections of a tokenizer.json that decide how text is tokenized
 SECTIONS = ("normalizer", "pre_tokenizer", "model", "post_processor", "added_tokens")
@@ -225,7 +227,8 @@ def max_length(model: Model) -> int:
     """The largest number of tokens the model accepts."""
     module: Any = empty_module(model, torch.float32)
     if "position" not in model.spec.sizes:  # rotary positions: the config's limit
-        return int(module.config.max_position_embeddings)
+        named = (getattr(module.config, field, None) for field in TRAINED)
+        return next((most for most in named if isinstance(most, int)), UNLIMITED)
     table = model.spec.occurrences("position")[0].piece.tensor
     # Some models reserve rows up to that of the padding token; their module says which it is now.
     padding = module.get_submodule(table.rpartition(".")[0]).padding_idx

@@ -42,15 +42,17 @@ def _mean_probability(predictions: Sequence[Tensor]) -> Tensor:
 class TokenReadout(Readout):
     """Loss per token of a language model; causal ones predict the next token.
 
-    `characters_per_token` is the mean over predicted tokens, if known.
+    `characters_per_token` is the mean over predicted tokens, if known. A `decoder` predicts the
+    next token as well, but its labels stand where they are predicted.
     """
 
     causal: bool
     characters_per_token: float | None = None
+    decoder: bool = False
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        if not self.causal:
+        if not (self.causal or self.decoder):
             return ("loss", "pseudo_perplexity")
         bits = ("bits_per_character",) if self.characters_per_token else ()
         return ("loss", "perplexity", *bits)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from symmerge.errors import DataError
+from symmerge.evaluation.data.self_generated import halves
 from symmerge.evaluation.tasks.base import IGNORED
 from symmerge.evaluation.tasks.language import MASKING
 from symmerge.lab.training.augmentation import RANDOM_NUMBERS, augment
@@ -100,6 +101,26 @@ class CausalText:
 
 @final
 @dataclass(frozen=True)
+class Continued:
+    """Blocks of text for encoder-decoders, which write the second half of each."""
+
+    tokens: Tensor
+    length: int
+    start_token: int
+    noise_size: ClassVar[int] = 0
+
+    def rows(self) -> Tensor:
+        return block_starts(self.tokens, self.length)
+
+    def batch(self, rows: Tensor, noise: Tensor | None) -> Batch:
+        given, answer = halves(blocks(self.tokens, rows, self.length))
+        # a pad, not a tensor of the start: nothing may be copied during graph capture
+        before = functional.pad(answer[:, :-1], (1, 0), value=self.start_token)
+        return {"input_ids": given, "decoder_input_ids": before, "use_cache": False}, answer
+
+
+@final
+@dataclass(frozen=True)
 class MaskedText:
     """Blocks of text for masked models, with fresh masks every time."""
 
@@ -136,7 +157,7 @@ class MaskedText:
         return FixedSamples(inputs, tokens.masked_fill(~masked, IGNORED))
 
 
-Dataset = FixedSamples | LabelledTexts | Images | CausalText | MaskedText
+Dataset = FixedSamples | LabelledTexts | Images | CausalText | Continued | MaskedText
 """Each has `rows` (one per sample), `batch`, and `noise_size` (random numbers per sample)."""
 
 

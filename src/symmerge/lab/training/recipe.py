@@ -59,7 +59,7 @@ class TrainingRecipe:
     about: str
     architecture: str
     config: Mapping[str, Any]
-    task: Literal["image", "clm", "mlm", "text"]
+    task: Literal["image", "clm", "mlm", "seq2seq", "text"]
     data: str
     schedule: Schedule
     duration: str = "20 s on one core"

@@ -20,6 +20,7 @@ from symmerge.evaluation.tasks.preprocessing import TokenizerByContent, by_conte
 from symmerge.lab.training.cache import cached
 from symmerge.lab.training.datasets import (
     CausalText,
+    Continued,
     Dataset,
     FixedSamples,
     Images,
@@ -110,7 +111,7 @@ def _language_splits(recipe: TrainingRecipe, data: Path | None, begin: Path | No
         )
     place = None if recipe.data in INSTALLED else data_folder(data, recipe.data).prepared
 
-    def load(split: str) -> CausalText | MaskedText:
+    def load(split: str) -> CausalText | MaskedText | Continued:
         text, name = texts[split], f"{recipe.data}-{split}"
         ids = (
             cached_tokens(tokenizer, text, place, name)
@@ -118,6 +119,8 @@ def _language_splits(recipe: TrainingRecipe, data: Path | None, begin: Path | No
             else _shared_tokens(by_content(tokenizer), text)
         )
         tokens = torch.from_numpy(ids.astype(np.int64))
+        if recipe.task == "seq2seq":
+            return Continued(tokens, recipe.block, recipe.config["decoder_start_token_id"])
         if recipe.task != "mlm":
             return CausalText(tokens, recipe.block)
         special = len(tokenizer.all_special_ids)
@@ -204,5 +207,6 @@ LOADERS = {
     "image": _image_splits,
     "clm": _language_splits,
     "mlm": _language_splits,
+    "seq2seq": _language_splits,
     "text": _labelled_splits,
 }

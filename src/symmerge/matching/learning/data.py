@@ -37,8 +37,9 @@ from symmerge.models.model import Model, Progress, device_of
 from symmerge.models.progress import Phase
 from symmerge.verification.modules import full_module
 
-SAMPLES = {"clm": 2000, "mlm": 4000, "image": 10_000, "text": 10_000}  # to learn from, at most
-SELF_SAMPLES = {"clm": 512, "mlm": 1024, "image": 4000}  # of self-generated inputs
+# to learn from, at most
+SAMPLES = {"clm": 2000, "seq2seq": 2000, "mlm": 4000, "image": 10_000, "text": 10_000}
+SELF_SAMPLES = {"clm": 512, "seq2seq": 512, "mlm": 1024, "image": 4000}  # of self-generated inputs
 EVALUATION_BATCHES = 8
 
 

@@ -29,7 +29,7 @@ class MeanModule:
         self.module = full_module(replace(model, weights=weights), torch.float32)
         self.parameters: dict[str, list[nn.Parameter]] = {}  # of each tensor, wherever it is used
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
-            name = table.ties.get(name, name)
+            name = table.aliases.get(name, name)
             if name in self.mean.tensors:
                 parameter.data = self.mean.tensors[name]
                 parameter.requires_grad_(True)

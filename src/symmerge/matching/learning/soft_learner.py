@@ -103,7 +103,7 @@ class SoftLearner:
         for name, tensor in self.b.items():
             moved = soft.transport(name, tensor) if name in self.mixed else tensor
             weights[name] = torch.lerp(self.a[name], moved, t)
-        weights |= {alias: weights[target] for alias, target in self.table.ties.items()}
+        weights |= {alias: weights[target] for alias, target in self.table.aliases.items()}
         return {f"module.{name}": tensor for name, tensor in weights.items()}
 
     def _batch_loss(self, weights: Mapping[str, Tensor], batch: DistillationBatch) -> Tensor:

@@ -19,7 +19,7 @@ from symmerge.models.alignment import Alignment
 from symmerge.models.model import Model, Progress
 
 # Samples for an activation-matching start: more have not helped.
-START_SAMPLES = {"clm": 24, "mlm": 48, "image": 256, "text": 256}
+START_SAMPLES = {"clm": 24, "seq2seq": 24, "mlm": 48, "image": 256, "text": 256}
 Start = Matching | Alignment | Literal["identity"]
 
 
