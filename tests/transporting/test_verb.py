@@ -16,8 +16,9 @@ from symmerge.lab.small_models import small_model
 from symmerge.models.alignment import Alignment
 from symmerge.models.orbit import random_member
 from symmerge.transporting.carrying import carried
-from symmerge.transporting.job import TransportOptions, find_passage
+from symmerge.transporting.job import find_passage
 from symmerge.transporting.learning import balanced, learn_passage
+from symmerge.transporting.options import TransportOptions
 
 NAME = "gpt2-untied"
 

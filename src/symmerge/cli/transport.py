@@ -19,8 +19,9 @@ from symmerge.cli.options.groups import verb
 from symmerge.cli.verdicts import show_arrival
 from symmerge.models.model import save
 from symmerge.transporting.adapter_files import save_adapter
-from symmerge.transporting.job import Transported, TransportOptions
+from symmerge.transporting.job import Transported
 from symmerge.transporting.job import transport as carry
+from symmerge.transporting.options import TransportOptions
 from symmerge.transporting.transport_results import TransportVerdict
 
 RECORD = "transport.json"

@@ -127,11 +127,11 @@ def heal(
     how = HealOptions(steps=options, **more) if isinstance(options, int) else options
     how.check(merged, len(parents))
     tell, how = reporter(progress), how.with_amounts(merged)
-    tell(Phase("healing the merge"))
+    tell(Phase("healing"))
     try:
         data = load_data(how, list(parents), tell)
     except KeyboardInterrupt:  # while inputs are generated
-        tell(Notice("interrupted: the merge was not healed"))
+        tell(Notice("interrupted: not healed"))
         ended = History(stopped="interrupted", interrupted=True)
         return Healed(merged, math.nan, math.nan, ended)
     healer = Healer(merged, how, data)
@@ -142,7 +142,7 @@ def heal(
 
 def _ended(history: History) -> str:
     if not history.best_step:
-        return f"not healed ({history.stopped}): the merge is as it was"
+        return f"not healed ({history.stopped}): the model is as it was"
     return f"healed by {history.best_step} steps ({history.stopped})"
 
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 from symmerge.aligning.aligned import Aligned, solve_pair
-from symmerge.aligning.choices import check_choice
-from symmerge.aligning.inputs import ModelLike, make_inputs, open_model
+from symmerge.aligning.inputs import ModelLike, open_model
 from symmerge.aligning.options import NONE, options_named, recipe_for
 from symmerge.checkpoints.card import public_name
-from symmerge.errors import MismatchError, SymmergeWarning
-from symmerge.evaluation.tasks import SELF_SOURCES, Task, task_of
-from symmerge.evaluation.tasks.catalog import TASKS
-from symmerge.matching.efforts import EFFORTS, USUAL
-from symmerge.merging.healing import HealOptions
+from symmerge.errors import MismatchError
 from symmerge.models.alignment import Alignment
 from symmerge.models.distances import SAME_BASIN, distance, likeness
 from symmerge.models.model import Model
@@ -31,52 +25,12 @@ from symmerge.transporting.adapters import adapted, carried_adapter
 from symmerge.transporting.carrying import carried
 from symmerge.transporting.frames import Passage, framed
 from symmerge.transporting.heads import as_tuned, has_more, headed
-from symmerge.transporting.healing import heal_adapter, heal_carried
-from symmerge.transporting.inputs import WRITERS, written_texts
 from symmerge.transporting.judging import judge_transport
-from symmerge.transporting.learning import amount_to_learn, learn_passage
+from symmerge.transporting.options import TransportOptions
+from symmerge.transporting.teaching import healed, learned
 from symmerge.transporting.transport_results import BASE, CARRIED, OTHER, TUNED, TransportVerdict
 
 UNALIGNED = "not aligned: the change is added as it is"
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class TransportOptions:
-    """How a change is carried.
-
-    `effort` says how OTHER is aligned to BASE and how long the way of carrying is learned;
-    `method` is one of `align` (or "none") with nothing learned; `alignment` is a file of `align`.
-    `scale` times the change; None: chosen where inputs can be made, else 1. `heal`: steps in which
-    what arrived then learns TUNED's answers, in all weights or in an adapter's factors.
-    """
-
-    effort: str | None = None
-    method: str | None = None
-    alignment: Path | None = None
-    scale: float | None = None
-    data: str | None = None
-    steps: int | None = None
-    heal: int = 0
-    untie: bool = False
-    seed: int = 0
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        check_choice("--effort", self.effort, EFFORTS)
-        if self.method and self.effort:
-            raise MismatchError("--method and --effort: give one of them")
-        if self.alignment and self.method:
-            raise MismatchError("--alignment and --method: the alignment is there already")
-        if self.heal < 0:
-            raise MismatchError(f"--heal {self.heal}: give a number of steps")
-        if self.scale is not None and not 0 < self.scale < 100:
-            raise MismatchError(f"--scale {self.scale:g}: give a number above 0 and below 100")
-
-    @property
-    def learns(self) -> bool:
-        """Whether the way of carrying is learned: with an effort, and without --scale."""
-        return self.method is None and self.scale is None
 
 
 @final
@@ -117,19 +71,19 @@ def transport(
     passage, method = find_passage(*pair, how, tell)
     if has_more(pair[0], change):
         passage = headed(passage, change)
-    passage, scales, steps = _learned(passage, pair[0], change, how, tell, adapter is not None)
+    passage, scales, steps = learned(passage, pair[0], change, how, tell, adapter is not None)
     moved = None
     if adapter:
         moved = carried_adapter(passage, adapter, scales)
         model = adapted(passage.other, moved)
     else:
         model = carried(passage, change, scales, untie=how.untie, narrow=narrow)
-    model, moved, healed = _healed(model, moved, passage.other, pair[0], change, how, tell)
+    model, moved, steps_healed = healed(model, moved, passage.other, pair[0], change, how, tell)
     models = {BASE: passage.base, TUNED: change, OTHER: narrow or passage.other, CARRIED: model}
     factors = scales if isinstance(scales, Mapping) else {"all": scales}
     judged = None
     if verdict:
-        shown = {"method": method, "learned": steps, "scales": factors, "healed": healed}
+        shown = {"method": method, "learned": steps, "scales": factors, "healed": steps_healed}
         name = public_name(str(adapter.path)) if adapter and adapter.path else None
         judged = judge_transport(
             models, how.data, **shown, name=name, seed=how.seed, device=how.device, progress=tell
@@ -226,83 +180,6 @@ def _file(path: Path) -> Path:
 
 def _frame(model: Model) -> Spec:
     return framed(model).spec
-
-
-def _learned(
-    passage: Passage,
-    writer: Model,
-    tuned: Model,
-    options: TransportOptions,
-    progress: Progress,
-    adapts: bool,
-) -> tuple[Passage, Mapping[str, float] | float, int]:
-    """The passage made for this change, and its scales: by module in an adapter."""
-    if not options.learns:
-        return passage, options.scale or 1.0, 0
-    if options.data is None and not (_makes_inputs(tuned) or _reads_texts_of(writer, tuned)):
-        warnings.warn(
-            f"{tuned.where} makes no inputs itself: the change is carried at scale 1, by weights;"
-            " give --data for more",
-            SymmergeWarning,
-            stacklevel=3,
-        )
-        return passage, 1.0, 0
-    result = learn_passage(
-        passage,
-        tuned,
-        effort=options.effort or USUAL,
-        data=_inputs(writer, tuned, options, progress),
-        steps=options.steps,
-        by_module=adapts,
-        seed=options.seed,
-        device=options.device,
-        progress=progress,
-    )
-    return result.passage, result.scales, result.steps
-
-
-def _healed(
-    model: Model,
-    adapter: Adapter | None,
-    other: Model,
-    writer: Model,
-    tuned: Model,
-    options: TransportOptions,
-    progress: Progress,
-) -> tuple[Model, Adapter | None, int]:
-    """What arrived, after steps in which it learned TUNED's answers; and how many steps."""
-    if not options.heal:
-        return model, adapter, 0
-    data = _inputs(writer, tuned, options, progress)
-    how = HealOptions(steps=options.heal, data=data, seed=options.seed, device=options.device)
-    if adapter is None:
-        return heal_carried(model, tuned, how, progress).model, None, options.heal
-    learned = heal_adapter(other, adapter, tuned, how, progress).adapter
-    return adapted(other, learned), learned, options.heal
-
-
-def _makes_inputs(model: Model) -> bool:
-    has_task = model.spec.task in {one for task in TASKS.values() for one in task.purposes}
-    return has_task and task_of(model) in SELF_SOURCES
-
-
-def _reads_texts_of(writer: Model, tuned: Model) -> bool:
-    """Whether TUNED classifies texts, and BASE is a language model, which writes some."""
-    return tuned.spec.task == "text-classification" and writer.spec.task in WRITERS
-
-
-def _inputs(
-    writer: Model, tuned: Model, options: TransportOptions, progress: Progress
-) -> Task | None:
-    """What is learned from; None: what TUNED makes itself."""
-    if options.data is not None:
-        how = {"learned": True, "seed": options.seed, "device": options.device, "part": "learn"}
-        return make_inputs([tuned], options.data, **how)  # type: ignore[arg-type]
-    if not _reads_texts_of(writer, tuned):
-        return None
-    amount = amount_to_learn(options.effort or USUAL, tuned, options.device)
-    how = {"samples": amount["generated"], "seed": options.seed, "device": options.device}
-    return written_texts(tuned, writer, **how, progress=progress)
 
 
 def passage_of(alignment: Aligned | Passage) -> Passage:

@@ -10,7 +10,7 @@ from symmerge.evaluation.tasks import Task
 from symmerge.merging.measuring import Judged, judging_on, measure
 from symmerge.merging.verdict import ONE_THREAD, cannot_judge
 from symmerge.models.model import Model, device_of
-from symmerge.models.progress import Phase, Progress
+from symmerge.models.progress import Notice, Phase, Progress
 from symmerge.symmetry.groups.linalg import one_thread
 from symmerge.transporting.transport_results import (
     BASE,
@@ -41,7 +41,8 @@ def judge_transport(
     None where that is not possible: a classifier of texts without data. `name` is TUNED's.
     """
     tuned = models[TUNED]
-    if cannot_judge(models[CARRIED], data, device):
+    if reason := cannot_judge(models[CARRIED], data, device):
+        progress(Notice(f"how much arrived was not measured: {reason}"))
         return None
     progress(Phase("measuring how much arrived"))
     with one_thread() if tuned.parameters < ONE_THREAD else nullcontext():
