@@ -17,6 +17,7 @@ from symmerge.errors import CheckpointError, MismatchError
 from symmerge.evaluation.data import self_generated
 from symmerge.evaluation.data.self_generated import halves, sample_text, text_inputs
 from symmerge.lab.small_models import small_model
+from symmerge.lab.training.datasets import Continued
 from symmerge.matching.weights import WeightMatching
 from symmerge.merging.verdict import cannot_judge
 from symmerge.models.orbit import random_member
@@ -236,3 +237,11 @@ def test_other_tasks_are_refused_in_clear_words():
         sm.make_task("clm", "self", [sm.load(small_model("t5"))])
     with pytest.raises(MismatchError, match="no task measures"):
         sm.make_task("text", "x", [sm.load(small_model("t5", kind="T5EncoderModel"))])
+
+
+def test_models_are_trained_on_what_the_task_measures():
+    tokens = torch.arange(40)
+    inputs, targets = Continued(tokens, 12, 7).batch(torch.tensor([0, 20]), None)
+    assert inputs["input_ids"].tolist() == [[*range(6)], [*range(20, 26)]]
+    assert targets.tolist() == [[*range(6, 12)], [*range(26, 32)]]
+    assert inputs["decoder_input_ids"].tolist() == [[7, *range(6, 11)], [7, *range(26, 31)]]
