@@ -43,9 +43,10 @@ def test_align_merge_measure_and_report(models, tmp_path):
     assert "<svg" in (tmp_path / "page.html").read_text()
 
 
-def test_the_laboratory(tmp_path):
+def test_the_laboratory(tmp_path, monkeypatch):
     assert "vit-digits" in run("train", "--list").stdout
     run("train", "vit-digits", "--steps", 2, "--out", tmp_path / "vit")
     run("verify", tmp_path / "vit", tmp_path / "vit")
     assert run("experiment", "t-methods", "--dry-run", "--out", tmp_path / "e").stdout
-    run("demo", "--symmetries", "--json")
+    monkeypatch.setattr("symmerge.lab.demonstration.SMALL", ("gpt2", "vit"))  # all: test_cli.py
+    assert len(json.loads(run("demo", "--symmetries", "--json").stdout)) == 2

@@ -58,7 +58,13 @@ def install():
 
     def jaxtyped(*, typechecker):
         check = full(typechecker=typechecker)
-        return lambda made: _first_calls(made, check) if isfunction(made) else check(made)
+
+        def instrumented(made):
+            if "<locals>" in made.__qualname__:
+                return made  # it would be made, and its check built, at every call of the outer one
+            return _first_calls(made, check) if isfunction(made) else check(made)
+
+        return instrumented
 
     jaxtyping.jaxtyped = jaxtyped
     jaxtyping.install_import_hook("symmerge", "beartype.beartype")

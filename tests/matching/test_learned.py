@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from differences import difference
 from fixtures import checkpoint
 from processes import run_script_in_two
 from torch import nn
@@ -166,11 +167,9 @@ def test_learning_helps_and_the_ends_stay_exact(name, place, tmp_path):
     assert (
         len(solution.objective) == 7 and after < before - 1e-3
     )  # on held-out inputs; the first is before any step
-    assert sm.verify(b, apply(solution.alignment, b), dtype=torch.float64).difference <= 1e-10
+    assert difference(b, apply(solution.alignment, b)) <= 1e-10
     assert apart(solution.alignment, start) >= {"qk", "vo"}  # the control: something was learned
-    assert (
-        sm.verify(a, apply(solution.alignment, b), dtype=torch.float64).difference > 1e-2
-    )  # the other: they are two functions
+    assert difference(a, apply(solution.alignment, b)) > 1e-2  # the other: they are two functions
     again = replace(matching, start=solution.alignment, steps=1).solve(a, b)
     assert again.objective[0] == pytest.approx(
         after, rel=1e-5
@@ -453,7 +452,7 @@ def test_planted_swaps_flip_back(name, space, places):
         and learned["stopped"] == "all steps done"
     )
     assert solution.objective[-1] < solution.objective[0]
-    assert sm.verify(b, apply(solution.alignment, b), dtype=torch.float64).difference <= 1e-10
+    assert difference(b, apply(solution.alignment, b)) <= 1e-10
 
 
 def test_without_permutations_nothing_flips():
@@ -672,10 +671,7 @@ def test_labels_as_target():
     assert abs(solution.objective[0] - other.objective[0]) > 1e-3 and apart(
         solution.alignment, other.alignment
     )
-    assert (
-        sm.verify(pair()[1], apply(solution.alignment, pair()[1]), dtype=torch.float64).difference
-        <= 1e-10
-    )
+    assert difference(pair()[1], apply(solution.alignment, pair()[1])) <= 1e-10
 
 
 SHARES = {
@@ -775,10 +771,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_best_stays(step, monkeyp
     assert learn(start=solution.alignment, steps=1).objective[0] == pytest.approx(
         solution.objective[best], rel=1e-5
     )
-    assert (
-        sm.verify(pair()[1], apply(solution.alignment, pair()[1]), dtype=torch.float64).difference
-        <= 1e-10
-    )
+    assert difference(pair()[1], apply(solution.alignment, pair()[1])) <= 1e-10
 
 
 def test_a_held_out_loss_that_is_not_finite_ends_the_run_too(monkeypatch):
@@ -822,10 +815,7 @@ def test_an_interrupt_keeps_the_best_so_far():
     assert learn(start=solution.alignment, steps=1).objective[0] == pytest.approx(
         min(solution.objective), rel=1e-5
     )
-    assert (
-        sm.verify(pair()[1], apply(solution.alignment, pair()[1]), dtype=torch.float64).difference
-        <= 1e-10
-    )
+    assert difference(pair()[1], apply(solution.alignment, pair()[1])) <= 1e-10
     assert not straight.interrupted and straight.converged  # the control
 
 
@@ -874,10 +864,7 @@ def test_a_basis_that_is_nearly_singular_is_mended_and_counted():
         torch.linalg.cond(bad["vo.0"]["matrix"]).max() > 9e5
         and torch.linalg.cond(solution.alignment["vo.0"]["matrix"]).max() < 1.01e4
     )
-    assert (
-        sm.verify(pair()[1], apply(solution.alignment, pair()[1]), dtype=torch.float64).difference
-        <= 1e-10
-    )
+    assert difference(pair()[1], apply(solution.alignment, pair()[1])) <= 1e-10
     assert learn(steps=2).settings["learned"]["projected"] == 0  # the control
 
 

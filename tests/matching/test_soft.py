@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from differences import difference
 
 import symmerge as sm
 from symmerge.errors import MismatchError, SymmergeError
@@ -158,12 +159,12 @@ def test_the_middle_gets_better_and_only_the_hardened_end_is_exact(name, moved):
         min(solution.objective) < solution.objective[0]
     )  # the loss on held-out inputs; the first is before any step
     assert numbers["midpoint"]["soft"] == pytest.approx(min(solution.objective), abs=1e-5)
-    assert sm.verify(b, apply(solution.alignment, b), dtype=torch.float64).difference <= 1e-10
+    assert difference(b, apply(solution.alignment, b)) <= 1e-10
     # the negative control: a mixture is no symmetry, and both kinds of end errors say so
-    difference = sm.verify(b, relax(solution, b), dtype=torch.float64).difference
+    mixed = difference(b, relax(solution, b))
     assert (
-        difference > 1e-3
-        and numbers["end"]["function"] == pytest.approx(difference, rel=1e-3)
+        mixed > 1e-3
+        and numbers["end"]["function"] == pytest.approx(mixed, rel=1e-3)
         and abs(numbers["end"]["loss"]) > 1e-5
     )
     assert numbers["softness"] > 0.01 and {
@@ -186,7 +187,7 @@ def test_a_permuted_stream_and_ties_mix_too():
     assert solution.relaxed is not None and list(solution.relaxed.elements) == ["residual"]
     numbers, merged = solution.settings["soft"], sm.average(a, relax(solution, b))
     assert min(solution.objective) < solution.objective[0] and numbers["end"]["function"] > 1e-3
-    assert sm.verify(b, apply(solution.alignment, b), dtype=torch.float64).difference <= 1e-10
+    assert difference(b, apply(solution.alignment, b)) <= 1e-10
     held = load_data(options, [a, b], lambda line: None).held_out
     loss = sum(
         float(distillation_loss(full_module(merged, torch.float32), held[number]))
@@ -267,7 +268,7 @@ def test_ctrl_c_returns_the_best_so_far(tmp_path):
         stopped.interrupted and not stopped.converged and stopped.objective == whole.objective[:4]
     )
     assert stopped.settings["soft"]["stopped"] == "interrupted"
-    assert sm.verify(b, apply(stopped.alignment, b), dtype=torch.float64).difference <= 1e-10
+    assert difference(b, apply(stopped.alignment, b)) <= 1e-10
     resumed = soften("gpt2", steps=6, resume_file=resume_file)[2]
     assert resumed.objective == whole.objective and not resumed.interrupted
 
