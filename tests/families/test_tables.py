@@ -322,7 +322,8 @@ def test_a_projected_embedding_is_a_space_of_its_own(size, tied):
 
 
 def test_only_heads_that_are_there_are_tied():
-    assert not any(spec(name).ties for name in EVERY if name.endswith("-classifier"))
+    of_text = (name for name in EVERY.keys() - SEQ2SEQ.keys() if name.endswith("-classifier"))
+    assert not any(spec(name).ties for name in of_text)  # the stacks of a seq2seq share a table
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ class _Bias(nn.Module):
         self.owner = (owner,)  # not a child: its parameters are counted once
 
     def forward(self, bias: Tensor) -> Tensor:
-        return bias + self.owner[0].scale * self.owner[0].bias
+        owner = self.owner[0]
+        return bias + owner.scale * owner.get_parameter("bias")
 
 
 def _attached(module: nn.Module, name: str, adapter: Adapter) -> _Weight:
