@@ -153,9 +153,9 @@ def _take_every_expert(module: nn.Module) -> None:
 
 def _narrow_head(module: Any, sample: Sample) -> None:
     """Compute the logits of the sample's outputs and positions alone."""
-    if sample.outputs is not None and module._parameters:
-        module.register_forward_pre_hook(partial(_narrow_biases, outputs=sample.outputs))
     head = module.get_output_embeddings()
+    if head is not None and sample.outputs is not None and module._parameters:
+        module.register_forward_pre_hook(partial(_narrow_biases, outputs=sample.outputs))
     if head is not None and not (sample.outputs is None and sample.positions is None):
         head.forward = partial(_narrowed, head, sample.outputs, sample.positions)
 
@@ -338,7 +338,7 @@ def _fill_all(
         if owner._parameters:
             _fill(model, name, dtype, None, owner, None)
             owner.to(device)  # None: where they are
-        if outputs is not None and owner is module and owner._parameters:
+        if outputs is not None and head is not None and owner is module and owner._parameters:
             _narrow_biases(owner, (), outputs=outputs)
         if owner is head:
             rows = {
