@@ -18,12 +18,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 EFFORTS = pytest.StashKey()
 # What users get, and what tests that say nothing get: learning takes seconds even for small models,
-# and so do ten weightings and text of 16,000 tokens.
+# and so do ten weightings, text of 16,000 tokens and 256 chains.
 EFFORT = {
     "symmerge.matching.efforts.USUAL": "fast",
     "symmerge.matching.search.TRIES": 3,
     "symmerge.observation.probe.ROWS": 16,
     "symmerge.observation.probe.LENGTH": 32,
+    "symmerge.observation.unigrams.CHAINS": 64,
 }
 
 
