@@ -194,7 +194,7 @@ FIT, AGAIN, FULL = (
 SPOILT = {
     "unknown architecture": (
         config(model_type="mamba"),
-        ["{folder}: ", "'mamba'", "nearest supported: camembert,", "docs/new-family.md"],
+        ["{folder}: ", "'mamba'", "nearest supported: ", "docs/new-family.md"],
     ),
     "class not a list": (config(architectures=5), ["{folder}: ", "architectures", "not a list"]),
     "type not a word": (config(model_type=["gpt2"]), ["no table for model_type", "supported"]),

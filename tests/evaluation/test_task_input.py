@@ -153,7 +153,7 @@ BAD = {
         "pictures as text": (arrays(x=IMAGES, y=np.arange(4)), "no rows with labels"),
         "own rows": (
             lambda folder: "self",
-            "no inputs without data for the task text ... only for mlm, clm, image"
+            "no inputs without data for the task text ... only for mlm, clm, seq2seq, image"
             " ... data with labels",
         ),
     },
@@ -214,7 +214,7 @@ BAD = {
         "text for images": (lambda folder: "digits", "for image-classification ... use image")
     },
     ("speech", "gpt2"): {
-        "unknown task": (lambda folder: "python-docs", "task speech ... mlm, clm, image, text")
+        "unknown task": (lambda folder: "python-docs", "task speech ... mlm, clm, seq2seq, image, text")
     },
 }
 

@@ -32,6 +32,8 @@ def test_runs_happen_where_the_weights_are(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: tensor)  # no shape has numbers
     model = rounded_again(elsewhere(name), 0, torch.float32)
     for sample in samples(model, 0, long=False):
+        if not sample.layers:  # asks what a norm makes of a constant, which no shape answers
+            continue
         for logits in modules.logits_of(model, sample).values():
             assert logits.device == META
 
