@@ -242,7 +242,11 @@ REFUSED = {
     "one point": ([A, B], ("--points", 1), "points 1: a curve has at least two, its ends"),
     "unknown method": ([A, B], ("--method", "none,magic"), "no recipe called 'magic'"),
     "unknown device": ([A, B], ("--device", "abacus"), "device abacus: there are cpu and cuda"),
-    "unknown task": ([A, B], ("--task", "chess"), "task chess: there are mlm, clm, seq2seq, image, text"),
+    "unknown task": (
+        [A, B],
+        ("--task", "chess"),
+        "task chess: there are mlm, clm, seq2seq, image, text",
+    ),
 }
 
 

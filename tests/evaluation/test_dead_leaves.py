@@ -270,6 +270,7 @@ def test_labels_are_refused_in_one_line(saved, tmp_path, case):
 def test_nobody_writes_for_classifiers_of_texts(tmp_path):
     a = sm.load(checkpoint(tmp_path / "a", "bert-classifier"))
     with pytest.raises(
-        MismatchError, match="no inputs without data for the task text, only for mlm, clm, seq2seq, image"
+        MismatchError,
+        match="no inputs without data for the task text, only for mlm, clm, seq2seq, image",
     ):
         sm.make_task("text", "self", [a])

@@ -214,7 +214,10 @@ BAD = {
         "text for images": (lambda folder: "digits", "for image-classification ... use image")
     },
     ("speech", "gpt2"): {
-        "unknown task": (lambda folder: "python-docs", "task speech ... mlm, clm, seq2seq, image, text")
+        "unknown task": (
+            lambda folder: "python-docs",
+            "task speech ... mlm, clm, seq2seq, image, text",
+        )
     },
 }
 
