@@ -20,7 +20,7 @@ from symmerge.models.stock import stock_module
 from symmerge.models.tables import stack_sizes
 from symmerge.symmetry.spec import Spec
 from symmerge.verification.inputs import Sample, hears
-from symmerge.verification.without_layers import (
+from symmerge.verification.layerless import (
     NothingAndNone,
     copied,
     drop_scales,
