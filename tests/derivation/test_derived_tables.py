@@ -251,6 +251,10 @@ ACTIVATIONS = {
     "leaky": (torch.nn.functional.leaky_relu, ScaledPermutation),
     "mish": (torch.nn.functional.mish, Permutation),
     "squared ReLU": (lambda x: x.relu().square(), Permutation),
+    "leaky, written as a choice": (lambda x: torch.where(x > 0, x, x / 3), ScaledPermutation),
+    "leaky, written as a maximum": (lambda x: torch.maximum(x, x / 3), ScaledPermutation),
+    "hard shrinking": (lambda x: x * (x.abs() > 0.3), SignedPermutation),
+    "a maximum beside a number": (lambda x: torch.maximum(x, torch.tensor(0.2)), Permutation),
     "sine of the square": (lambda x: x.square().sin(), SignedPermutation),
     "none": (lambda x: 2 * x, GeneralLinear),
 }

@@ -68,14 +68,25 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 @lru_cache(maxsize=256)
 def behaviour_of(name: str, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]):
-    """Of an aten operation with these further arguments (None marks the place of the tensor)."""
+    """Of an aten operation with these further arguments: TENSOR marks the place of the tensor."""
     packet = getattr(torch.ops.aten, name)
 
     def function(x: Tensor) -> Tensor:
-        filled = tuple(x if one is TENSOR else one for one in args)
-        return packet(*filled, **dict(kwargs))
+        filled = tuple(x if one is TENSOR else _number(one, x) for one in args)
+        return packet(*filled, **dict(kwargs)).to(x)  # comparisons give truth values
 
     return behaviour(function)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A tensor without axes, where an operation takes no number in its place."""
+
+    value: float
+
+
+def _number(one: object, like: Tensor) -> object:
+    return like.new_tensor(one.value) if isinstance(one, Scalar) else one
 
 
 TENSOR = "the tensor"

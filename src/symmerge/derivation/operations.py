@@ -185,11 +185,20 @@ def power(step: TracedStep, x: Operand, exponent: Operand) -> Any:
 
 def where(step: TracedStep, condition: Operand, x: Operand, y: Operand) -> State:
     step.settle(condition, x, y)
-    if isinstance(condition, State):
-        raise Unfollowed("a condition that depends on parameters")
     one, other = (x, y) if isinstance(x, State) else (y, x)
     axes = one.axes if isinstance(one, State) and _nothing(other) else matched(step, x, y, "add")
     return State(matched(step, State(axes), condition, "multiply"))
+
+
+def extreme(step: TracedStep, x: Operand, y: Operand) -> State | None:
+    """The larger or the smaller of two, number by number: it knows positive scales, no signs."""
+    if not (isinstance(x, State) and isinstance(y, State)):
+        return None  # beside a constant it is a function of single numbers
+    step.settle(x, y)
+    for met in (*x.mets(), *y.mets()):
+        step.walk.mark(met, POINTWISE)
+        step.walk.vanish(met.sign, "sign")
+    return State(matched(step, x, y, "add"))
 
 
 def masked_fill(step: TracedStep, x: State, mask: Operand, value: Operand) -> State:

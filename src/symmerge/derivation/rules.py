@@ -8,6 +8,7 @@ from typing import Any
 from symmerge.derivation.operations import (
     add,
     divide,
+    extreme,
     layer_norm,
     masked_fill,
     multiply,
@@ -58,6 +59,7 @@ RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("sum", "mean"), reduced),
     **dict.fromkeys(("var", "var_mean", "std"), spread),
     **dict.fromkeys(("masked_fill", "masked_fill_"), masked_fill),
+    **dict.fromkeys(("maximum", "minimum"), extreme),
     **dict.fromkeys(("neg", "neg_"), negated),
     "transpose": transpose,
     "t": turned,

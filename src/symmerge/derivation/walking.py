@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from symmerge.derivation.activations import TENSOR, behaviour_of
+from symmerge.derivation.activations import TENSOR, Scalar, behaviour_of
 from symmerge.derivation.following import POINTWISE, Following, State
 from symmerge.derivation.operations import TracedStep, _powers
 from symmerge.derivation.recording import Operation, Recording, Value
@@ -107,6 +107,7 @@ def _apply(walk: Following, operation: Operation, states: Mapping[int, State]) -
 
 def _pointwise(step: TracedStep, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> State:
     """A function of single numbers: what it commutes with is measured."""
+    args = tuple(Scalar(one.item()) if _is_number(one) else one for one in args)
     tensors = [one for one in args if isinstance(one, State | Tensor)]
     if len(tensors) != 1 or not isinstance(tensors[0], State):
         raise Unfollowed("no rule for it")
@@ -124,6 +125,10 @@ def _pointwise(step: TracedStep, args: tuple[Any, ...], kwargs: Mapping[str, Any
             step.walk.vanish(met.sign, "sign")
     degree = known.degree or 0
     return State(tuple(_powers(axis, degree, odd=known.odd) for axis in x.axes))
+
+
+def _is_number(one: object) -> TypeGuard[Tensor]:
+    return isinstance(one, Tensor) and one.ndim == 0
 
 
 def _frozen(
