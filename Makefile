@@ -50,6 +50,7 @@ sbom: $(READY)
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[docs]'
 	$(BIN)/python tools/architectures.py
+	$(BIN)/python tools/figures.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "wrote build/site: open build/site/index.html"
 
