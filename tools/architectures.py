@@ -31,9 +31,9 @@ WORDS: Mapping[str, str] = {
 }
 PLACES: Mapping[str, str] = {
     "stream": "residual",
-    "queries and keys": "qk",
-    "values": "vo",
-    "feed-forward": "ff",
+    "queries and keys": "qk.0",
+    "values": "vo.0",
+    "feed-forward": "ff.0",
 }
 
 
@@ -86,22 +86,21 @@ def row(name: str) -> tuple[str, ...]:
 
 
 def place(spec: Spec, name: str) -> str:
-    """What a space of the first layer may do, in each stack if they differ."""
-    kind, _, number = name.partition(".")
-    marks = [stream.removeprefix("residual") for stream in spec.streams]
-    end = f".{number}" if number else ""
-    stacks = {mark: in_layers(spec, f"{kind}{mark}{end}") for mark in marks}
-    if len(set(stacks.values())) == 1:
-        return stacks[marks[0]]
-    return "; ".join(f"{mark.removeprefix('.')}: {can}" for mark, can in stacks.items())
+    """What a space of the first layer may do, in each stack or tower if they differ."""
+    kind, dot, number = name.partition(".")
+    pattern = re.compile(rf"{kind}(?:\.(?P<stack>[a-z]+))?{re.escape(dot + number)}")
+    found = [match for one in spec.spaces for match in [pattern.fullmatch(one)] if match]
+    stacks = {match["stack"]: in_layers(spec, match[0]) for match in found}
+    if len(set(stacks.values())) <= 1:
+        return "".join([*stacks.values()][:1])
+    return "; ".join(f"{stack}: {can}" for stack, can in stacks.items())
 
 
 def in_layers(spec: Spec, name: str) -> str:
     """What a space of the first layer may do; in further layers it may differ."""
     layers = [name.replace("0", str(i)) for i in range(2)]
     kinds = [words(spec.spaces[one].group) for one in layers if one in spec.spaces]
-    outer = spec.spaces[name].per if name in spec.spaces else None
-    inside = ", in each expert" if (outer or "").startswith("expert") else ""
+    inside = ", in each expert" if (spec.spaces[name].per or "").startswith("expert") else ""
     return " / ".join(dict.fromkeys(kinds)) + inside
 
 
