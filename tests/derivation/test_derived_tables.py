@@ -12,7 +12,7 @@ from symmerge.derivation.comparing import shortfalls
 from symmerge.derivation.deriving import prove_table
 from symmerge.derivation.proving import FORBIDDEN
 from symmerge.derivation.running import EXACT
-from symmerge.errors import MismatchError, SymmergeError, UnsupportedModel
+from symmerge.errors import MismatchError, SymmergeError
 from symmerge.lab.small_models import small_model
 from symmerge.symmetry.groups import (
     GeneralLinear,
@@ -180,56 +180,6 @@ def test_the_derived_table_passes_the_same_proof(kind):
 def test_a_module_of_other_sizes_is_refused():
     with pytest.raises(MismatchError, match="does not fit"):
         derived(TinyGPT).load(TinyGPT(width=16))
-
-
-class Broken(torch.nn.Module):
-    def __init__(self, how):
-        super().__init__()
-        self.inner = torch.nn.Linear(4, 4)
-        self.how = how
-
-    def forward(self, x):
-        return self.how(self.inner(x), x)
-
-
-def written_into(y, x):
-    y[:, 0] = 0
-    return y
-
-
-def fails(y, x):
-    raise ValueError("no such shape")
-
-
-BAD = {
-    "branch on values": (lambda y, x: y if y.sum() > 0 else -y, "_local_scalar_dense|is_nonzero"),
-    "branch on inputs": (lambda y, x: y.relu() if x[0, 0] == 1 else y.tanh(), "for one input"),
-    "writes into a part": (written_into, "writes into a part|torch.cat"),
-    "fails": (fails, "cannot be traced.*no such shape"),
-    "no floats": (lambda y, x: torch.ones(2, dtype=torch.int64), "no output"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_module_that_cannot_be_traced_says_why(case):
-    how, message = BAD[case]
-    x = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8]])
-    with pytest.raises(UnsupportedModel, match=message):
-        sm.derive(Broken(how), x)
-
-
-def test_parameters_that_share_a_part_of_their_memory_are_refused():
-    module = Broken(lambda y, x: y)
-    whole = torch.randn(5, 4)
-    module.inner.weight = torch.nn.Parameter(whole[:4])
-    module.other = torch.nn.Parameter(whole[1:])
-    with pytest.raises(UnsupportedModel, match="share a part"):
-        sm.derive(module, torch.randn(2, 4))
-
-
-def test_inputs_without_a_tensor_are_refused():
-    with pytest.raises(UnsupportedModel, match="no tensor"):
-        sm.derive(made(Mixer), "digits")
 
 
 class Units(torch.nn.Module):

@@ -21,10 +21,12 @@ from symmerge.derivation.running import (
     Inputs,
     Read,
     Runner,
+    check_repeatable,
     named_inputs,
     other_inputs,
     outputs_of,
     perturb_parameters,
+    used_unseen,
 )
 from symmerge.derivation.tables import Table
 from symmerge.derivation.walking import Followed, follow
@@ -104,6 +106,7 @@ def derive(
     frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
     candidate = _largest(module, tensors, ties, frozen, both, read)
     runner = Runner(module, both, read)
+    check_repeatable(runner, tensors)
     return _proved(candidate, runner, ties, seed, report)
 
 
@@ -171,6 +174,12 @@ def _proved(
 ) -> Derivation:
     notes = sorted({*candidate.followed.walk.notes})
     unused = sorted(candidate.followed.parameters.keys() - candidate.followed.used)
+    tensors, _ = parameters_of(runner.module)
+    notes += [
+        f"{name} reaches the outputs in a way that leaves no trace (.numpy(), .data): it stays as"
+        " it is"
+        for name in used_unseen(runner, tensors, unused)
+    ]
     untied = _prove_one(candidate.followed, candidate.kinds, {}, runner, seed, report)
     if not ties:
         return _derivation(untied, notes, runner, unused)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +100,34 @@ def difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
         ((x - y).norm() / y.norm().clamp_min(1e-30)).item() for x, y in zip(a, b, strict=True)
     ]
     return max((change if change == change else float("inf") for change in changes), default=0.0)
+
+
+def check_repeatable(runner: Runner, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a module whose answers are no numbers, or not the same twice."""
+    name = type(runner.module).__name__
+    first, second = runner.outputs(tensors), runner.outputs(tensors)
+    if not all(one.isfinite().all() for one in first):
+        raise UnsupportedModel(
+            f"{name}: its outputs are not finite for the example inputs: give others, or let read="
+            " pick outputs without infinities"
+        )
+    if (change := difference(first, second)) > EXACT:
+        raise UnsupportedModel(
+            f"{name}: the same inputs give other outputs the second time (by {change:.0e}): draw"
+            " random numbers outside of the module, and keep no state between calls"
+        )
+
+
+def used_unseen(runner: Runner, tensors: Mapping[str, Tensor], names: Iterable[str]) -> list[str]:
+    """Those of these parameters that change the outputs all the same."""
+    source = runner.outputs(tensors)
+
+    def changes(*chosen: str) -> bool:
+        noisy = {name: tensors[name] + torch.ones_like(tensors[name]) for name in chosen}
+        return difference(runner.outputs({**tensors, **noisy}), source) > EXACT
+
+    names = list(names)
+    return [name for name in names if changes(name)] if names and changes(*names) else []
 
 
 def named_inputs(inputs: Any) -> dict[str, Any]:

@@ -142,9 +142,10 @@ def _frozen(
         step.walk.freeze(state.axes)
     if any(True for state in reached for _ in state.mets()):
         operation = step.operation
+        reason = error if isinstance(error, Unfollowed) else "no rule for it"
         step.walk.notes.append(
             f"{operation.name} in {operation.place or 'the forward'} is not understood"
-            f" ({error}): what reaches it stays as it is"
+            f" ({reason}): what reaches it stays as it is"
         )
     return tuple(_plain(result.shape if result else ()) for result in step.operation.results)
 

@@ -1,0 +1,81 @@
+"""Modules that cannot be followed: what stands in the way is said, and nothing is guessed."""
+
+import pytest
+import torch
+
+import symmerge as sm
+from symmerge.errors import UnsupportedModel
+
+
+class Broken(torch.nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+        self.how = how
+
+    def forward(self, x):
+        return self.how(self.inner(x), x)
+
+
+def written_into(y, x):
+    y[:, 0] = 0
+    return y
+
+
+def fails(y, x):
+    raise ValueError("no such shape")
+
+
+BAD = {
+    "branch on values": (lambda y, x: y if y.sum() > 0 else -y, "_local_scalar_dense|is_nonzero"),
+    "branch on inputs": (lambda y, x: y.relu() if x[0, 0] == 1 else y.tanh(), "for one input"),
+    "writes into a part": (written_into, "writes into a part|torch.cat"),
+    "fails": (fails, "cannot be traced.*no such shape"),
+    "random": (lambda y, x: y + torch.randn(4), "other outputs the second time"),
+    "no numbers": (lambda y, x: (y - 1e9).log(), "not finite"),
+    "no floats": (lambda y, x: torch.ones(2, dtype=torch.int64), "no output"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_module_that_cannot_be_traced_says_why(case):
+    how, message = BAD[case]
+    x = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8]])
+    with pytest.raises(UnsupportedModel, match=message):
+        sm.derive(Broken(how), x)
+
+
+def test_parameters_that_share_a_part_of_their_memory_are_refused():
+    module = Broken(lambda y, x: y)
+    whole = torch.randn(5, 4)
+    module.inner.weight = torch.nn.Parameter(whole[:4])
+    module.other = torch.nn.Parameter(whole[1:])
+    with pytest.raises(UnsupportedModel, match="share a part"):
+        sm.derive(module, torch.randn(2, 4))
+
+
+def test_inputs_without_a_tensor_are_refused():
+    with pytest.raises(UnsupportedModel, match="no tensor"):
+        sm.derive(Broken(lambda y, x: y), "digits")
+
+
+class Detached(torch.nn.Module):
+    """A hidden layer that leaves torch, or does not."""
+
+    def __init__(self, leave):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(5, 7), torch.nn.Linear(7, 3)
+        self.leave = leave
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.second(torch.from_numpy(hidden.numpy() * 2) if self.leave else hidden)
+
+
+def test_what_leaves_no_trace_is_noticed():
+    x = torch.randn(6, 5)
+    left, stayed = (sm.derive(Detached(leave), x) for leave in (True, False))
+    assert not left.spec.hidden and stayed.spec.hidden
+    names = {note.partition(" ")[0] for note in left.notes if "no trace" in note}
+    assert names == {"first.weight", "first.bias"}
+    assert not any("no trace" in note for note in stayed.notes)
