@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from custom_modules import Mixer, RegisterViT, TinyGPT
+from custom_modules import Mixer, RegisterViT, TinyGPT, Units
 
 import symmerge as sm
 from symmerge.derivation.comparing import shortfalls
@@ -180,18 +180,6 @@ def test_the_derived_table_passes_the_same_proof(kind):
 def test_a_module_of_other_sizes_is_refused():
     with pytest.raises(MismatchError, match="does not fit"):
         derived(TinyGPT).load(TinyGPT(width=16))
-
-
-class Units(torch.nn.Module):
-    """A hidden layer with any activation."""
-
-    def __init__(self, activation):
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(5, 7), torch.nn.Linear(7, 3)
-        self.activation = activation
-
-    def forward(self, x):
-        return self.second(self.activation(self.first(x)))
 
 
 # Nothing knows these by name: oddness and homogeneity are measured.

@@ -143,3 +143,15 @@ class RegisterViT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x)[:, 0])
+
+
+class Units(nn.Module):
+    """A hidden layer with any activation."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 7), nn.Linear(7, 3)
+        self.activation = activation
+
+    def forward(self, x):
+        return self.second(self.activation(self.first(x)))
