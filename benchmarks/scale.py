@@ -7,6 +7,7 @@ tokens, in the same run. Memory is sampled while the command runs: `anonymous` i
 itself holds, `resident` counts the mapped files as well, which the system may drop at any time.
 
     python benchmarks/scale.py --size 1.5b [--device cuda] [--cores 2] [--folder DIR]
+    python benchmarks/scale.py --size 1.5b --layers 2 4    the same widths, extrapolated to 16
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from watched import watch
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 FIELDS = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"
@@ -34,12 +35,28 @@ SIZES = {
     "3b": (3072, 8192, 28, 24, 8, 128_256),
     "7b": (4096, 14_336, 32, 32, 8, 32_000),
 }
-POLL = 0.2  # seconds
-GB = 1e9
+PHASES = {"match": "matching", "verify": "checking", "write": "writing"}  # by their first lines
+LAYERS = FIELDS.index("num_hidden_layers")
 
 
-def config(size: str) -> dict[str, Any]:
-    *body, key_value_heads, words = SIZES[size]
+@dataclass(frozen=True)
+class Job:
+    """One pair to merge: a size, with all of its layers or fewer."""
+
+    size: str
+    layers: int
+    device: str
+    cores: int | None
+    first_core: int
+    pin: bool
+
+    def __str__(self) -> str:
+        return f"{self.size}-{self.layers}"
+
+
+def config(job: Job) -> dict[str, Any]:
+    *body, key_value_heads, words = SIZES[job.size]
+    body[LAYERS] = job.layers
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -51,7 +68,7 @@ def config(size: str) -> dict[str, Any]:
     }
 
 
-def make(folder: Path, size: str, device: str) -> list[Path]:
+def make(folder: Path, job: Job) -> None:
     """Two checkpoints with independent random weights, tensor by tensor."""
     import torch
 
@@ -62,12 +79,11 @@ def make(folder: Path, size: str, device: str) -> list[Path]:
     from symmerge.families import family_of
     from symmerge.models.binding import bind
 
-    written = config(size)
+    written, size, device = config(job), job.size, job.device
     spec = bind(family_of("llama", size), written, ["lm_head.weight"], size)
-    paths = []
     for seed in (0, 1):
-        paths.append(folder / f"{size}-{seed}")
-        if paths[-1].exists():
+        path = folder / f"{job}-{seed}"
+        if path.exists():
             continue
         generator = torch.Generator(device).manual_seed(seed)
 
@@ -82,10 +98,9 @@ def make(folder: Path, size: str, device: str) -> list[Path]:
             {name: (lambda name=name, draw=draw: draw(name)) for name in spec.tensors},
             added={name: (spec.shapes[name], torch.bfloat16) for name in spec.tensors},
         )
-        with new_folder(paths[-1]) as target:
+        with new_folder(path) as target:
             write_json(target / "config.json", written)
             write_weights(target, weights)
-    return paths
 
 
 def copied(paths: list[Path], folder: Path) -> float:
@@ -113,75 +128,91 @@ def forward(path: Path, device: str) -> float:
     return time.perf_counter() - began
 
 
-class Memory(threading.Thread):
-    """The most memory that a process held while it ran, in GB."""
+def products(paths: list[Path]) -> dict[str, float]:
+    """Seconds of reading both once, and of moving one by a random element of every group."""
+    import torch
 
-    def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True)
-        self.pid, self.most, self.going = (
-            pid,
-            dict.fromkeys(("anonymous", "resident", "gpu"), 0.0),
-            True,
-        )
+    from symmerge.models.alignment import Alignment, apply
+    from symmerge.models.canonical.form import canonicalize
+    from symmerge.models.model import load
 
-    def run(self) -> None:
-        while self.going:
-            for name, value in self._now():
-                self.most[name] = max(self.most[name], value / GB)
-            time.sleep(POLL)
-
-    def _now(self) -> Iterator[tuple[str, float]]:
-        try:
-            lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-        except OSError:  # it has ended
-            return
-        sizes = dict(line.split(":", 1) for line in lines)
-        for name, key in (("anonymous", "RssAnon"), ("resident", "VmRSS")):
-            yield name, float(sizes.get(key, "0 kB").split()[0]) * 1024
-        if shutil.which("nvidia-smi"):
-            asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-            yield "gpu", float(subprocess.check_output(asked, text=True).split()[0]) * 2**20
-
-
-def measure(size: str, folder: Path, device: str, cores: int | None, first: int) -> dict[str, Any]:
-    paths = [folder / f"{size}-{seed}" for seed in (0, 1)]
-    out = folder / f"{size}-merged"
-    shutil.rmtree(out, ignore_errors=True)
-    pinned = ["taskset", "-c", f"{first}-{first + cores - 1}"] if cores else []
-    command = [*pinned, sys.executable, "-u", "-m", "symmerge", "merge", *map(str, paths)]
-    command += ["--out", str(out), "--effort", "fast", "--no-verdict", "--device", device]
-    threads = {"OMP_NUM_THREADS": str(cores)} if cores else {}
     began = time.perf_counter()
-    child = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **threads},
-    )
-    memory = Memory(child.pid)
-    memory.start()
-    assert child.stdout
-    phases = []
-    for line in child.stdout:
-        phases.append([round(time.perf_counter() - began, 1), line.rstrip()[:100]])
-        print(*phases[-1], flush=True)
-    code = child.wait()
-    seconds, memory.going = time.perf_counter() - began, False
+    for path in paths:
+        weights = load(path).weights
+        for name in weights:
+            weights[name]
+    read = time.perf_counter() - began
+    model = canonicalize(load(paths[0]))
+    alignment = Alignment.random(model.spec, torch.Generator().manual_seed(0))
+    began = time.perf_counter()
+    moved = apply(alignment, model).weights
+    for name in moved:
+        moved[name]
+    return {"read_both": round(read, 1), "apply": round(time.perf_counter() - began, 1)}
+
+
+def measure(job: Job, folder: Path) -> dict[str, Any]:
+    paths = [folder / f"{job}-{seed}" for seed in (0, 1)]
+    out = folder / f"{job}-merged"
     shutil.rmtree(out, ignore_errors=True)
-    copy, plain = copied(paths, folder), forward(paths[0], device)
+    last = job.first_core + (job.cores or 0) - 1
+    pinned = ["taskset", "-c", f"{job.first_core}-{last}"] if job.cores and job.pin else []
+    command = [*pinned, sys.executable, "-u", "-m", "symmerge", "merge", *map(str, paths)]
+    command += ["--out", str(out), "--effort", "fast", "--no-verdict", "--device", job.device]
+    threads = {"OMP_NUM_THREADS": str(job.cores)} if job.cores else {}
+    watched = watch(command, {**os.environ, **threads})
+    shutil.rmtree(out, ignore_errors=True)
+    copy, plain = copied(paths, folder), forward(paths[0], job.device)
+    seconds = watched.lines[-1].seconds
     return {
-        "size": size,
-        "device": device,
-        "cores": cores or os.cpu_count(),
-        "exit_code": code,
+        "size": job.size,
+        "device": job.device,
+        "cores": job.cores or os.cpu_count(),
+        "layers": job.layers,
+        "exit_code": watched.exit_code,
         "seconds": round(seconds, 1),
+        "processor_seconds": round(watched.lines[-1].processor, 1),
         "over_copying_both": round(seconds / copy, 1),
         "over_forward_1024_tokens": round(seconds / plain, 1),
         "copy_seconds": round(copy, 2),
         "forward_seconds": round(plain, 3),
-        "memory_gb": {name: round(value, 1) for name, value in memory.most.items()},
-        "phases": phases[-40:],
+        "memory_gb": {name: round(value, 1) for name, value in watched.memory_gb.items()},
+        "by_phase": {
+            phase: {name: round(value, 1) for name, value in row.items()}
+            for phase, row in watched.phases(PHASES).items()
+        },
+        "once": products(paths) if job.device == "cpu" else {},
+        "phases": [[round(line.seconds, 1), line.text[:100]] for line in watched.lines[-41:-1]],
+    }
+
+
+def extrapolated(rows: list[dict[str, Any]], layers: int) -> dict[str, Any]:
+    """All layers by the straight line through two depths: seconds per phase, and memory."""
+    few, more = sorted(rows, key=lambda row: row["layers"])
+    apart = more["layers"] - few["layers"]
+
+    def at_full_depth(first: float, second: float) -> dict[str, float]:
+        slope = (second - first) / apart
+        whole = first + slope * (layers - few["layers"])
+        return {"per_layer": round(slope, 2), "in_all": round(whole, 1)}
+
+    by_phase = {
+        phase: {
+            kind: at_full_depth(value, more["by_phase"][phase][kind]) for kind, value in row.items()
+        }
+        for phase, row in few["by_phase"].items()
+    }
+    totals = {
+        name: at_full_depth(few[name], more[name])
+        for name in ("seconds", "processor_seconds", "copy_seconds", "forward_seconds")
+    }
+    memory = at_full_depth(*(row["memory_gb"]["anonymous"] for row in (few, more)))
+    return {
+        **{name: few[name] for name in ("size", "device", "cores")},
+        "layers": f"{layers}, extrapolated from {few['layers']} and {more['layers']}",
+        **totals,
+        "anonymous_gb": memory,
+        "by_phase": by_phase,
     }
 
 
@@ -195,22 +226,37 @@ def main() -> None:
     parser.add_argument("--first-core", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where checkpoints stay (else: temporary)")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--layers",
+        type=int,
+        nargs="+",
+        help="the same widths with so few layers; two numbers: all layers are extrapolated",
+    )
+    parser.add_argument("--no-pin", action="store_true", help="so many threads, on any core")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for size in options.size:
-            make(folder, size, options.device)
-            row = measure(size, folder, options.device, options.cores, options.first_core)
-            print(json.dumps({**row, "phases": "..."}, indent=1), flush=True)
-            add(options.results, row)
+            rows = []
+            for layers in options.layers or [SIZES[size][LAYERS]]:
+                where = options.device, options.cores, options.first_core
+                job = Job(size, layers, *where, pin=not options.no_pin)
+                make(folder, job)
+                rows.append(measure(job, folder))
+                print(json.dumps({**rows[-1], "phases": "..."}, indent=1), flush=True)
+                add(options.results, rows[-1])
+            if len(rows) == 2:
+                whole = extrapolated(rows, SIZES[size][LAYERS])
+                print(json.dumps(whole, indent=1))
+                add(options.results, whole)
 
 
 def add(results: Path, row: dict[str, Any]) -> None:
-    """Put a row in the place of an earlier one of the same size, device and cores."""
+    """Put a row in the place of an earlier one of the same size, depth, device and cores."""
     rows = json.loads(results.read_text())["rows"] if results.exists() else []
-    same = "size", "device", "cores"
-    rows = [other for other in rows if any(other[key] != row[key] for key in same)]
+    same = "size", "layers", "device", "cores"
+    rows = [other for other in rows if any(other.get(key) != row[key] for key in same)]
     packages = {name: version(name) for name in ("torch", "transformers", "scipy")}
     content = {"machine": {"machine": platform.machine(), **packages}, "rows": [*rows, row]}
     results.parent.mkdir(exist_ok=True)
