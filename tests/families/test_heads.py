@@ -61,6 +61,8 @@ FURTHER = {
     "MPNet": ("mpnet", LABEL, TOKEN, ANSWER, BARE_MODEL),
     "DebertaV2": ("deberta-v2", TOKEN, ANSWER),
     "Albert": ("albert", "ForPreTraining", TOKEN, ANSWER, BARE_MODEL),
+    "RoFormer": ("roformer", ANSWER),
+    "ModernBert": ("modernbert", TOKEN),
     "DeiT": ("deit", BARE_MODEL),
     "IJepa": ("ijepa", BARE_MODEL),
     "Beit": ("beit", BARE_MODEL),
@@ -255,6 +257,8 @@ PREFIXES = {
     "clip_vision_model": "vision_model.",
     "vit_mae": "vit.",
     "deberta-v2": "deberta.",
+    "roformer": "roformer.",
+    "modernbert": "model.",
 }
 
 

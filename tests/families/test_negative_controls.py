@@ -9,6 +9,7 @@ from functools import cache, partial
 import pytest
 import torch
 from differences import difference
+from encoder_controls import ENCODER_HEADS
 from further_controls import FURTHER
 from negative_controls import (
     ALLOWED,
@@ -254,6 +255,7 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
     "neox": {**LAYER_NORM, **GELU, **ROTARY, **HEADS, **HEAD_LEFT},
     **FURTHER,
     **TWO_STACKS,
+    **ENCODER_HEADS,
 }
 CASES = [(name, case) for name, controls in FORBIDDEN_ELEMENTS.items() for case in controls]
 

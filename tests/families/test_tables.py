@@ -134,10 +134,8 @@ QUERY_KEY = {
     **dict.fromkeys(("llama-mqa", "llama-classifier", "llama-features"), RotaryPairs(12, 12)),
     "qwen2": RotaryPairs(12, 12),
     "mistral": RotaryPairs(16, 16),  # a head size of its own
-    "roformer": RotaryPairs(12, 12, "interleaved"),
-    "roformer-classifier": RotaryPairs(12, 12, "interleaved"),
-    "modernbert": RotaryPairs(12, 12),
-    "modernbert-classifier": RotaryPairs(12, 12),
+    **{name: RotaryPairs(12, 12, "interleaved") for name in EVERY if name.startswith("roformer")},
+    **{name: RotaryPairs(12, 12) for name in EVERY if name.startswith("modernbert")},
     "dinov3": RotaryPairs(12, 12),
     "dinov3-classifier": RotaryPairs(12, 12),
     "qwen3": Signs(8),  # one per pair: a norm with gains comes before the positions

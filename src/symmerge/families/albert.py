@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from symmerge.errors import UnsupportedModel
-from symmerge.families import bert
+from symmerge.families import bert, encoders
 from symmerge.families.base import Family, Head, Reading, with_bare
 from symmerge.families.spaces import factorised
 from symmerge.symmetry.groups import OrthogonalFixingOnes, Permutation
@@ -49,7 +49,7 @@ predictions.decoder.bias                           vocabulary               if u
 sop_classifier.classifier.weight                   label        pooled*     if nsp
 sop_classifier.classifier.bias                     label                    if nsp
 """
-    + bert.POOLED_HEADS
+    + encoders.POOLED_HEADS
 )
 # The mapping takes the gain of the embedding's norm. All others sit on the stream.
 NORMS = """
@@ -87,10 +87,11 @@ HEADED = Family(
     model_types=("albert",),
     architectures={
         "AlbertForPreTraining": Head("masked-lm", "sop_classifier.classifier.weight"),
-        "AlbertForMaskedLM": Head("masked-lm", "predictions.bias"),
-        "AlbertForSequenceClassification": Head("text-classification", "classifier.weight"),
-        "AlbertForTokenClassification": Head("token-classification", "classifier.weight"),
-        "AlbertForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
+        **encoders.heads(
+            "Albert",
+            ForMaskedLM="predictions.bias",
+            ForSequenceClassification="classifier.weight",
+        ),
     },
     table=TABLE,
     norms=NORMS,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from symmerge.families import encoders
 from symmerge.families.base import (
     Family,
     Head,
@@ -55,58 +56,13 @@ SUMS = """
 {base}.encoder.layer.{i}.output.LayerNorm <- {base}.encoder.layer.{i}.output.dense
 """
 
-# Heads that label every token or find answers, after one that labels the sequence: by its pooled
-# output, or by its first token.
-_PLACES = """
-classifier.weight  label   residual*  if tokens
-classifier.bias    label              if tokens
-qa_outputs.weight  answer  residual*  if answers
-qa_outputs.bias    answer             if answers
-"""
-POOLED_HEADS = (
-    """
-classifier.weight  label  pooled*  if classifier
-classifier.bias    label           if classifier
-"""
-    + _PLACES
-)
-FIRST_HEADS = (
-    """
-classifier.dense.weight     classifier  residual*    if classifier
-classifier.dense.bias       classifier               if classifier
-classifier.out_proj.weight  label       classifier*  if classifier
-classifier.out_proj.bias    label                    if classifier
-"""
-    + _PLACES
-)
-
-# While the decoder is tied to the embedding, the transform's output is the residual space itself.
 BERT_HEADS = (
-    """
-cls.predictions.transform.dense.weight      transform    residual*   if mlm
-cls.predictions.transform.dense.bias        transform                if mlm
-cls.predictions.transform.LayerNorm.weight  transform~               if mlm
-cls.predictions.transform.LayerNorm.bias    transform                if mlm
-cls.predictions.decoder.weight              vocabulary   transform*  if untied
-cls.predictions.bias                        vocabulary               if mlm
-cls.predictions.decoder.bias                vocabulary               if untied
+    encoders.WORDS
+    + """
 cls.seq_relationship.weight                 next         pooled*     if nsp
 cls.seq_relationship.bias                   next                     if nsp
 """
-    + POOLED_HEADS
-)
-
-ROBERTA_HEADS = (
-    """
-lm_head.dense.weight        transform    residual*    if mlm
-lm_head.dense.bias          transform                 if mlm
-lm_head.layer_norm.weight   transform~                if mlm
-lm_head.layer_norm.bias     transform                 if mlm
-lm_head.decoder.weight      vocabulary   transform*   if untied
-lm_head.bias                vocabulary                if mlm
-lm_head.decoder.bias        vocabulary                if untied
-"""
-    + FIRST_HEADS
+    + encoders.POOLED_HEADS
 )
 
 
@@ -145,20 +101,11 @@ def read_roberta(config: Any, names: Collection[str]) -> Reading:
     return replace(read(config, names), reserved_positions=config.pad_token_id + 1)
 
 
-def label_heads(architecture: str) -> dict[str, bool]:
-    """Whether the class labels a sequence or its tokens, or finds answers."""
-    return {
-        "classifier": architecture.endswith("ForSequenceClassification"),
-        "tokens": architecture.endswith("ForTokenClassification"),
-        "answers": architecture.endswith("ForQuestionAnswering"),
-    }
-
-
 def _heads(architecture: str, names: Collection[str]) -> dict[str, bool]:
     return {
+        **encoders.head_flags(architecture),
         "mlm": any(name in names for name in ("cls.predictions.bias", "lm_head.dense.weight")),
         "nsp": "cls.seq_relationship.weight" in names,
-        **label_heads(architecture),
         "pooler": any(name.endswith("pooler.dense.weight") for name in names),
     }
 
@@ -204,26 +151,26 @@ BERT = _family(
     BERT_HEADS,
     {
         "BertForPreTraining": Head("masked-lm", "cls.seq_relationship.weight"),
-        "BertForMaskedLM": Head("masked-lm", "cls.predictions.bias"),
-        "BertForSequenceClassification": Head("text-classification", "classifier.weight"),
-        "BertForTokenClassification": Head("token-classification", "classifier.weight"),
-        "BertForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
+        **encoders.heads(
+            "Bert",
+            ForMaskedLM="cls.predictions.bias",
+            ForSequenceClassification="classifier.weight",
+        ),
     },
     ("BertModel",),
     "cls.predictions.decoder",
 )
 ROBERTA = _family(
     "roberta",
-    ROBERTA_HEADS,
+    encoders.ROBERTA_WORDS + encoders.FIRST_HEADS,
     {
-        f"{kind}{name}": head
-        for kind in ("Roberta", "XLMRoberta", "Camembert")
-        for name, head in {
-            "ForMaskedLM": Head("masked-lm", "lm_head.dense.weight"),
-            "ForSequenceClassification": Head("text-classification", "classifier.dense.weight"),
-            "ForTokenClassification": Head("token-classification", "classifier.weight"),
-            "ForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
-        }.items()
+        name: head
+        for stem in ("Roberta", "XLMRoberta", "Camembert")
+        for name, head in encoders.heads(
+            stem,
+            ForMaskedLM="lm_head.dense.weight",
+            ForSequenceClassification="classifier.dense.weight",
+        ).items()
     },
     ("RobertaModel", "XLMRobertaModel", "CamembertModel"),
     "lm_head.decoder",

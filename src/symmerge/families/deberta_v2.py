@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from symmerge.errors import UnsupportedModel
-from symmerge.families import bert
-from symmerge.families.base import Family, Head, Reading, feed_forward, visible, with_bare
+from symmerge.families import bert, encoders
+from symmerge.families.base import Family, Reading, feed_forward, visible, with_bare
 from symmerge.symmetry.groups import Orthogonal, Permutation
 from symmerge.symmetry.spec import Space
 
@@ -47,7 +47,8 @@ deberta.encoder.conv.LayerNorm.bias     residual                                
 pooler.dense.weight                     pooled     residual*                         if classifier
 pooler.dense.bias                       pooled                                       if classifier
 """
-    + bert.BERT_HEADS
+    + encoders.WORDS
+    + encoders.POOLED_HEADS
 )
 SUMS = """
 deberta.embeddings.LayerNorm <- deberta.embeddings.word_embeddings
@@ -135,12 +136,11 @@ def _check(config: Any) -> None:
 HEADED = Family(
     name="deberta-v2",
     model_types=("deberta-v2",),
-    architectures={
-        "DebertaV2ForMaskedLM": Head("masked-lm", "cls.predictions.bias"),
-        "DebertaV2ForSequenceClassification": Head("text-classification", "pooler.dense.weight"),
-        "DebertaV2ForTokenClassification": Head("token-classification", "classifier.weight"),
-        "DebertaV2ForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
-    },
+    architectures=encoders.heads(
+        "DebertaV2",
+        ForMaskedLM="cls.predictions.bias",
+        ForSequenceClassification="pooler.dense.weight",
+    ),
     table=TABLE,
     norms="",
     sums=SUMS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from symmerge.families import encoders
 from symmerge.families.base import (
     Family,
-    Head,
     Reading,
     attention,
     feed_forward,
@@ -19,7 +19,8 @@ from symmerge.symmetry.spec import Space
 
 # As in BERT, gains sit on the stream itself. Sinusoidal positions are stored, too, and are read
 # from the checkpoint: they move with the stream like learned ones.
-TABLE = """
+TABLE = (
+    """
 distilbert.embeddings.word_embeddings.weight               vocabulary   residual
 distilbert.embeddings.position_embeddings.weight           position     residual
 distilbert.embeddings.LayerNorm.weight                     residual~
@@ -50,11 +51,9 @@ pre_classifier.weight                                      classifier   residual
 pre_classifier.bias                                        classifier                if classifier
 classifier.weight                                          label        classifier*  if classifier
 classifier.bias                                            label                     if classifier
-classifier.weight                                          label        residual*    if tokens
-classifier.bias                                            label                     if tokens
-qa_outputs.weight                                          answer       residual*    if answers
-qa_outputs.bias                                            answer                    if answers
 """
+    + encoders.PLACES
+)
 
 SUMS = """
 distilbert.embeddings.LayerNorm
@@ -66,7 +65,7 @@ distilbert.transformer.layer.{i}.output_layer_norm <- distilbert.transformer.lay
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
-    flags = _heads(config.architectures[0])
+    flags = encoders.head_flags(config.architectures[0])
     basis = GeneralLinear(config.dim // config.n_heads)
     visible_sizes = {
         "vocabulary": config.vocab_size,
@@ -88,24 +87,14 @@ def read(config: Any, names: Collection[str]) -> Reading:
     )
 
 
-def _heads(architecture: str) -> dict[str, bool]:
-    return {
-        "mlm": architecture.endswith("ForMaskedLM"),
-        "classifier": architecture.endswith("ForSequenceClassification"),
-        "tokens": architecture.endswith("ForTokenClassification"),
-        "answers": architecture.endswith("ForQuestionAnswering"),
-    }
-
-
 HEADED = Family(
     name="distilbert",
     model_types=("distilbert",),
-    architectures={
-        "DistilBertForMaskedLM": Head("masked-lm", "vocab_transform.weight"),
-        "DistilBertForSequenceClassification": Head("text-classification", "pre_classifier.weight"),
-        "DistilBertForTokenClassification": Head("token-classification", "classifier.weight"),
-        "DistilBertForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
-    },
+    architectures=encoders.heads(
+        "DistilBert",
+        ForMaskedLM="vocab_transform.weight",
+        ForSequenceClassification="pre_classifier.weight",
+    ),
     table=TABLE,
     norms="",
     sums=SUMS,

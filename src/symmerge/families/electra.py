@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from symmerge.families import bert
+from symmerge.families import bert, encoders
 from symmerge.families.base import Family, Head, Reading, feed_forward, with_bare
 from symmerge.families.spaces import factorised
 from symmerge.symmetry.groups import OrthogonalFixingOnes, Permutation, Trivial
@@ -28,7 +28,7 @@ discriminator_predictions.dense.bias               detector                  if 
 discriminator_predictions.dense_prediction.weight  one          detector*    if detects
 discriminator_predictions.dense_prediction.bias    one                       if detects
 """
-    + bert.FIRST_HEADS
+    + encoders.FIRST_HEADS
 )
 # The gain of a projected embedding folds into the projection. All others sit on the stream.
 NORMS = """
@@ -39,12 +39,13 @@ electra.embeddings.LayerNorm    -> electra.embeddings_project    if projected
 def read(config: Any, names: Collection[str]) -> Reading:
     reading = bert.read(config, names)
     width, size = config.hidden_size, config.embedding_size
-    projected, mlm = size != width, config.architectures[0].endswith("ForMaskedLM")
+    architecture = config.architectures[0]
+    projected, mlm = size != width, encoders.head_flags(architecture)["mlm"]
     flags = {
         **reading.flags,
         "mlm": mlm,
         "untied": mlm and not config.tie_word_embeddings,
-        "detects": config.architectures[0].endswith("ForPreTraining"),
+        "detects": architecture.endswith("ForPreTraining"),
         "projected": projected,
         "pooler": False,
     }
@@ -67,10 +68,11 @@ HEADED = Family(
         "ElectraForPreTraining": Head(
             "replaced-token-detection", "discriminator_predictions.dense.weight"
         ),
-        "ElectraForMaskedLM": Head("masked-lm", "generator_predictions.dense.weight"),
-        "ElectraForSequenceClassification": Head("text-classification", "classifier.dense.weight"),
-        "ElectraForTokenClassification": Head("token-classification", "classifier.weight"),
-        "ElectraForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
+        **encoders.heads(
+            "Electra",
+            ForMaskedLM="generator_predictions.dense.weight",
+            ForSequenceClassification="classifier.dense.weight",
+        ),
     },
     table=TABLE,
     norms=NORMS,

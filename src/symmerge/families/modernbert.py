@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Family, Head, Reading, attention, gated, visible
+from symmerge.families import encoders
+from symmerge.families.base import Family, Reading, attention, gated, visible, with_bare
 from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes, Permutation, RotaryPairs
 from symmerge.symmetry.spec import Space
 
@@ -82,13 +83,14 @@ def _flags(config: Any, classifier: bool) -> dict[str, bool]:
     }
 
 
-FAMILY = Family(
+HEADED = Family(
     name="modernbert",
     model_types=("modernbert",),
-    architectures={
-        "ModernBertForSequenceClassification": Head("text-classification", "classifier.weight"),
-        "ModernBertForMaskedLM": Head("masked-lm", "head.dense.weight"),
-    },
+    architectures=encoders.heads(
+        "ModernBert",
+        ForSequenceClassification="classifier.weight",
+        ForMaskedLM="head.dense.weight",
+    ),
     table=TABLE,
     norms=NORMS,
     read=read,
@@ -96,3 +98,4 @@ FAMILY = Family(
     tied_spaces={"transform": "residual"},
     buffers=(r"rotary_emb\..*inv_freq$",),
 )
+FAMILY = with_bare(HEADED, "model.", "text-features", ("ModernBertModel",))

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from symmerge.families import bert
-from symmerge.families.base import Family, Head, Reading, visible, with_bare
+from symmerge.families import bert, encoders
+from symmerge.families.base import Family, Reading, visible, with_bare
 from symmerge.symmetry.groups import GeneralLinear, Permutation
 from symmerge.symmetry.spec import Space
 
@@ -34,7 +34,8 @@ TABLE = (
     + """
 mpnet.encoder.relative_attention_bias.weight    bucket   head.0~
 """
-    + bert.ROBERTA_HEADS
+    + encoders.ROBERTA_WORDS
+    + encoders.FIRST_HEADS
 )
 SUMS = """
 mpnet.embeddings.LayerNorm <- mpnet.embeddings.word_embeddings mpnet.embeddings.position_embeddings
@@ -62,12 +63,11 @@ def read(config: Any, names: Collection[str]) -> Reading:
 HEADED = Family(
     name="mpnet",
     model_types=("mpnet",),
-    architectures={
-        "MPNetForMaskedLM": Head("masked-lm", "lm_head.dense.weight"),
-        "MPNetForSequenceClassification": Head("text-classification", "classifier.dense.weight"),
-        "MPNetForTokenClassification": Head("token-classification", "classifier.weight"),
-        "MPNetForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
-    },
+    architectures=encoders.heads(
+        "MPNet",
+        ForMaskedLM="lm_head.dense.weight",
+        ForSequenceClassification="classifier.dense.weight",
+    ),
     table=TABLE,
     norms="",
     sums=SUMS,

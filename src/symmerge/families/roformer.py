@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Family, Head, Reading, attention, feed_forward, visible
+from symmerge.families import encoders
+from symmerge.families.base import (
+    Family,
+    Reading,
+    attention,
+    feed_forward,
+    visible,
+    with_bare,
+)
 from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes, Permutation, RotaryPairs
 from symmerge.symmetry.spec import Space
 
 # The sines and cosines are stored, though never trained: visible spaces keep them as they are.
-TABLE = """
+TABLE = (
+    """
 roformer.embeddings.word_embeddings.weight                    vocabulary   embedding
 roformer.embeddings.token_type_embeddings.weight              type         embedding
 roformer.embeddings.LayerNorm.weight                          embedding~
@@ -37,18 +46,10 @@ roformer.encoder.layer.{i}.output.dense.weight                residual     ff.{i
 roformer.encoder.layer.{i}.output.dense.bias                  residual
 roformer.encoder.layer.{i}.output.LayerNorm.weight            residual~
 roformer.encoder.layer.{i}.output.LayerNorm.bias              residual
-cls.predictions.transform.dense.weight                        transform    residual*   if mlm
-cls.predictions.transform.dense.bias                          transform                if mlm
-cls.predictions.transform.LayerNorm.weight                    transform~               if mlm
-cls.predictions.transform.LayerNorm.bias                      transform                if mlm
-cls.predictions.decoder.weight                                vocabulary   transform*  if untied
-cls.predictions.bias                                          vocabulary               if mlm
-cls.predictions.decoder.bias                                  vocabulary               if untied
-classifier.dense.weight                                       classifier   residual*   if classifier
-classifier.dense.bias                                         classifier               if classifier
-classifier.out_proj.weight                                    label       classifier* if classifier
-classifier.out_proj.bias                                      label                    if classifier
 """
+    + encoders.WORDS
+    + encoders.FIRST_HEADS
+)
 
 # The gain of a projected embedding folds into the projection. All others sit on the stream.
 NORMS = """
@@ -68,11 +69,12 @@ def read(config: Any, names: Collection[str]) -> Reading:
     head_size = width // heads
     rotary = RotaryPairs(head_size, rotary=head_size, layout="interleaved")
     values = rotary if config.rotary_value else GeneralLinear(head_size)
-    projected, mlm = config.embedding_size != width, "cls.predictions.bias" in names
+    projected, flags = config.embedding_size != width, encoders.head_flags(config.architectures[0])
     visible_sizes = {
         "vocabulary": config.vocab_size,
         "type": config.type_vocab_size,
         "label": config.num_labels,
+        "answer": 2,
         "position": config.max_position_embeddings,
         "angle": head_size,
     }
@@ -88,22 +90,22 @@ def read(config: Any, names: Collection[str]) -> Reading:
             Space("transform", Permutation(config.embedding_size)),
         ),
         flags={
-            "mlm": mlm,
-            "classifier": "classifier.dense.weight" in names,
+            **flags,
             "projected": projected,
-            "untied": mlm and not config.tie_word_embeddings,
+            "untied": flags["mlm"] and not config.tie_word_embeddings,
         },
         same={} if projected else {"embedding": "residual"},
     )
 
 
-FAMILY = Family(
+HEADED = Family(
     name="roformer",
     model_types=("roformer",),
-    architectures={
-        "RoFormerForMaskedLM": Head("masked-lm", "cls.predictions.bias"),
-        "RoFormerForSequenceClassification": Head("text-classification", "classifier.dense.weight"),
-    },
+    architectures=encoders.heads(
+        "RoFormer",
+        ForMaskedLM="cls.predictions.bias",
+        ForSequenceClassification="classifier.dense.weight",
+    ),
     table=TABLE,
     norms=NORMS,
     sums=SUMS,
@@ -114,3 +116,4 @@ FAMILY = Family(
     },
     tied_spaces={"transform": "embedding"},
 )
+FAMILY = with_bare(HEADED, "roformer.", "text-features", ("RoFormerModel",))

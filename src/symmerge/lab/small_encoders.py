@@ -10,6 +10,8 @@ _ENCODER: dict[str, object] = {
     "vocab_size": 101,
     "max_position_embeddings": 64,
 }
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+MODERN: dict[str, object] = {**_ENCODER, "local_attention": 16, **dict.fromkeys(TOKENS, 0)}
 _DISTANCES: dict[str, object] = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 VISION: dict[str, object] = {
     "hidden_size": 48,
@@ -68,6 +70,10 @@ ENCODERS: dict[str, tuple[str, dict[str, object]]] = {
             "hidden_act": "relu",
         },
     ),
+    "roformer-tokens": ("RoFormerForTokenClassification", {**_ENCODER, "num_labels": 3}),
+    "roformer-features": ("RoFormerModel", {**_ENCODER, "embedding_size": 32}),
+    "modernbert-answers": ("ModernBertForQuestionAnswering", MODERN),
+    "modernbert-features": ("ModernBertModel", MODERN),
     "deit": ("DeiTForImageClassification", VISION),
     "deit-teacher": ("DeiTForImageClassificationWithTeacher", VISION),
     "vit_mae": (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from symmerge.lab.small_decoders import DECODERS
-from symmerge.lab.small_encoders import ENCODERS
+from symmerge.lab.small_encoders import ENCODERS, MODERN, TOKENS
 from symmerge.lab.small_seq2seq import SEQ2SEQ, finish
 from symmerge.lab.small_towers import TOWERS
 
@@ -43,8 +43,6 @@ _DISTILLED: dict[str, object] = {
     "vocab_size": 101,
     "max_position_embeddings": 64,
 }
-_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
-_MODERN: dict[str, object] = {**_TEXT, "local_attention": 16, **dict.fromkeys(_TOKENS, 0)}
 _HALF_ROTARY: dict[str, object] = {
     "rope_theta": 10000.0,
     "partial_rotary_factor": 0.5,
@@ -56,7 +54,7 @@ _MULTIPLIERS: dict[str, object] = {
     "residual_multiplier": 0.7,
     "logits_scaling": 2.0,
 }
-_DECODER: dict[str, object] = {**_TEXT, **dict.fromkeys(_TOKENS[:3], 0)}
+_DECODER: dict[str, object] = {**_TEXT, **dict.fromkeys(TOKENS[:3], 0)}
 _ROTARY_VIT: dict[str, object] = {
     **_BODY,
     "image_size": 16,
@@ -90,10 +88,10 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
         "RoFormerForSequenceClassification",
         {**_TEXT, "num_labels": 3, "embedding_size": 32, "rotary_value": True},
     ),
-    "modernbert": ("ModernBertForMaskedLM", _MODERN),
+    "modernbert": ("ModernBertForMaskedLM", MODERN),
     "modernbert-classifier": (
         "ModernBertForSequenceClassification",
-        {**_MODERN, "num_labels": 3, **dict.fromkeys(_MODERN_BIASES, True)},
+        {**MODERN, "num_labels": 3, **dict.fromkeys(_MODERN_BIASES, True)},
     ),
     "gpt2": ("GPT2LMHeadModel", _GPT2),
     "gpt2-untied": (
