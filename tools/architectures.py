@@ -49,13 +49,10 @@ def families_table() -> str:
         (
             family.name,
             ", ".join(f"`{kind}`" for kind in family.model_types),
-            ", ".join(f"`{name}`" for name in heads),
-            ", ".join(sorted({head.task for head in heads.values()})),
+            ", ".join(f"`{name}`" for name in family.classes),
+            ", ".join(sorted({head.task for head in family.classes.values()})),
         )
         for family in FAMILIES
-        for heads in [
-            {**family.architectures, **(family.bare.architectures if family.bare else {})}
-        ]
     ]
     return table(("family", "model_type", "class", "task"), rows)
 

@@ -35,9 +35,14 @@ def spoiled(hub, tmp_path, change):
     return folder
 
 
-@pytest.mark.parametrize("name", MOE)
-def test_experts_are_read_one_by_one_and_written_together(name, tmp_path):
-    module = small_model(name)
+# Bare models have no prefix, and some heads another: their parts are found as well.
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, None) for name in MOE)]
+    + [("qwen3_moe", "Qwen3MoeForQuestionAnswering"), ("mixtral", "MixtralModel")],
+)
+def test_experts_are_read_one_by_one_and_written_together(name, kind, tmp_path):
+    module = small_model(name, kind=kind)
     module.save_pretrained(tmp_path / "hub")
     stored = load_file(tmp_path / "hub" / "model.safetensors")
     assert sum(".experts.3." in tensor for tensor in stored) == 6  # three for each layer

@@ -68,21 +68,23 @@ FURTHER = {
     "Beit": ("beit", BARE_MODEL),
     "Dinov2": ("dinov2", BARE_MODEL),
     "Dinov2WithRegisters": ("dinov2_with_registers", BARE_MODEL),
+    "GPT2": ("gpt2", TOKEN, ANSWER),
+    "GPTNeoX": ("neox", LABEL, TOKEN, ANSWER, BARE_MODEL),
     "Llama": ("llama", TOKEN),
-    "Mistral": ("mistral", TOKEN),
-    "Qwen2": ("qwen2", TOKEN),
+    "Mistral": ("mistral", TOKEN, ANSWER),
+    "Qwen2": ("qwen2", TOKEN, ANSWER),
     "Granite": ("granite", BARE_MODEL),
-    "Qwen3": ("qwen3", LABEL, TOKEN, BARE_MODEL),
+    "Qwen3": ("qwen3", LABEL, TOKEN, ANSWER, BARE_MODEL),
     "Olmo2": ("olmo2", LABEL, BARE_MODEL),
     "Olmo3": ("olmo3", LABEL, BARE_MODEL),
     "Gemma2": ("gemma2", LABEL, TOKEN, BARE_MODEL),
     "Gemma3Text": ("gemma3", LABEL, BARE_MODEL),
-    "SmolLM3": ("smollm3", LABEL, TOKEN, BARE_MODEL),
+    "SmolLM3": ("smollm3", LABEL, TOKEN, ANSWER, BARE_MODEL),
     "Cohere": ("cohere", BARE_MODEL),
     "Cohere2": ("cohere2", BARE_MODEL),
-    "Mixtral": ("mixtral", LABEL, TOKEN, BARE_MODEL),
-    "Qwen2Moe": ("qwen2_moe", LABEL, TOKEN, BARE_MODEL),
-    "Qwen3Moe": ("qwen3_moe", LABEL, TOKEN, BARE_MODEL),
+    "Mixtral": ("mixtral", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "Qwen2Moe": ("qwen2_moe", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "Qwen3Moe": ("qwen3_moe", LABEL, TOKEN, ANSWER, BARE_MODEL),
     "Olmoe": ("olmoe", BARE_MODEL),
     "GptOss": ("gpt_oss", LABEL, TOKEN, BARE_MODEL),
     "Phi3": ("phi3", LABEL, TOKEN, BARE_MODEL),
@@ -128,13 +130,14 @@ def test_other_classes_of_the_same_tables_compute_the_same(kind):
     assert difference(model, other) > 1e-2  # the control
 
 
-# One class for each way of writing a head: running all 83 takes a minute.
+# One class for each way of writing a head: running all of them takes a minute.
 RUN = (
     *("ElectraForSequenceClassification", "MPNetForQuestionAnswering", "AlbertForPreTraining"),
     *("AlbertForTokenClassification", "MPNetModel", "BeitModel", "Dinov2Model", "ElectraModel"),
     *("Gemma2ForSequenceClassification", "Phi3ForTokenClassification", "MixtralModel"),
     *("FalconForSequenceClassification", "BloomForTokenClassification", "BloomModel"),
-    *("GPTJForQuestionAnswering", "PhiForTokenClassification"),
+    *("GPTJForQuestionAnswering", "PhiForTokenClassification", "GPT2ForTokenClassification"),
+    *("GPTNeoXForSequenceClassification", "GPTNeoXModel", "Qwen3MoeForQuestionAnswering"),
     *("T5ForQuestionAnswering", "T5Model", "T5EncoderModel", "MT5ForConditionalGeneration"),
     *("BartForQuestionAnswering", "BartModel", "MBartForSequenceClassification"),
     "WhisperModel",
@@ -155,6 +158,7 @@ def test_further_classes_have_the_tensors_of_their_tables(kind):
     assert (model.spec.spaces[model.spec.stream].group == Trivial(48)) is shown
 
 
+CHOICE = "multiple_choice_head.summary.bias"
 IN_TURN = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -179,8 +183,7 @@ def test_a_member_passes_the_gate_and_is_the_same(name, dtype, tmp_path):
 def test_every_class_has_a_small_model():
     listed = {architecture for architecture, _ in EVERY.values()} | {*OTHERS} | {*KINDS}
     for family in FAMILIES:
-        bare = family.bare.architectures if family.bare else {}
-        assert {*family.architectures, *bare} <= listed
+        assert family.classes.keys() <= listed
 
 
 @pytest.mark.parametrize("padding", [None, -1, 101])
@@ -204,6 +207,23 @@ def test_the_last_token_is_read_and_no_other():
     with torch.no_grad():
         plain, hidden = module(row).logits, module(padded, attention_mask=padded.ne(0)).logits
     assert torch.allclose(plain, hidden, atol=1e-5)
+
+
+def test_choices_are_scores_of_whole_texts_beside_the_words():
+    model, module = load("gpt2-choices"), small_model("gpt2-choices")
+    sample = samples(model, 0)[0]
+    outputs = logits_of(model, sample)
+    with torch.no_grad():
+        stock = module(**sample.inputs)
+    assert torch.allclose(outputs["mc_logits"], stock.mc_logits[:, None], atol=1e-5)
+    assert torch.allclose(outputs["logits"], stock.logits.flatten(0, 1), atol=1e-4)
+    assert difference(model, edited(model, CHOICE, lambda bias: bias + 0.1)) > 1e-2
+    # what the score is read off is a setting that counts here, and nowhere else
+    for name, same in (("gpt2-choices", False), ("gpt2", True)):
+        other = sm.load(small_model(name, summary_type="mean"))
+        assert sm.verify(sm.load(small_model(name)), other).same is same
+    with pytest.raises(UnsupportedModel, match="summary_use_proj"):
+        load("gpt2-choices", summary_use_proj=False)
 
 
 def test_answers_are_two_scores_for_each_token():

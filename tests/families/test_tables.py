@@ -132,6 +132,7 @@ RESIDUAL = {
 QUERY_KEY = {
     "llama": RotaryPairs(12, 12),
     **dict.fromkeys(("llama-mqa", "llama-classifier", "llama-features"), RotaryPairs(12, 12)),
+    "llama-answers": RotaryPairs(12, 12),
     "qwen2": RotaryPairs(12, 12),
     "mistral": RotaryPairs(16, 16),  # a head size of its own
     **{name: RotaryPairs(12, 12, "interleaved") for name in EVERY if name.startswith("roformer")},
@@ -210,6 +211,7 @@ def test_groups_follow_from_the_config(name):
         assert (groups["expert.1"], table.spaces["ff.1"].per) == (Permutation(4), "expert.1")
     assert {"vocabulary", "position", "label", "channel"} & groups.keys()
     visible = {"vocabulary", "position", "angle", "type", "label", "channel", "one", "half"}
+    visible |= {"answer", "choice"}
     assert all(isinstance(groups[space], Trivial) for space in visible & groups.keys())
 
 
@@ -368,10 +370,7 @@ def test_every_gain_on_a_rotating_stream_belongs_to_a_norm_or_scale(name):
 
 def test_classes_are_those_of_the_installed_transformers():
     for family in FAMILIES:
-        bare = family.bare.architectures if family.bare else {}
-        kinds = [
-            getattr(transformers, name).config_class for name in [*family.architectures, *bare]
-        ]
+        kinds = [getattr(transformers, name).config_class for name in family.classes]
         assert {kind.model_type for kind in kinds} == {*family.model_types}
         assert {*family.model_types} <= {*transformers.CONFIG_MAPPING.keys()}
 

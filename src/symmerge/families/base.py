@@ -50,8 +50,8 @@ class Family:
     | `parts` | tensors that files hold in parts, as experts one by one |
     | `copies` | names under which a class has a tensor again, always the same |
     | `explicit` | settings that transformers reads off others, and that configs leave out |
-    | `bare` | the same without heads: its output, and so its stream, is visible |
-    | `stripped` | of a bare family: the prefix that its tensors have in classes with a head |
+    | `variants` | the same for further classes: without heads, or with other names of modules |
+    | `stripped` | of classes without heads: the prefix that tensors have in those with a head |
     """
 
     name: str
@@ -70,14 +70,23 @@ class Family:
     parts: tuple[Part, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     explicit: tuple[str, ...] = ()
-    bare: Family | None = None
+    variants: tuple[Family, ...] = ()
     stripped: str = ""
 
     def of(self, declared: object) -> Family:
-        """The family without heads, if the config declares one of its classes."""
+        """The variant whose class the config declares, else the family itself."""
         first = declared[0] if isinstance(declared, list) and declared else None
-        bare = self.bare
-        return bare if bare and first in tuple(bare.architectures) else self
+        variants = (one for one in self.variants if first in tuple(one.architectures))
+        return next(variants, self)
+
+    @property
+    def classes(self) -> dict[str, Head]:
+        """Every class, those of the variants as well."""
+        variants = (one.architectures for one in self.variants)
+        return {
+            **self.architectures,
+            **{name: head for one in variants for name, head in one.items()},
+        }
 
     def rename(self, name: str) -> str:
         """The current name of a tensor, whichever transformers release or class wrote it."""
@@ -96,8 +105,7 @@ class Family:
         known = [name for name in declared if name in self.architectures]
         if known:
             return known[0]
-        others = self.bare.architectures if self.bare else ()
-        supported = f"supported classes: {', '.join([*self.architectures, *others])}"
+        supported = f"supported classes: {', '.join(self.classes)}"
         if declared:
             raise UnsupportedModel(f"{self.name}: no table for {declared[0]}; {supported}")
         for architecture, head in self.architectures.items():
@@ -212,9 +220,36 @@ def with_bare(family: Family, prefix: str, task: str, classes: Iterable[str]) ->
         },
         tied_spaces={},
         read=read,
+        variants=(),
         stripped=prefix,
     )
-    return replace(family, bare=bare)
+    return replace(family, variants=(*family.variants, bare))
+
+
+def with_names(family: Family, old: str, new: str, classes: Mapping[str, Head]) -> Family:
+    """The family, and with it classes whose tensors are called `new` where others' are `old`.
+
+    Patterns, as in `re.sub`; they are of the table, and hold at the beginning of a tensor's name.
+    """
+
+    def called(text: str) -> str:
+        return re.sub(rf"(?<![\w.])(?:{old})", new, text)
+
+    variant = replace(
+        family,
+        architectures={
+            name: head._replace(marker=called(head.marker)) for name, head in classes.items()
+        },
+        table=called(family.table),
+        norms=called(family.norms),
+        scales=called(family.scales),
+        sums=called(family.sums),
+        constants=called(family.constants),
+        ties={called(alias): called(target) for alias, target in family.ties.items()},
+        copies={called(copy): called(target) for copy, target in family.copies.items()},
+        variants=(),
+    )
+    return replace(family, variants=(*family.variants, variant))
 
 
 def _unfolded(space: Space) -> Space:

@@ -7,7 +7,14 @@ from typing import Any
 
 from symmerge.errors import UnsupportedModel
 from symmerge.families.base import Reading, feed_forward
-from symmerge.families.decoders import GPT_HEADS, decoder, gpt_last_norm, gpt_spaces, head_flags
+from symmerge.families.decoders import (
+    GPT_HEADS,
+    TASKS,
+    decoder,
+    gpt_last_norm,
+    gpt_spaces,
+    head_flags,
+)
 from symmerge.symmetry.groups import OrthogonalFixingOnes
 
 TABLE = (
@@ -68,10 +75,7 @@ FAMILY = decoder(
     TABLE,
     NORMS,
     read,
-    labels=tuple(
-        f"BloomFor{task}"
-        for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering")
-    ),
+    labels=("Bloom" + end for end in TASKS),
     bare=("BloomModel",),
     base="transformer.",
     embedding="word_embeddings",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal
 
@@ -13,7 +14,9 @@ from symmerge.families.base import (
     check_last_token,
     visible,
     with_bare,
+    with_names,
 )
+from symmerge.families.parts import Part
 from symmerge.symmetry.groups import GeneralLinear, Group
 from symmerge.symmetry.spec import Space
 
@@ -24,6 +27,8 @@ TASKS = {
     TOKENS: ("token-classification", "classifier.weight"),
     ANSWERS: ("question-answering", "qa_outputs.weight"),
 }
+DOUBLE = "DoubleHeadsModel"  # words, and a score for each text of several
+_HEADS = {**TASKS, DOUBLE: ("causal-lm", "multiple_choice_head.summary.weight")}
 # Classes of the older names, whose stream is in `transformer.`
 GPT_HEADS = """
 lm_head.weight     vocabulary   residual*  if untied
@@ -91,27 +96,25 @@ def decoder(
     *,
     types: tuple[str, ...] = (),
     labels: Iterable[str] = (),
+    renamed: Iterable[str] = (),
     bare: Iterable[str] = (),
-    base: Literal["model.", "transformer."] = "model.",
+    base: Literal["model.", "transformer.", "gpt_neox."] = "model.",
     embedding: str = "embed_tokens",
     renames: tuple[tuple[str, str], ...] = (),
     buffers: tuple[str, ...] = (r"rotary_emb\.inv_freq$",),
+    parts: tuple[Part, ...] = (),
 ) -> Family:
     """A family of decoders: stems of the classes with words, and which other classes there are.
 
-    `labels` are classes with another head, `bare` those without one.
+    `labels` are classes with another head; those in `renamed` call their stream `transformer`, as
+    they did before it was called `model`. `bare` are classes without a head.
     """
     words = Head("causal-lm", f"{base}{embedding}.weight")
     family = Family(
         name=name,
         model_types=types or (name,),
         architectures={
-            **{
-                kind: Head(*task)
-                for kind in labels
-                for end, task in TASKS.items()
-                if kind.endswith(end)
-            },
+            **_heads(labels),
             **{
                 stem if stem.endswith("LMHeadModel") else f"{stem}ForCausalLM": words
                 for stem in stems
@@ -123,6 +126,16 @@ def decoder(
         ties={"lm_head.weight": words.marker},
         renames=renames,
         buffers=buffers,
+        parts=parts,
     )
+    if others := _heads(renamed):
+        family = with_names(family, re.escape(base), "transformer.", others)
     bare = tuple(bare)
     return with_bare(family, base, "text-features", bare) if bare else family
+
+
+def _heads(classes: Iterable[str]) -> dict[str, Head]:
+    """The head of each class, by the end of its name."""
+    return {
+        name: Head(*task) for name in classes for end, task in _HEADS.items() if name.endswith(end)
+    }

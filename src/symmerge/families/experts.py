@@ -6,14 +6,14 @@ scale, as in any gated layer. Shared experts of Qwen2-MoE are one more gated lay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
 from symmerge.errors import UnsupportedModel
 from symmerge.families import llama, olmo2, qwen3
 from symmerge.families.base import Family, Reading, gated
-from symmerge.families.decoders import CLASSIFIER, TOKENS, decoder
+from symmerge.families.decoders import ANSWERS, CLASSIFIER, TASKS, TOKENS, decoder
 from symmerge.families.parts import Part
 from symmerge.symmetry.groups import Permutation, Trivial
 from symmerge.symmetry.spec import Space
@@ -43,7 +43,7 @@ TABLE = llama.TABLE.replace(llama.GATED, EXPERTS)
 QWEN3 = qwen3.TABLE.replace(llama.GATED, EXPERTS)
 OLMOE = TABLE.replace(llama.ATTENTION, qwen3.ATTENTION) + olmo2.NORMED
 
-PREFIX = r"(model\.layers\.\d+\.)"
+PREFIX = r"((?:\w+\.)?layers\.\d+\.)"  # bare models have none, heads for answers another
 MIXTRAL_PARTS = tuple(
     Part(rf"{PREFIX}block_sparse_moe\.experts\.(\d+)\.{stored}\.weight", f"mlp.experts.{name}", at)
     for stored, name, at in (
@@ -102,26 +102,27 @@ def _check(config: Any) -> None:
 
 
 def _family(
-    name: str, stem: str, table: str, read: Reader, parts: tuple[Part, ...], *ends: str
+    name: str,
+    stem: str,
+    table: str,
+    read: Reader,
+    parts: tuple[Part, ...],
+    *,
+    labels: Iterable[str] = (),
+    renamed: Iterable[str] = (),
 ) -> Family:
-    family = decoder(
+    """A family of one stem; `labels` and `renamed` are ends of its classes (`decoder`)."""
+    return decoder(
         name,
         (stem,),
         table,
         NORMS,
         read,
-        labels=tuple(stem + end for end in ends),
+        labels=(stem + end for end in labels),
+        renamed=(stem + end for end in renamed),
         bare=(f"{stem}Model",),
         renames=((r"\.block_sparse_moe\.", ".mlp."),),
-    )
-    bare = replace(family.bare, parts=_bare(parts)) if family.bare else None
-    return replace(family, parts=parts, bare=bare)
-
-
-def _bare(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """The same without the prefix of classes with a head."""
-    return tuple(
-        part._replace(stored=part.stored.replace(r"model\.", r"(?:model\.)?")) for part in parts
+        parts=parts,
     )
 
 
@@ -131,8 +132,7 @@ MIXTRAL = _family(
     TABLE,
     _with_experts(llama.read, "num_local_experts", "intermediate_size"),
     MIXTRAL_PARTS,
-    CLASSIFIER,
-    TOKENS,
+    labels=TASKS,
 )
 QWEN2_MOE = _family(
     "qwen2_moe",
@@ -140,8 +140,7 @@ QWEN2_MOE = _family(
     TABLE,
     _with_experts(llama.read, "num_experts", "moe_intermediate_size"),
     QWEN_PARTS,
-    CLASSIFIER,
-    TOKENS,
+    labels=TASKS,
 )
 QWEN3_MOE = _family(
     "qwen3_moe",
@@ -149,8 +148,8 @@ QWEN3_MOE = _family(
     QWEN3,
     _with_experts(qwen3.read, "num_experts", "moe_intermediate_size"),
     QWEN_PARTS,
-    CLASSIFIER,
-    TOKENS,
+    labels=(CLASSIFIER, TOKENS),
+    renamed=(ANSWERS,),
 )
 OLMOE_FAMILY = _family(
     "olmoe",

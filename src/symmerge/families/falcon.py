@@ -6,7 +6,14 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families.base import Reading, feed_forward
-from symmerge.families.decoders import GPT_HEADS, decoder, gpt_last_norm, gpt_spaces, head_flags
+from symmerge.families.decoders import (
+    GPT_HEADS,
+    TASKS,
+    decoder,
+    gpt_last_norm,
+    gpt_spaces,
+    head_flags,
+)
 from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
 
 # Each head (with its queries, if they share keys) has its three parts side by side. Where all
@@ -87,10 +94,7 @@ FAMILY = decoder(
     TABLE,
     NORMS,
     read,
-    labels=tuple(
-        f"FalconFor{task}"
-        for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering")
-    ),
+    labels=("Falcon" + end for end in TASKS),
     bare=("FalconModel",),
     base="transformer.",
     embedding="word_embeddings",

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import (
-    Family,
-    Head,
-    Reading,
-    attention,
-    check_last_token,
-    feed_forward,
-    visible,
-    with_bare,
+from symmerge.errors import UnsupportedModel
+from symmerge.families.base import Reading, feed_forward
+from symmerge.families.decoders import (
+    DOUBLE,
+    GPT_HEADS,
+    TASKS,
+    decoder,
+    gpt_last_norm,
+    gpt_spaces,
+    head_flags,
 )
-from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes
-from symmerge.symmetry.spec import Space
+from symmerge.symmetry.groups import OrthogonalFixingOnes
 
-TABLE = """
+TABLE = (
+    """
 transformer.wte.weight                vocabulary   residual
 transformer.wpe.weight                position     residual
 transformer.h.{i}.ln_1.weight         residual~
@@ -36,58 +37,56 @@ transformer.h.{i}.mlp.c_proj.weight   ff.{i}*      residual
 transformer.h.{i}.mlp.c_proj.bias     residual
 transformer.ln_f.weight               residual~
 transformer.ln_f.bias                 residual
-lm_head.weight                        vocabulary   residual*  if untied
-score.weight                          label        residual*  if classifier
+multiple_choice_head.summary.weight   choice       residual*  if choices
+multiple_choice_head.summary.bias     choice                  if choices
 """
-
-CLASSIFIER = "GPT2ForSequenceClassification"
-NORMS = """
+    + GPT_HEADS
+)
+NORMS = (
+    """
 transformer.h.{i}.ln_1    -> transformer.h.{i}.attn.c_attn
 transformer.h.{i}.ln_2    -> transformer.h.{i}.mlp.c_fc
-transformer.ln_f          -> lm_head    if lm
-transformer.ln_f          -> score      if classifier
 """
+    + gpt_last_norm("transformer.ln_f")
+    + """
+transformer.ln_f          -> multiple_choice_head.summary   if choices
+"""
+)
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
-    if classifier := config.architectures[0] == CLASSIFIER:
-        check_last_token(config)
-    basis = GeneralLinear(config.n_embd // config.n_head)
-    units = feed_forward(config.activation_function, config.n_inner or 4 * config.n_embd)
-    visible_sizes = {
-        "vocabulary": config.vocab_size,
-        "position": config.n_positions,
-        "label": config.num_labels,
-    }
+    width = config.n_embd
+    chooses = config.architectures[0].endswith(DOUBLE)
+    if chooses and not config.summary_use_proj:
+        raise UnsupportedModel(
+            "gpt2: choices without a map of their own (summary_use_proj) show the stream, which no"
+            " table describes yet: use a model with one"
+        )
     return Reading(
         layers=config.n_layer,
-        spaces=(
-            *visible(**visible_sizes),
-            Space("residual", OrthogonalFixingOnes(config.n_embd)),
-            *attention(heads=config.n_head, qk=basis, vo=basis),
-            Space("ff.{i}", units),
+        spaces=gpt_spaces(
+            config,
+            stream=OrthogonalFixingOnes(width),
+            ff=feed_forward(config.activation_function, config.n_inner or 4 * width),
+            position=config.n_positions,
+            # the class has one label, whatever the config says
+            choice=1 if config.summary_proj_to_labels else width,
         ),
-        flags={
-            "lm": not classifier,
-            "classifier": classifier,
-            "untied": not classifier and not config.tie_word_embeddings,
-        },
+        flags={**head_flags(config), "choices": chooses},
     )
 
 
-HEADED = Family(
-    name="gpt2",
-    model_types=("gpt2",),
-    architectures={
-        CLASSIFIER: Head("text-classification", "score.weight"),
-        "GPT2LMHeadModel": Head("causal-lm", "transformer.wte.weight"),
-    },
-    table=TABLE,
-    norms=NORMS,
-    read=read,
-    ties={"lm_head.weight": "transformer.wte.weight"},
+FAMILY = decoder(
+    "gpt2",
+    ("GPT2LMHeadModel",),
+    TABLE,
+    NORMS,
+    read,
+    labels=("GPT2" + end for end in (DOUBLE, *TASKS)),
+    bare=("GPT2Model",),
+    base="transformer.",
+    embedding="wte",
     # the hub's oldest checkpoints have no prefix
     renames=((r"^(wte|wpe|h|ln_f)\.", r"transformer.\1."),),
     buffers=(r"\.attn\.(bias|masked_bias)$",),
 )
-FAMILY = with_bare(HEADED, "transformer.", "text-features", ("GPT2Model",))

@@ -6,7 +6,14 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families.base import Reading, feed_forward
-from symmerge.families.decoders import GPT_HEADS, decoder, gpt_last_norm, gpt_spaces, head_flags
+from symmerge.families.decoders import (
+    GPT_HEADS,
+    TASKS,
+    decoder,
+    gpt_last_norm,
+    gpt_spaces,
+    head_flags,
+)
 from symmerge.symmetry.groups import OrthogonalFixingOnes
 
 TABLE = (
@@ -60,10 +67,7 @@ FAMILY = decoder(
     TABLE,
     NORMS,
     read,
-    labels=tuple(
-        f"GPTNeoFor{task}"
-        for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering")
-    ),
+    labels=("GPTNeo" + end for end in TASKS),
     bare=("GPTNeoModel",),
     base="transformer.",
     embedding="wte",

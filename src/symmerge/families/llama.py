@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families.base import Reading, attention, gated, visible
-from symmerge.families.decoders import CLASSIFIER, TOKENS, decoder, head_flags
+from symmerge.families.decoders import ANSWERS, CLASSIFIER, TOKENS, decoder, head_flags
 from symmerge.symmetry.groups import GeneralLinear, Group, Orthogonal, RotaryPairs
 from symmerge.symmetry.spec import Space
 
@@ -33,10 +33,13 @@ HEADS = """
 lm_head.weight                                    vocabulary   residual*       if untied
 score.weight                                      label        residual*       if classifier
 score.bias                                        label                        if tokens
+qa_outputs.weight                                 answer       residual*       if answers
+qa_outputs.bias                                   answer                       if answers
 """
 LAST_NORM = """
 model.norm                                 -> lm_head           if lm
 model.norm                                 -> score             if classifier
+model.norm                                 -> qa_outputs        if answers
 """
 TABLE = (
     """
@@ -77,7 +80,7 @@ def decoder_spaces(
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     vo = GeneralLinear(head_size(config))
     return (
-        *visible(vocabulary=config.vocab_size, **shown),
+        *visible(vocabulary=config.vocab_size, answer=2, **shown),
         Space("residual", stream),
         *attention(heads=kv_heads, queries=heads // kv_heads, qk=qk, vo=vo),
         Space("ff.{i}", ff),
@@ -113,6 +116,10 @@ FAMILY = decoder(
     read,
     # Granite multiplies embeddings, branches, scores and logits by numbers: no group changes.
     types=("llama", "mistral", "qwen2", "granite"),
-    labels=(name + end for name in ("Llama", "Mistral", "Qwen2") for end in (CLASSIFIER, TOKENS)),
+    labels=(
+        *(name + end for name in ("Llama", "Mistral", "Qwen2") for end in (CLASSIFIER, TOKENS)),
+        "Mistral" + ANSWERS,
+    ),
+    renamed=("Llama" + ANSWERS, "Qwen2" + ANSWERS),
     bare=("LlamaModel", "MistralModel", "Qwen2Model", "GraniteModel"),
 )

@@ -7,7 +7,14 @@ from typing import Any
 
 from symmerge.errors import UnsupportedModel
 from symmerge.families.base import Reading, feed_forward
-from symmerge.families.decoders import GPT_HEADS, decoder, gpt_last_norm, gpt_spaces, head_flags
+from symmerge.families.decoders import (
+    GPT_HEADS,
+    TASKS,
+    decoder,
+    gpt_last_norm,
+    gpt_spaces,
+    head_flags,
+)
 from symmerge.symmetry.groups import OrthogonalFixingOnes
 
 TABLE = (
@@ -54,10 +61,7 @@ FAMILY = decoder(
     TABLE,
     NORMS,
     read,
-    labels=tuple(
-        f"MptFor{task}"
-        for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering")
-    ),
+    labels=("Mpt" + end for end in TASKS),
     bare=("MptModel",),
     base="transformer.",
     embedding="wte",

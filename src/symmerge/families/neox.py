@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import (
-    Family,
-    Head,
-    Reading,
-    attention,
-    feed_forward,
-    rotary_size,
-    visible,
+from symmerge.families.base import Reading, feed_forward, rotary_size
+from symmerge.families.decoders import (
+    GPT_HEADS,
+    TASKS,
+    decoder,
+    gpt_last_norm,
+    gpt_spaces,
+    head_flags,
 )
-from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes, RotaryPairs
-from symmerge.symmetry.spec import Space
+from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
 
 # One table serves parallel and sequential blocks: the same maps write and read the stream.
-TABLE = """
+TABLE = (
+    """
 gpt_neox.embed_in.weight                              vocabulary   residual
 gpt_neox.layers.{i}.input_layernorm.weight            residual~
 gpt_neox.layers.{i}.input_layernorm.bias              residual
@@ -36,41 +36,41 @@ gpt_neox.layers.{i}.mlp.dense_4h_to_h.weight          residual     ff.{i}*
 gpt_neox.layers.{i}.mlp.dense_4h_to_h.bias            residual
 gpt_neox.final_layer_norm.weight                      residual~
 gpt_neox.final_layer_norm.bias                        residual
-lm_head.weight                                        vocabulary   residual*  if untied
 """
+    + GPT_HEADS
+)
 
 NORMS = """
 gpt_neox.layers.{i}.input_layernorm             -> gpt_neox.layers.{i}.attention.query_key_value
 gpt_neox.layers.{i}.post_attention_layernorm    -> gpt_neox.layers.{i}.mlp.dense_h_to_4h
-gpt_neox.final_layer_norm                       -> lm_head
-"""
+""" + gpt_last_norm("gpt_neox.final_layer_norm")
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
-    heads = config.num_attention_heads
-    head_size = config.hidden_size // heads
-    qk = RotaryPairs(head_size, rotary=rotary_size(config, head_size))
-    vo = GeneralLinear(head_size)
+    size = config.hidden_size // config.num_attention_heads
     return Reading(
         layers=config.num_hidden_layers,
-        spaces=(
-            *visible(vocabulary=config.vocab_size),
-            Space("residual", OrthogonalFixingOnes(config.hidden_size)),
-            *attention(heads=heads, qk=qk, vo=vo),
-            Space("ff.{i}", feed_forward(config.hidden_act, config.intermediate_size)),
+        spaces=gpt_spaces(
+            config,
+            stream=OrthogonalFixingOnes(config.hidden_size),
+            qk=RotaryPairs(size, rotary=rotary_size(config, size)),
+            ff=feed_forward(config.hidden_act, config.intermediate_size),
         ),
-        flags={"untied": not config.tie_word_embeddings, "attention_bias": config.attention_bias},
+        flags={**head_flags(config), "attention_bias": config.attention_bias},
     )
 
 
-FAMILY = Family(
-    name="neox",
-    model_types=("gpt_neox",),
-    architectures={"GPTNeoXForCausalLM": Head("causal-lm", "gpt_neox.embed_in.weight")},
-    table=TABLE,
-    norms=NORMS,
-    read=read,
-    ties={"lm_head.weight": "gpt_neox.embed_in.weight"},
+FAMILY = decoder(
+    "neox",
+    ("GPTNeoX",),
+    TABLE,
+    NORMS,
+    read,
+    types=("gpt_neox",),
+    labels=("GPTNeoX" + end for end in TASKS),
+    bare=("GPTNeoXModel",),
+    base="gpt_neox.",
+    embedding="embed_in",
     renames=((r"^embed_out\.", "lm_head."),),
     buffers=(r"\.attention\.(bias|masked_bias)$", r"rotary_emb\.inv_freq$"),
 )

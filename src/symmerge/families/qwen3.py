@@ -40,5 +40,6 @@ FAMILY = decoder(
     llama.NORMS,
     read,
     labels=("Qwen3ForSequenceClassification", "Qwen3ForTokenClassification"),
+    renamed=("Qwen3ForQuestionAnswering",),
     bare=("Qwen3Model",),
 )

@@ -26,5 +26,6 @@ FAMILY = decoder(
     llama.NORMS,
     read,
     labels=("SmolLM3ForSequenceClassification", "SmolLM3ForTokenClassification"),
+    renamed=("SmolLM3ForQuestionAnswering",),
     bare=("SmolLM3Model",),
 )

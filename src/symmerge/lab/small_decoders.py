@@ -24,6 +24,8 @@ _GROUPED: dict[str, object] = {**_DECODER, "num_key_value_heads": 2}
 _TOP2: dict[str, object] = {"num_experts_per_tok": 2}
 
 DECODERS: dict[str, tuple[str, dict[str, object]]] = {
+    "gpt2-choices": ("GPT2DoubleHeadsModel", {**_GPT, "n_inner": 96}),
+    "llama-answers": ("LlamaForQuestionAnswering", _GROUPED),
     "gemma2": (
         "Gemma2ForCausalLM",
         {

@@ -61,7 +61,13 @@ def behaviour(model: Model) -> Mapping[str, object]:
         "end_token": model.spec.end_token,
         "problem_type": problem_type(model),
         "pooler_act": _pooler_act(typed) if "pooled" in model.spec.sizes else None,
+        **(_summary(typed) if "choice" in model.spec.sizes else {}),
     }
+
+
+def _summary(typed: Any) -> dict[str, object]:
+    """What a score for a whole text is read off, and through which activation."""
+    return {name: getattr(typed, name) for name in ("summary_type", "summary_activation")}
 
 
 def _pooler_act(typed: Any) -> str | None:

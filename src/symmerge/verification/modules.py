@@ -122,7 +122,7 @@ def _run(module: nn.Module, inputs: Mapping[str, Tensor], dtype: torch.dtype) ->
         for name, value in inputs.items()
     }
     return {
-        key: rearrange(value, "... column -> (...) column")
+        key: rearrange(value if value.ndim > 1 else value[:, None], "... column -> (...) column")
         for key, value in _called(module, cast).items()
         if "logits" in key
     }
