@@ -38,8 +38,11 @@ def spoiled(hub, tmp_path, change):
 # Bare models have no prefix, and some heads another: their parts are found as well.
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*((name, None) for name in MOE)]
-    + [("qwen3_moe", "Qwen3MoeForQuestionAnswering"), ("mixtral", "MixtralModel")],
+    [
+        *((name, None) for name in MOE),
+        ("qwen3_moe", "Qwen3MoeForQuestionAnswering"),
+        ("mixtral", "MixtralModel"),
+    ],
 )
 def test_experts_are_read_one_by_one_and_written_together(name, kind, tmp_path):
     module = small_model(name, kind=kind)

@@ -170,6 +170,11 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
         **GELU,
         "head left behind": left_behind("score.weight"),
     },
+    "gpt2-choices": {
+        "rotation that moves ones": wrong_group("residual", Orthogonal),
+        **HEAD_LEFT,
+        "choices left behind": left_behind("multiple_choice_head.summary.weight"),
+    },
     "gpt2-features": {**GELU, **HEADS, **SHOWN},
     "vit": {
         **LAYER_NORM,
@@ -203,6 +208,7 @@ FORBIDDEN_ELEMENTS: dict[str, dict[str, Control]] = {
     },
     "llama": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
     "llama-classifier": {**RMS_NORM, **HEADS, "head left behind": left_behind("score.weight")},
+    "llama-answers": {**RMS_NORM, **HEADS, "head left behind": left_behind("qa_outputs.weight")},
     "llama-features": {**ROTARY, **HEADS, **SHOWN, "scaled gate": SCALED_GATE},
     "mistral": LLAMA,
     "qwen2": {**LLAMA, "queries across groups": QUERIES_ACROSS_GROUPS},
@@ -275,7 +281,13 @@ def test_the_allowed_element_passes_and_the_forbidden_one_shows(name, case):
 def test_every_family_has_three_controls():
     variants = {"bert-untied", "dinov3-classifier", "mistral", "qwen2", "granite", "olmo3"}
     variants |= {name for name in EVERY if name.endswith(("-features", "-tokens", "-answers"))}
-    variants |= {"gpt2-classifier", "llama-classifier", "distilbert-classifier", "xlm-roberta"}
+    variants |= {
+        "gpt2-choices",
+        "gpt2-classifier",
+        "llama-classifier",
+        "distilbert-classifier",
+        "xlm-roberta",
+    }
     variants |= {"opt-untied", "opt-post-norm"}
     names = {family.name for family in FAMILIES} | variants
     assert all(len(FORBIDDEN_ELEMENTS[name]) >= 3 for name in names)
