@@ -55,13 +55,16 @@ LABEL, TOKEN, ANSWER, BARE_MODEL = (
     "ForQuestionAnswering",
     "Model",
 )
+CAUSAL = "ForCausalLM"
 FURTHER = {
-    "Camembert": ("camembert", LABEL, TOKEN, ANSWER, BARE_MODEL),
-    "Electra": ("electra-detector", LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "Roberta": ("roberta", CAUSAL),
+    "XLMRoberta": ("xlm-roberta", CAUSAL),
+    "Camembert": ("camembert", CAUSAL, LABEL, TOKEN, ANSWER, BARE_MODEL),
+    "Electra": ("electra-detector", CAUSAL, LABEL, TOKEN, ANSWER, BARE_MODEL),
     "MPNet": ("mpnet", LABEL, TOKEN, ANSWER, BARE_MODEL),
     "DebertaV2": ("deberta-v2", TOKEN, ANSWER),
     "Albert": ("albert", "ForPreTraining", TOKEN, ANSWER, BARE_MODEL),
-    "RoFormer": ("roformer", ANSWER),
+    "RoFormer": ("roformer", CAUSAL, ANSWER),
     "ModernBert": ("modernbert", TOKEN),
     "DeiT": ("deit", BARE_MODEL),
     "IJepa": ("ijepa", BARE_MODEL),
@@ -105,7 +108,7 @@ FURTHER = {
 }
 KINDS = {stem + kind: name for stem, (name, *kinds) in FURTHER.items() for kind in kinds}
 NEW = [name for name in EVERY if name.endswith(("-tokens", "-answers", "-features"))]
-NEW += ["gpt2-classifier", "llama-classifier"]
+NEW += ["bert-next", "gpt2-classifier", "llama-classifier"]
 NEW += ["mixtral", "gpt_oss", "clip", "siglip", "vit_mae", "deberta-v2-classifier"]
 NEW += ["distilbert", "distilbert-classifier", "xlm-roberta", "opt", "opt-post-norm"]
 BARE = [name for name in EVERY if name.endswith("-features")]
@@ -305,7 +308,7 @@ def test_a_pooler_that_a_head_does_not_read_is_visible():
     assert unparse(table.tensors["classifier.weight"]) == "label residual*"
 
 
-@pytest.mark.parametrize("name", ["bert-tokens", "bert-answers", *BARE])
+@pytest.mark.parametrize("name", ["bert-tokens", "bert-answers", "bert-next", *BARE])
 def test_no_task_measures_them(name):
     model = load(name)
     assert "no task measures" in cannot_judge(model, None)

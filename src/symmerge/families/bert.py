@@ -93,6 +93,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
             Space("transform", Permutation(width)),
         ),
         flags={**flags, "untied": flags["mlm"] and not config.tie_word_embeddings},
+        task=encoders.task_of(config),
     )
 
 
@@ -154,6 +155,8 @@ BERT = _family(
         **encoders.heads(
             "Bert",
             ForMaskedLM="cls.predictions.bias",
+            LMHeadModel="cls.predictions.bias",
+            ForNextSentencePrediction="cls.seq_relationship.weight",
             ForSequenceClassification="classifier.weight",
         ),
     },
@@ -169,6 +172,7 @@ ROBERTA = _family(
         for name, head in encoders.heads(
             stem,
             ForMaskedLM="lm_head.dense.weight",
+            ForCausalLM="lm_head.dense.weight",
             ForSequenceClassification="classifier.dense.weight",
         ).items()
     },

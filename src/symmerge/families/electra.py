@@ -71,6 +71,7 @@ HEADED = Family(
         **encoders.heads(
             "Electra",
             ForMaskedLM="generator_predictions.dense.weight",
+            ForCausalLM="generator_predictions.dense.weight",
             ForSequenceClassification="classifier.dense.weight",
         ),
     },

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from symmerge.families.base import Head
 
-MASKED, SEQUENCE = "ForMaskedLM", "ForSequenceClassification"
+MASKED, CAUSAL, SEQUENCE = "ForMaskedLM", "ForCausalLM", "ForSequenceClassification"
+OLD_CAUSAL, NEXT = "LMHeadModel", "ForNextSentencePrediction"
 TOKENS, ANSWERS = "ForTokenClassification", "ForQuestionAnswering"
 TASKS = {
     MASKED: "masked-lm",
+    **dict.fromkeys((CAUSAL, OLD_CAUSAL), "causal-lm"),
+    NEXT: "next-sentence-prediction",
     SEQUENCE: "text-classification",
     TOKENS: "token-classification",
     ANSWERS: "question-answering",
@@ -15,7 +20,12 @@ TASKS = {
 """End of a class's name -> its task."""
 MARKERS = {TOKENS: "classifier.weight", ANSWERS: "qa_outputs.weight"}
 """Of classes that are alike in most families: a tensor that only they have."""
-FLAGS = {"mlm": MASKED, "classifier": SEQUENCE, "tokens": TOKENS, "answers": ANSWERS}
+FLAGS = {
+    "mlm": (MASKED, CAUSAL, OLD_CAUSAL),
+    "classifier": SEQUENCE,
+    "tokens": TOKENS,
+    "answers": ANSWERS,
+}
 """Flag of a table's lines -> the ends of the classes that have them."""
 
 
@@ -29,6 +39,12 @@ def heads(stem: str, **markers: str) -> dict[str, Head]:
 def head_flags(architecture: str) -> dict[str, bool]:
     """Which head a class has."""
     return {flag: architecture.endswith(ends) for flag, ends in FLAGS.items()}
+
+
+def task_of(config: Any) -> str | None:
+    """Of a causal class that is not a decoder: it sees every token, as a masked one does."""
+    causal = config.architectures[0].endswith((CAUSAL, OLD_CAUSAL))
+    return TASKS[MASKED] if causal and not config.is_decoder else None
 
 
 # While the decoder is tied to the embedding, the transform's output is the residual space itself.

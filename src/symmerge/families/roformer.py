@@ -95,6 +95,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
             "untied": flags["mlm"] and not config.tie_word_embeddings,
         },
         same={} if projected else {"embedding": "residual"},
+        task=encoders.task_of(config),
     )
 
 
@@ -104,6 +105,7 @@ HEADED = Family(
     architectures=encoders.heads(
         "RoFormer",
         ForMaskedLM="cls.predictions.bias",
+        ForCausalLM="cls.predictions.bias",
         ForSequenceClassification="classifier.dense.weight",
     ),
     table=TABLE,

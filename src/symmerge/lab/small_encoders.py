@@ -26,6 +26,8 @@ _DINO: dict[str, object] = {**VISION, "mlp_ratio": 2}
 
 ENCODERS: dict[str, tuple[str, dict[str, object]]] = {
     "camembert": ("CamembertForMaskedLM", _ENCODER),
+    "bert-causal": ("BertLMHeadModel", {**_ENCODER, "is_decoder": True}),
+    "bert-next": ("BertForNextSentencePrediction", _ENCODER),
     "electra": ("ElectraForMaskedLM", {**_ENCODER, "embedding_size": 48}),
     "electra-detector": ("ElectraForPreTraining", {**_ENCODER, "embedding_size": 32}),
     "deberta-v2": (

@@ -28,6 +28,8 @@ WINDOWS = ("sliding_window", "local_attention", "attention_chunk_size")
 WINDOWS += ("relative_attention_max_distance",)  # T5's distances count to here
 POSITIONS_KEPT = 128  # of a sequence: a large vocabulary has more logits than memory
 LARGE_VOCABULARY = 1024
+# Tasks with a few scores for a sequence.
+OF_SEQUENCES = ("text-classification", "next-sentence-prediction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,12 +194,12 @@ def _each(model: Model) -> Tensor:
 
 def pools(model: Model) -> bool:
     """Whether a model has one output for a sequence, not one for each token."""
-    return model.spec.task in ("text-classification", "text-embedding", "image-text")
+    return model.spec.task in (*OF_SEQUENCES, "text-embedding", "image-text")
 
 
 def has_few_outputs(model: Model) -> bool:
     """Whether a model has nothing but a few class scores for a sequence or an image."""
-    return model.spec.task in ("text-classification", "image-classification")
+    return model.spec.task in (*OF_SEQUENCES, "image-classification")
 
 
 def has_many_outputs(model: Model) -> bool:
