@@ -67,7 +67,10 @@ def kinds_of(followed: Followed) -> dict[int, Kind]:
     equations = {system: _by_root(walk, system) for system in walk.equations}
     kinds = {}
     for root, leaves in by_root.items():
-        used = any(leaf.origin[0] in followed.used for leaf in leaves)
+        used = any(
+            leaf.origin[0] in followed.used and leaf.number not in followed.unreached
+            for leaf in leaves
+        )
         marks = frozenset(walk.marks[root] | (set() if used else {FIXED, "unused"}))
         kind = Kind(root, leaves[0].size, leaves, marks)
         numbers = [leaf.number for leaf in leaves]

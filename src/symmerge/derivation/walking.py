@@ -20,6 +20,7 @@ from symmerge.errors import UnsupportedModel
 
 Cuts = dict[str, list[Cut]]
 MOST_CUTS = 1000
+PICKS = {"slice", "select", "narrow", "split", "split_with_sizes", "unbind", "index_select"}
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=^)\d+(?=\.)")
 
 
@@ -30,6 +31,7 @@ class Followed:
     walk: Following
     parameters: Mapping[str, State]
     used: frozenset[str]
+    unreached: frozenset[int]
 
 
 def follow(recording: Recording, ties: Mapping[str, str]) -> Followed:
@@ -64,11 +66,15 @@ def _follow(
     states = {value.number: parameters[name] for name, value in recording.parameters.items()}
     for alias, target in ties.items():
         _tie(walk, parameters[alias], parameters[target])
+    reached: set[int] = set()
     for operation in operations:
         results = _apply(walk, operation, states)
         for value, state in zip(operation.results, results, strict=False):
             if value is not None:
                 states[value.number] = state
+        operands = () if operation.name in PICKS else operation.inputs()
+        met = (*(states[value.number] for value in operands), *results)
+        reached |= {one.leaf.number for state in met for one in state.mets()}
     for output in recording.outputs:
         state = states[output.number]
         if state.site:
@@ -78,7 +84,19 @@ def _follow(
     read |= {value.number for value in recording.outputs}
     used = {name for name, value in recording.parameters.items() if value.number in read}
     used |= {ties[name] for name in used & ties.keys()}
-    return Followed(walk, parameters, frozenset(used))
+    return Followed(walk, parameters, frozenset(used), _unreached(walk, reached))
+
+
+def _unreached(walk: Following, reached: Iterable[int]) -> frozenset[int]:
+    """Leaves of parts of parameters that the example inputs do not reach: longer ones may."""
+    roots = {walk.root(number) for number in reached}
+    parts = [one for one in walk.leaves if one.path and walk.root(one.number) not in roots]
+    walk.notes += [
+        f"{part.origin[0]}: {part.size} coordinates of axis {part.origin[1]} are not reached by"
+        " the example inputs: they stay as they are; give longer inputs to have them followed"
+        for part in parts
+    ]
+    return frozenset(part.number for part in parts)
 
 
 def _tie(walk: Following, alias: State, target: State) -> None:

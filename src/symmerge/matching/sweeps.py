@@ -25,6 +25,7 @@ from symmerge.matching.heads import (
 from symmerge.models.alignment import Alignment, lay
 from symmerge.symmetry.groups import (
     Element,
+    GeneralLinear,
     Gram,
     Permutation,
     ScaledPermutation,
@@ -220,8 +221,9 @@ class Sweeps:
         group = self.spec.spaces[space].group
         if not grams:
             return group.identity()
-        writes = grams.get(Role.WRITES) or _zeros_like(next(iter(grams.values())))
-        evidence = writes, grams.get(Role.READS), grams.get(Role.RIDES)
+        nothing = _zeros_like(next(iter(grams.values())))
+        writes, reads = (grams.get(role) or nothing for role in (Role.WRITES, Role.READS))
+        evidence = writes, reads, grams.get(Role.RIDES)
         if isinstance(group, INDEXED):
             prices = self._prices.setdefault(space, Prices())
             element = group.nearest(*evidence, prices=prices)
@@ -293,11 +295,14 @@ class Sweeps:
         group = self.spec.spaces[space].group
         scaled = isinstance(group, ScaledPermutation)
         squares = views.scale * b.square().sum(-1).double() if scaled else None
+        right = None
+        if isinstance(group, GeneralLinear):  # lengths change as well
+            right = (b @ b.mT).double().mul_(views.scale)
         cross = a @ b.mT
         # A copy of thousands of units costs 0.5 GB per role; few are summed exactly.
         if not isinstance(group, INDEXED) or group.size <= DENSE:
             cross = cross.double()
-        return Gram(cross.mul_(views.scale), squares=squares)
+        return Gram(cross.mul_(views.scale), right, squares)
 
 
 def _spaces_of(block: Block) -> tuple[str, ...]:
@@ -309,8 +314,10 @@ def _sum(values: Tensor) -> float:
 
 
 def _zeros_like(gram: Gram) -> Gram:
-    squares = None if gram.squares is None else torch.zeros_like(gram.squares)
-    return Gram(torch.zeros_like(gram.cross), squares=squares)
+    squares, right = (
+        None if one is None else torch.zeros_like(one) for one in (gram.squares, gram.right)
+    )
+    return Gram(torch.zeros_like(gram.cross), right, squares)
 
 
 def _differs(before: Element | None, after: Element) -> bool:

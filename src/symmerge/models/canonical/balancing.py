@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from math import inf
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.models.canonical.step import Computed, derived
 from symmerge.models.circuits import circuit_of, computed_once, with_pieces
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import GeneralLinear, Group, RotaryPairs, ScaledPermutation, linalg
 from symmerge.symmetry.notation import Piece, Role
+from symmerge.symmetry.spec import Spec
 
 RANK = 64.0  # singular values below so many roundings of the largest are zero
+ROUNDS, SETTLED = 100, 1e-13  # of turns, where spaces meet; what a round must gain, relative
 
 
 def balance(model: Model) -> Model:
     """Where only products matter, give writers and readers the same size; heads get SVD bases."""
-    spaces = {name for name, space in model.spec.hidden.items() if type(space.group) in BALANCE}
-    if not spaces:
+    turns = _turns(model.spec)
+    if not turns:
         return model
+    computed = _balanced(model, turns[0])
+    if len(turns) > 1:
+        settled = cache(partial(_settled, model, turns))
+        names = {name for spaces in turns for name in _balanced(model, spaces)}
+        computed = {name: lambda name=name: settled()[name] for name in sorted(names)}
+    what = f"writers and readers of {sum(map(len, turns))} spaces balanced"
+    return derived(model, computed, "balance", what)
+
+
+def _turns(spec: Spec) -> list[set[str]]:
+    """The spaces that are balanced, apart where two of them meet in one matrix."""
+    turns: list[set[str]] = []
+    for name, space in spec.hidden.items():
+        if type(space.group) in BALANCE:
+            pieces = [one.piece for one in spec.occurrences(name) if one.role is not Role.RIDES]
+            met = {atom.space for piece in pieces for atom in piece.atoms} - {name}
+            turn = next((turn for turn in turns if not turn & met), None)
+            if turn is None:
+                turns.append(turn := set())
+            turn.add(name)
+    return turns
+
+
+def _balanced(model: Model, spaces: set[str]) -> Computed:
     pieces, read = computed_once(partial(_balanced_pieces, model)), model.weights.__getitem__
-    computed: Computed = {
+    return {
         occurrence.piece.tensor: partial(
             with_pieces, model.spec, occurrence.piece.tensor, read, pieces, spaces
         )
@@ -33,8 +62,24 @@ def balance(model: Model) -> Model:
         for occurrence in model.spec.occurrences(name)
         if occurrence.role is not Role.RIDES
     }
-    what = f"writers and readers of {len(spaces)} spaces balanced"
-    return derived(model, computed, "balance", what)
+
+
+def _settled(model: Model, turns: list[set[str]]) -> Mapping[str, Tensor]:
+    """Spaces that meet in one matrix change each other's balance: they take turns.
+
+    Each turn lowers the sum of all squares, which has one least value on an orbit.
+    """
+    balanced: dict[str, Tensor] = {}
+    sizes = [inf]
+    for _ in range(ROUNDS):
+        for spaces in turns:
+            known = {name: partial(balanced.__getitem__, name) for name in balanced}
+            current = replace(model, weights=DerivedWeights(model.weights, known))
+            balanced |= {name: one() for name, one in _balanced(current, spaces).items()}
+        sizes.append(sum(one.double().square().sum().item() for one in balanced.values()))
+        if sizes[-2] - sizes[-1] <= SETTLED * sizes[-1]:
+            break
+    return balanced
 
 
 def _balanced_pieces(model: Model, space: str) -> dict[Piece, Tensor]:
