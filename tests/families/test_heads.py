@@ -108,9 +108,9 @@ FURTHER = {
 }
 KINDS = {stem + kind: name for stem, (name, *kinds) in FURTHER.items() for kind in kinds}
 NEW = [name for name in EVERY if name.endswith(("-tokens", "-answers", "-features"))]
-NEW += ["bert-next", "gpt2-classifier", "llama-classifier"]
+NEW += ["gpt2-classifier", "llama-classifier"]
 NEW += ["mixtral", "gpt_oss", "clip", "siglip", "vit_mae", "deberta-v2-classifier"]
-NEW += ["distilbert", "distilbert-classifier", "xlm-roberta", "opt", "opt-post-norm"]
+NEW += ["distilbert", "distilbert-classifier", "xlm-roberta", "opt", "opt-post-norm", "bert-next"]
 BARE = [name for name in EVERY if name.endswith("-features")]
 
 

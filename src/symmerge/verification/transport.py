@@ -265,7 +265,8 @@ def _too_far(tensor: _Transported, errors: Tensor, norms: Tensor, what: str) -> 
     unit = norms * rounding + tensor.smallest * (tensor.after.numel() / len(norms)) ** 0.5
     deviations = errors.abs() / unit[:, None]
     apart = deviations.amax(1) > DEVIATIONS
-    if errors.shape[1] == OF_EMBEDDINGS:
+    # Of short rows, all projections are the same few errors; their entries are compared, all.
+    if errors.shape[1] == OF_EMBEDDINGS and tensor.after.shape[1] >= OF_EMBEDDINGS:
         apart |= deviations.square().mean(1).sqrt() > TOGETHER
     if not apart.any():
         return None
@@ -273,11 +274,11 @@ def _too_far(tensor: _Transported, errors: Tensor, norms: Tensor, what: str) -> 
 
 
 def _compared(tensor: _Transported, sketch: _Sketch, generator: torch.Generator) -> str | None:
-    """Compare entries: all of a vector, some rows of a matrix."""
+    """Compare entries: all of short rows, of others those of some."""
     count, columns = tensor.after.shape
     # An entry's sum is as large as its row, or as its column: units may have scales of their own.
     of_columns = sketch.column_norms / count**0.5
-    every = columns == 1
+    every = columns < OF_EMBEDDINGS
     places = torch.arange(count) if every else torch.randperm(count, generator=generator)[:ROWS]
     places = places.to(tensor.after.device)
     for block in places.split(max(1, ENTRIES["cpu"] // columns)):
