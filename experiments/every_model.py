@@ -45,7 +45,7 @@ from symmerge.models.alignment import Alignment
 from symmerge.models.model import Model
 from symmerge.models.orbit import random_member
 from symmerge.symmetry.notation import atoms
-from symmerge.symmetry.spec import Space
+from symmerge.symmetry.spec import Space, layer_of
 
 RESULTS = Path(__file__).parent / "results" / "every-model.json"
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
@@ -155,11 +155,14 @@ def judged(name: str) -> Row:
 
 
 def damaged(model: Model) -> Model:
-    """One matrix, of those that move on both sides, with noise."""
+    """One matrix of a layer, of those that move on both sides, with noise."""
     hidden = model.spec.hidden.keys()
     name = max(
         (one for one in model.spec.tensors if len(model.weights.shape(one)) == 2),
-        key=lambda one: sum(part.space in hidden for part in atoms(model.spec.tensors[one])),
+        key=lambda one: (
+            layer_of(one) is not None,  # what is outside of layers may be read by no answer
+            sum(part.space in hidden for part in atoms(model.spec.tensors[one])),
+        ),
     )
     weight, generator = model.weights[name], torch.Generator().manual_seed(0)
     noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)

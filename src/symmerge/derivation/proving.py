@@ -78,7 +78,7 @@ def larger_groups(group: Group, *, holds: bool = False) -> list[Group]:
     """
     n = group.size
     if holds:
-        return [Orthogonal(n)]
+        return [Orthogonal(n)] if n > 1 else []
     by_name: dict[str, Callable[[], list[Group]]] = {
         "Trivial": lambda: [Signs(n), Permutation(n)],
         "Signs": lambda: [SignedPermutation(n), ScaledPermutation(n, positive=False)],

@@ -13,7 +13,7 @@ from typing import Any
 from symmerge.errors import UnsupportedModel
 from symmerge.families import bert, encoders
 from symmerge.families.base import Family, Reading, feed_forward, visible, with_bare
-from symmerge.symmetry.groups import Orthogonal, Permutation
+from symmerge.symmetry.groups import GeneralLinear, Permutation
 from symmerge.symmetry.spec import Space
 
 LAYER = "deberta.encoder.layer.{i}.attention.self"
@@ -71,7 +71,7 @@ def read(config: Any, names: Collection[str]) -> Reading:
     spaces = (
         *own,
         *visible(distance=2 * _span(config), kernel=kernel),
-        Space("relative", Permutation(width) if flags["normed"] else Orthogonal(width)),
+        Space("relative", Permutation(width) if flags["normed"] else GeneralLinear(width)),
         Space("pooled", feed_forward(act, width)),
     )
     shared = getattr(config, "share_att_key", False)
