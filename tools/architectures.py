@@ -19,6 +19,7 @@ from symmerge.symmetry.groups import Group, RotaryPairs, ScaledPermutation, Triv
 from symmerge.symmetry.spec import Spec
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "architectures.md"
+ELSEWHERE = ("latent.q", "latent.kv", "rotary", "expert", "shared")  # not in every layer
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WORDS: Mapping[str, str] = {
     "Trivial": "nothing",
@@ -116,12 +117,18 @@ def elsewhere(spec: Spec) -> str:
     others = [
         name for name in spec.hidden if not name[-1].isdigit() and not name.startswith("residual")
     ]
-    others += [name for name in ("expert.0", "shared.0") if name in spec.hidden]
-    parts = [f"{name.removesuffix('.0')}: {words(spec.spaces[name].group)}" for name in others]
+    for kind in ELSEWHERE:
+        others += [name for name in spec.hidden if name.rpartition(".")[0] == kind][:1]
+    parts = [f"{without_layer(name)}: {words(spec.spaces[name].group)}" for name in others]
     heads = spec.spaces.get("head.0")
     if heads and isinstance(heads.group, Trivial):
         parts.append("heads stay: each has a slope")
     return "; ".join(parts)
+
+
+def without_layer(name: str) -> str:
+    """The name of a space without the number of its layer."""
+    return re.sub(r"\.\d+$", "", name)
 
 
 def settings(config: Mapping[str, object]) -> str:

@@ -90,6 +90,7 @@ FURTHER = {
     "Qwen3Moe": ("qwen3_moe", LABEL, TOKEN, ANSWER, BARE_MODEL),
     "Olmoe": ("olmoe", BARE_MODEL),
     "GptOss": ("gpt_oss", LABEL, TOKEN, BARE_MODEL),
+    "DeepseekV3": ("deepseek_v3", LABEL, TOKEN, BARE_MODEL),
     "Phi3": ("phi3", LABEL, TOKEN, BARE_MODEL),
     "Starcoder2": ("starcoder2", LABEL, TOKEN, BARE_MODEL),
     "StableLm": ("stablelm", LABEL, TOKEN, BARE_MODEL),
@@ -110,6 +111,7 @@ KINDS = {stem + kind: name for stem, (name, *kinds) in FURTHER.items() for kind 
 NEW = [name for name in EVERY if name.endswith(("-tokens", "-answers", "-features"))]
 NEW += ["gpt2-classifier", "llama-classifier"]
 NEW += ["mixtral", "gpt_oss", "clip", "siglip", "vit_mae", "deberta-v2-classifier"]
+NEW += ["deepseek_v3"]
 NEW += ["distilbert", "distilbert-classifier", "xlm-roberta", "opt", "opt-post-norm", "bert-next"]
 BARE = [name for name in EVERY if name.endswith("-features")]
 

@@ -120,7 +120,7 @@ RESIDUAL = {
     "modernbert": OrthogonalFixingOnes(48),
     **dict.fromkeys(("gemma2", "gemma3"), SignedPermutation(48)),
     **dict.fromkeys(("smollm3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"), Orthogonal(48)),
-    "gpt_oss": Orthogonal(48),
+    **dict.fromkeys(("gpt_oss", "deepseek_v2", "deepseek_v3"), Orthogonal(48)),
     **dict.fromkeys(("electra", "mpnet", "albert", "deberta-v2"), Permutation(48)),
     **dict.fromkeys(("cohere", "gptj", "gpt_neo", "phi"), OrthogonalFixingOnes(48)),
     **dict.fromkeys(("falcon", "bloom", "mpt", "deit", "beit"), OrthogonalFixingOnes(48)),
@@ -206,7 +206,7 @@ def test_groups_follow_from_the_config(name):
         assert groups["ff.1"] == ScaledPermutation(96, positive=False)  # gated
     if name == "gpt_oss":  # both sides of a unit are limited
         assert groups["ff.1"] == Permutation(96) and table.spaces["ff.1"].per == "expert.1"
-    elif "expert.0" in groups:
+    elif "expert.1" in groups:
         assert groups["ff.1"] == ScaledPermutation(96 if name == "mixtral" else 32, positive=False)
         assert (groups["expert.1"], table.spaces["ff.1"].per) == (Permutation(4), "expert.1")
     assert {"vocabulary", "position", "label", "channel"} & groups.keys()

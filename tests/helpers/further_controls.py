@@ -105,6 +105,17 @@ EXPERTS = {
     **GATE,
 }
 
+# all heads share one rotary key, which no head takes along
+LATENT = {
+    **EXPERTS,
+    "any matrix on the latents": wrong_group("latent", GeneralLinear),
+    "any matrix on the shared key": wrong_group("rotary", GeneralLinear),
+    "torn heads": Control(roll("head", "qk", "vo", "rotary"), roll("head", "qk", "vo")),
+    "a latent's reader left behind": only_moved(
+        "latent", "model.layers.1.self_attn.kv_a_proj_with_mqa.weight"
+    ),
+}
+
 SHOWN = {"order of a stream that is shown": Control(moving("ff"), shown_permuted)}
 IMAGES = {
     **SIGNS,
@@ -172,6 +183,12 @@ FURTHER: dict[str, dict[str, Control]] = {
     },
     "qwen3_moe": {**SCALES, "signs inside rotary pairs": wrong_pairs(Signs), **EXPERTS},
     "olmoe": {**SCALES, "permutation of pairs": wrong_group("qk", Permutation), **EXPERTS},
+    "deepseek_v3": {
+        **SCALES,
+        **LATENT,
+        "pairs in halves": wrong_group("rotary", lambda size: RotaryPairs(size, size)),
+        "choice left behind": rolled("e_score_correction_bias", "expert"),
+    },
     "camembert": {**SIGNS, **GELU, **HEADS},
     "electra": {**SIGNS, **GELU, **HEADS, **TIED_DECODER},
     "electra-detector": {

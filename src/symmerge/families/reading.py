@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from symmerge.symmetry.spec import Space
@@ -14,7 +14,8 @@ class Reading:
     """What a config says: layers, spaces with their groups, and which lines of the table apply.
 
     A space whose name contains ``{i}`` exists once per layer; a model of several stacks says how
-    many layers each has by its letter: ``{"i": encoder, "j": decoder}``. `same` maps a space to the
+    many layers each has by its letter: ``{"i": encoder, "j": decoder}``. `only` are flags that hold
+    in some layers alone, with their numbers. `same` maps a space to the
     one that replaces it under this config, or to a sum (``a + b``). `epsilon` is that of the norms.
     `reserved_positions` is how many learned ones come before the first token's, `gain_offset` what
     norms add to their weight.
@@ -26,6 +27,7 @@ class Reading:
     layers: int | Mapping[str, int]
     spaces: tuple[Space, ...]
     flags: Mapping[str, bool]
+    only: Mapping[str, Collection[int]] = field(default_factory=dict)
     same: Mapping[str, str] = field(default_factory=dict)
     epsilon: float = 0.0
     pooled: int | None = None
@@ -53,14 +55,16 @@ def expand(table: str, reading: Reading) -> Iterator[tuple[str, str]]:
     """
     for line in filter(None, re.sub(r"\n[ \t]+", " ", table).splitlines()):
         line, _, flag = line.partition(" if ")
-        if flag and not reading.flags[flag.strip()]:
+        flag = flag.strip()
+        layers = reading.only.get(flag)
+        if flag and layers is None and not reading.flags[flag]:
             continue
         every = re.sub(r"\{(\w)\+1\}", r"{\1}", line)
         name, rest = every.split(maxsplit=1)
         if "{" not in every:
             yield name, rest.strip()
         for letter, number in reading.indices(every):
-            if number or every == line:
+            if (number or every == line) and (layers is None or number in layers):
                 told = str(number)
                 yield name.replace(letter, told), rest.replace(letter, told).strip()
 

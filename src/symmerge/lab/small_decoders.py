@@ -22,6 +22,19 @@ _GPT: dict[str, object] = {
 }
 _GROUPED: dict[str, object] = {**_DECODER, "num_key_value_heads": 2}
 _TOP2: dict[str, object] = {"num_experts_per_tok": 2}
+_LATENT: dict[str, object] = {
+    **_DECODER,
+    **_TOP2,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 32,
+}
 
 DECODERS: dict[str, tuple[str, dict[str, object]]] = {
     "gpt2-choices": ("GPT2DoubleHeadsModel", {**_GPT, "n_inner": 96}),
@@ -141,6 +154,7 @@ DECODERS: dict[str, tuple[str, dict[str, object]]] = {
             **_TOP2,
         },
     ),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", {**_LATENT, "n_group": 1, "topk_group": 1}),
     "olmoe": (
         "OlmoeForCausalLM",
         {**_GROUPED, "num_experts": 4, "intermediate_size": 32, "attention_bias": True, **_TOP2},

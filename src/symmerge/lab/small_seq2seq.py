@@ -69,10 +69,10 @@ _OWN_HEAD = ("t5-gated", "umt5")
 
 @torch.no_grad()
 def finish(name: str, model: PreTrainedModel, seed: int) -> None:
-    """What a config cannot ask for: T5 is built with a tied head, BART with logits without bias."""
+    """What a config cannot ask for: T5 is built with a tied head, and some biases are zero."""
     head: Any = model.get_output_embeddings()
     if name in _OWN_HEAD and head is not None:
         head.weight = nn.Parameter(head.weight.detach().clone())
     for key, buffer in model.named_buffers():
-        if key == "final_logits_bias":
+        if key.endswith(("final_logits_bias", "e_score_correction_bias")):
             buffer.normal_(generator=torch.Generator().manual_seed(seed))

@@ -28,12 +28,13 @@ from symmerge.symmetry.groups import (
     GeneralLinear,
     Gram,
     Permutation,
+    RotaryPairs,
     ScaledPermutation,
     SignedPermutation,
 )
 from symmerge.symmetry.groups.indices import DENSE, Prices
 from symmerge.symmetry.groups.linalg import total
-from symmerge.symmetry.notation import Role
+from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import Occurrence
 from symmerge.symmetry.threads import side_by_side
 
@@ -172,12 +173,12 @@ class Sweeps:
             return
         for stream in filter(self.spec.hidden.__contains__, self.spec.streams):
             if first:
-                grams = self._grams(stream, self.evidence.certain, self._subsample)
+                grams = self._grams(stream, self._only_streams(stream), self._subsample)
             else:
                 grams = self._grams(stream)
             self._set({stream: self._nearest(stream, grams)})
         for hub in self._hubs if first else ():
-            if grams := self._grams(hub, self._of_streams_and(hub)):
+            if grams := self._grams(hub, self._with_streams(hub)):
                 self._set({hub: self._nearest(hub, grams)})
 
     def _meets_others(self, name: str, blocks: list[Block]) -> bool:
@@ -188,14 +189,17 @@ class Sweeps:
             if block != name
         )
 
-    def _of_streams_and(self, hub: str) -> set[str]:
-        """Tensors that meet a space and streams alone, which are matched before it."""
+    def _only_streams(self, stream: str) -> set[Piece]:
+        """All of the tensors that are certain evidence for a stream."""
+        certain = self.evidence.certain
+        pieces = {met.piece for met in self.spec.occurrences(stream)}
+        return {piece for piece in pieces if piece.tensor in certain}
+
+    def _with_streams(self, hub: str) -> set[Piece]:
+        """What meets a space and streams alone, which are matched before it."""
         hidden, known = self.spec.hidden.keys(), {hub, *self.spec.streams}
-        return {
-            name
-            for name in self._tensors(hub)
-            if {a.space for p in self.spec.pieces[name] for a in p.atoms} & hidden <= known
-        }
+        pieces = {met.piece for met in self.spec.occurrences(hub)}
+        return {piece for piece in pieces if {a.space for a in piece.atoms} & hidden <= known}
 
     def _independent(self, blocks: list[Block]) -> list[list[Block]]:
         """The blocks in order, cut where one shares a tensor with an earlier one."""
@@ -267,7 +271,7 @@ class Sweeps:
     def _grams(
         self,
         space: str,
-        only: set[str] | None = None,
+        only: set[Piece] | None = None,
         subsample: torch.Generator | None = None,
     ) -> dict[Role, Gram]:
         """The evidence for a space, given the current elements of all others."""
@@ -276,7 +280,8 @@ class Sweeps:
         alike = isinstance(self.spec.spaces[space].group, Permutation)
         for occurrence in self.spec.occurrences(space):
             tensor = occurrence.piece.tensor
-            if (only is not None and tensor not in only) or not self.evidence.scale(tensor):
+            left_out = only is not None and occurrence.piece not in only
+            if left_out or not self.evidence.scale(tensor):
                 continue
             gram = self._gram(space, occurrence, views(occurrence), subsample)
             role = Role.WRITES if alike else occurrence.role
@@ -296,7 +301,7 @@ class Sweeps:
         scaled = isinstance(group, ScaledPermutation)
         squares = views.scale * b.square().sum(-1).double() if scaled else None
         right = None
-        if isinstance(group, GeneralLinear):  # lengths change as well
+        if isinstance(group, GeneralLinear | RotaryPairs):  # lengths change as well
             right = (b @ b.mT).double().mul_(views.scale)
         cross = a @ b.mT
         # A copy of thousands of units costs 0.5 GB per role; few are summed exactly.

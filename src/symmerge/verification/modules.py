@@ -37,6 +37,7 @@ HEAD_SIZES = {"head_dim", "split_size", "attention_head_size", "all_head_size", 
 }
 # Ends of the names of other classes of transformers that compute in float32.
 ROUNDING = ("Norm", "Router")
+CASTS = (Tensor.to, Tensor.type)
 
 
 @torch.no_grad()
@@ -189,12 +190,20 @@ def empty_module(model: Model, dtype: torch.dtype, *, layers: bool = True) -> nn
         if hears(model):
             silence(module)
     module = copied(module, {})
-    for name in module._buffers.keys() & model.spec.tensors.keys():
-        # What a class calls a buffer and stores (BART's bias of its logits) is read as a weight.
-        buffer = torch.empty(model.spec.shapes[name], dtype=dtype, device="meta")
-        del module._buffers[name]
-        module._parameters[name] = nn.Parameter(buffer, requires_grad=False)
+    for path, owner in module.named_modules():
+        _fill_as_weights(owner, f"{path}." if path else "", model.spec, dtype)
     return with_logits(module, model.spec)
+
+
+def _fill_as_weights(owner: nn.Module, prefix: str, spec: Spec, dtype: torch.dtype) -> None:
+    """What a class calls a buffer and stores is read as a weight.
+
+    BART's bias of its logits is one, and what DeepSeek adds to the scores of experts.
+    """
+    for key in [key for key in owner._buffers if prefix + key in spec.tensors]:
+        del owner._buffers[key]
+        empty = torch.empty(spec.shapes[prefix + key], dtype=dtype, device="meta")
+        owner._parameters[key] = nn.Parameter(empty, requires_grad=False)
 
 
 @lru_cache(maxsize=4)  # a verification runs the same class many times
@@ -306,7 +315,7 @@ class _KeepDouble(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if args and getattr(args[0], "dtype", None) == torch.float64:
-            if func is Tensor.float or (func is Tensor.to and args[1:] == (torch.float32,)):
+            if func is Tensor.float or (func in CASTS and args[1:] == (torch.float32,)):
                 return args[0]
             if kwargs.get("dtype") == torch.float32 and "softmax" in getattr(func, "__name__", ""):
                 kwargs = {key: value for key, value in kwargs.items() if key != "dtype"}
