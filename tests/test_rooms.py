@@ -16,7 +16,7 @@ ROOT = Path(symmerge.__file__).parent
 # Each room may import those before it.
 ROOMS = (
     *("errors", "distributed", "symmetry", "families", "checkpoints", "models", "verification"),
-    *("derivation", "evaluation", "observation", "matching", "aligning", "merging"),
+    *("evaluation", "derivation", "observation", "matching", "aligning", "merging"),
     *("transporting", "lineage", "report", "lab", "cli"),
 )
 FILES = {path.relative_to(ROOT): ast.parse(path.read_text("utf-8")) for path in ROOT.rglob("*.py")}

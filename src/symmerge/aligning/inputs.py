@@ -11,6 +11,7 @@ from symmerge.aligning.choices import check_choice
 from symmerge.distributed import local_device
 from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks import Task, make_task, task_of
+from symmerge.evaluation.tasks.catalog import OWN
 from symmerge.evaluation.tasks.sampling import Part
 from symmerge.matching.learning.data import max_inputs
 from symmerge.models.label_sets import side_by_side
@@ -30,6 +31,7 @@ INPUTS = {
     "image": "digits:train, an .npz file, a folder with a subfolder of images per class, or"
     f" hf:NAME; {_SELF}: synthetic images",
     "text": "a TSV, CSV or JSONL file with the columns label and text, or hf:NAME",
+    OWN: "derivation.task([(inputs, targets), ...], loss=...)",
 }
 """The data that each task takes, for messages."""
 

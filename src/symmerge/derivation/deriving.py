@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from symmerge.derivation.deciding import Choice, Kind, kinds_of
+from symmerge.derivation.own_data import Loss, check_task, own_task
 from symmerge.derivation.parameters import model_of, parameters_of
 from symmerge.derivation.patterns import add_rotary
 from symmerge.derivation.proving import Larger, Prover, SpaceProof
@@ -31,6 +31,7 @@ from symmerge.derivation.running import (
 from symmerge.derivation.tables import Table
 from symmerge.derivation.walking import Followed, follow
 from symmerge.errors import SymmergeError, SymmetryError, UnsupportedModel
+from symmerge.evaluation.tasks.base import Task
 from symmerge.models.model import Model
 from symmerge.models.progress import Progress, ProgressLike, reporter
 from symmerge.symmetry.groups import Group, Permutation, ScaledPermutation, SignedPermutation
@@ -63,18 +64,20 @@ class Derivation:
 
     def module(self, model: Model) -> nn.Module:
         """A copy of the module with a model's weights; what is tied no longer may have copies."""
-        made = copy.deepcopy(self.runner.module)
-        dtype = model.dtype
-        with torch.no_grad():
-            for name, _ in list(made.named_parameters(remove_duplicate=False)):
-                if name in model.weights:
-                    owner, _, key = name.rpartition(".")
-                    value = model.weights[name].to(dtype).clone()
-                    setattr(made.get_submodule(owner), key, nn.Parameter(value))
-            for alias, target in model.spec.ties.items():
-                owner, _, key = alias.rpartition(".")
-                setattr(made.get_submodule(owner), key, made.get_parameter(target))
-        return made.to(dtype)
+        made = self.runner.module_of(model, model.dtype)
+        for one in made.parameters():
+            one.data = one.data.clone()  # it may be trained, and the model stays as it is
+        return made
+
+    def task(self, batches: Iterable[Any], *, loss: Loss | None = None) -> Task:
+        """Your data, for `merge`, `barrier` and `evaluate`: `derivation.task(pairs, loss=loss)`.
+
+        `batches` are (inputs, targets), and `loss(answer, targets)` gives the mean loss of a batch;
+        without a loss they are inputs alone, which can be looked at and learned from.
+        """
+        task = own_task(batches, loss, f"batches for {self.spec.architecture}")
+        check_task(task, self.runner)
+        return task
 
     @cached_property
     def lines(self) -> tuple[str, ...]:

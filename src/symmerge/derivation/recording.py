@@ -93,11 +93,19 @@ def record(
 
 def call(module: nn.Module, tensors: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> Any:
     """The module's result with these parameters; names that share a tensor may differ here."""
-    positional = [inputs[name] for name in inputs if name.isdigit()]
+    positional, named = arguments(inputs)
+    return torch.func.functional_call(module, dict(tensors), positional, named, tie_weights=False)
+
+
+def arguments(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs by position, which are named by their number, and by name."""
     named = {name: value for name, value in inputs.items() if not name.isdigit()}
-    return torch.func.functional_call(
-        module, dict(tensors), tuple(positional), named, tie_weights=False
-    )
+    return tuple(inputs[name] for name in inputs if name.isdigit()), named
+
+
+def reason_of(error: Exception) -> str:
+    """What another library, or a user's code, says of an error, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 @contextmanager
@@ -132,7 +140,7 @@ def in_double(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stopped(module: nn.Module, recorder: _Recorder, place: str, error: Exception) -> str:
-    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    reason = reason_of(error)
     last = f" (the last operation was {recorder.last})" if recorder.last else ""
     return (
         f"{type(module).__name__} cannot be traced: it stopped in {place or 'its forward'}{last}:"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from symmerge.checkpoints.provenance import Verdict
-from symmerge.derivation.recording import Outputs, call, running
-from symmerge.errors import UnsupportedModel
+from symmerge.derivation.recording import Outputs, arguments, call, reason_of, running
+from symmerge.errors import DataError, UnsupportedModel
 from symmerge.models.model import Model
 
 EXACT = 1e-10  # of the outputs, in float64
@@ -64,6 +66,31 @@ class Runner:
         """The answers with a model's weights."""
         return self.outputs(parameters_of(self.module, model))
 
+    def module_of(self, model: Model, dtype: torch.dtype) -> nn.Module:
+        """A copy of the module that shares the memory of a model's weights."""
+        made = copy.deepcopy(self.module)
+        with torch.no_grad():
+            for name, _ in list(made.named_parameters(remove_duplicate=False)):
+                if name in model.weights:
+                    owner, _, key = name.rpartition(".")
+                    value = nn.Parameter(model.weights[name].to(dtype))
+                    setattr(made.get_submodule(owner), key, value)
+            for alias, target in model.spec.ties.items():
+                owner, _, key = alias.rpartition(".")
+                setattr(made.get_submodule(owner), key, made.get_parameter(target))
+        return made.to(dtype)
+
+    def runnable(self, model: Model, dtype: torch.dtype) -> nn.Module:
+        """The same, called as a stock class: arguments by name, and logits by name."""
+        return self.as_stock(self.module_of(model, dtype))
+
+    def as_stock(self, module: nn.Module) -> nn.Module:
+        """Let a module take the arguments that a batch names, and name its answer."""
+        dtype = next(one.dtype for one in module.parameters() if one.is_floating_point())
+        module.requires_grad_(False)
+        module.forward = partial(_named_answer, module.forward, self.read, dtype)
+        return module
+
     def compare(self, a: Model, b: Model) -> Verdict:
         """Whether two models of this module compute the same function."""
         first, second = self.outputs_of_model(a), self.outputs_of_model(b)
@@ -82,6 +109,24 @@ class Runner:
             dtype="float64",
             inputs=f"{len(self.inputs)} example inputs",
         )
+
+
+def _named_answer(
+    forward: Callable[..., Any], read: Outputs, dtype: torch.dtype, **inputs: Tensor
+) -> dict[str, Tensor]:
+    """Call a user's forward, which may do anything; its first answer is called logits."""
+    cast = {name: one.to(dtype) if one.is_floating_point() else one for name, one in inputs.items()}
+    positional, named = arguments(cast)
+    try:
+        return {"logits": read(forward(*positional, **named))[0]}
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:  # torch and user code raise every kind
+        shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in inputs.items())
+        raise DataError(
+            f"your module cannot run the inputs {shapes} ({reason_of(error)}): give inputs like the"
+            " example inputs of derive; batches of (inputs, targets) need loss="
+        ) from error
 
 
 def parameters_of(module: nn.Module, model: Model) -> dict[str, Tensor]:

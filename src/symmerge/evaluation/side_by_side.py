@@ -22,7 +22,7 @@ from symmerge.evaluation.mixture import check_finite
 from symmerge.evaluation.results import Metrics
 from symmerge.evaluation.tasks import SELF_SOURCES, Task, make_task, task_of
 from symmerge.evaluation.tasks.base import Batch
-from symmerge.evaluation.tasks.catalog import SELF_LABELLED
+from symmerge.evaluation.tasks.catalog import OWN, SELF_LABELLED
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers, max_length
 from symmerge.models.model import Model, Progress, device_of, load
 from symmerge.models.progress import Counted, Phase
@@ -35,6 +35,8 @@ NEEDS_DATA = {
     " subfolder of images per class, or hf:NAME",
     "text": "there is no text without data; give --data: a TSV, CSV or JSONL file with the columns"
     " label and text, or hf:NAME",
+    OWN: "there are no inputs for a module of your own; give derivation.task([(inputs, targets),"
+    " ...], loss=...)",
 }
 """Why `self` is no data for a task, and what is."""
 

@@ -33,6 +33,7 @@ from symmerge.symmetry.groups import (
     SignedPermutation,
 )
 from symmerge.symmetry.groups.indices import DENSE, Prices
+from symmerge.symmetry.groups.invertible import determined
 from symmerge.symmetry.groups.linalg import total
 from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import Occurrence
@@ -227,6 +228,8 @@ class Sweeps:
             return group.identity()
         nothing = _zeros_like(next(iter(grams.values())))
         writes, reads = (grams.get(role) or nothing for role in (Role.WRITES, Role.READS))
+        if isinstance(group, GeneralLinear):
+            writes, reads = determined(writes, reads)
         evidence = writes, reads, grams.get(Role.RIDES)
         if isinstance(group, INDEXED):
             prices = self._prices.setdefault(space, Prices())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+from torch import nn
 
 from symmerge.checkpoints.card import model_card
 from symmerge.checkpoints.files import write_json, write_text
@@ -63,6 +64,10 @@ class CustomModule(Protocol):
 
     def compare(self, a: Model, b: Model) -> Verdict:
         """Whether two models of this module compute the same function."""
+        ...
+
+    def runnable(self, model: Model, dtype: torch.dtype) -> nn.Module:
+        """The module with a model's weights, called as a stock class."""
         ...
 
 

@@ -72,11 +72,19 @@ def calibrate(
     frequencies = _count_tokens(task, spec.sizes.get("vocabulary", 0))
     if scored is None:
         return Probe("held-out data", statistics, frequencies=frequencies)
+    if task.readout.training_loss:  # a user's own: only it knows what an answer is worth
+        return Probe("held-out data", statistics, task=_placed(scored, device))
     batches, targets = _targets(modules, scored, device)
     if frequencies is not None and spec.task in ("causal-lm", "masked-lm", "seq2seq-lm"):
         # The parents' predictions estimate rare tokens better than the few that occurred.
         frequencies = frequencies + targets.sum(0).cpu()
     return Probe("held-out data", statistics, batches, targets, frequencies)
+
+
+def _placed(task: Task, device: str) -> Task:
+    """The task with its batches on a device."""
+    batches = [{name: one.to(device) for name, one in batch.items()} for batch in task.batches]
+    return replace(task, batches=batches)
 
 
 @torch.no_grad()

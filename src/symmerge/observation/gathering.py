@@ -22,6 +22,7 @@ from symmerge.evaluation.tasks.base import Batch, Batches
 from symmerge.observation.activations import watch
 from symmerge.observation.moments import Moments
 from symmerge.observation.statistics import Statistics, StatisticsHeader, flatten, unflatten
+from symmerge.symmetry.groups import GeneralLinear
 from symmerge.symmetry.notation import Atom, Product, atoms
 from symmerge.symmetry.spec import Spec
 
@@ -101,9 +102,14 @@ def _token_rows(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _heads(spec: Spec, axis: Product) -> int:
-    """How many heads with a basis of their own an axis holds; 0 if none."""
+    """How many heads with a basis of their own an axis holds; 0 if none.
+
+    Coordinates of any basis count as one head: their products among themselves are needed, too.
+    """
     inner = axis.factors[-1]
-    if not isinstance(inner, Atom) or spec.spaces[inner.space].per is None or len(axis.factors) < 2:
+    if len(axis.factors) == 1 and isinstance(inner, Atom):
+        return int(isinstance(spec.spaces[inner.space].group, GeneralLinear))
+    if not isinstance(inner, Atom) or spec.spaces[inner.space].per is None:
         return 0
     return math.prod(spec.sizes[atom.space] for atom in list(atoms((axis,)))[:-1])
 

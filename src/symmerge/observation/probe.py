@@ -20,6 +20,7 @@ from symmerge.evaluation.data.self_generated import (
     sample_text,
     text_inputs,
 )
+from symmerge.evaluation.tasks.base import Task
 from symmerge.models.model import Model
 from symmerge.observation.activations import (
     Activations,
@@ -63,15 +64,18 @@ class Probe:
     batches: Sequence[ProbeBatch] = ()
     targets: Float[Tensor, "places classes"] = field(default_factory=lambda: torch.zeros(0, 0))
     frequencies: Float[Tensor, " vocabulary"] | None = None
+    task: Task | None = None  # its loss scores merges, instead of the targets
 
     @property
     def scored(self) -> bool:
         """Whether merges can be scored on it."""
-        return len(self.targets) > 0
+        return len(self.targets) > 0 or self.task is not None
 
     @torch.no_grad()
     def score(self, module: nn.Module) -> float:
-        """Cross-entropy of a merge to its parents' mean prediction: lower is better."""
+        """Cross-entropy to the parents' mean prediction, or the task's loss: lower is better."""
+        if self.task:
+            return self.task.evaluate(module)["loss"]
         score, start = 0.0, 0
         for batch in self.batches:
             predicted = predictions(module, batch).log_softmax(-1)

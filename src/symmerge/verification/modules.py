@@ -227,10 +227,12 @@ def _with_buffers(
 def full_module(
     model: Model, dtype: torch.dtype, device: torch.device | str | None = None
 ) -> nn.Module:
-    """The stock class with all its weights on a device, for models that are run more than once.
+    """The class with all its weights on a device, for models that are run more than once.
 
     Each tensor goes there as it is read: the processor's memory holds a few at a time.
     """
+    if model.custom:
+        return model.custom.runnable(model, dtype).to(device)
     module = empty_module(model, dtype)
     with read_ahead(model.weights, _parameter_names(module, model.spec)[::-1]) as weights:
         _fill_all(module, replace(model, weights=weights), dtype, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, ClassVar, Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,12 +26,22 @@ UNLABELLED = (
 
 
 class Readout(ABC):
-    """How a model's outputs become metrics. The first metric is the loss."""
+    """How a model's outputs become metrics. The first metric is the loss.
+
+    `without_loss` is the error where there is none to compute.
+    """
+
+    without_loss: ClassVar[str] = UNLABELLED
 
     @property
     @abstractmethod
     def metrics(self) -> tuple[str, ...]:
         """The names of the metrics, in display order."""
+
+    @property
+    def training_loss(self) -> Callable[[nn.Module, Batch], Tensor] | None:
+        """A loss of the user's own to learn by; None: the parents' answers, or the class's loss."""
+        return None
 
     @abstractmethod
     def predict(self, module: nn.Module, batch: Batch) -> Tensor:
@@ -99,7 +109,7 @@ def batched(
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Task:
     """Samples in batches, and how to turn a model's outputs on them into metrics.
 
@@ -114,6 +124,10 @@ class Task:
     batches: Batches
     settings: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        metrics = ", ".join(self.metrics) or "no loss"
+        return f"<Task {self.name} on {self.data}: {self.samples} samples, {metrics}>"
+
     @property
     def metrics(self) -> tuple[str, ...]:
         """The names of its metrics; the first is the loss."""
@@ -122,7 +136,7 @@ class Task:
     def check_labels(self) -> None:
         """Refuse inputs without labels before a loss is computed."""
         if not self.metrics:
-            raise DataError(UNLABELLED)
+            raise DataError(self.readout.without_loss)
 
     @torch.no_grad()
     def losses(self, module: nn.Module, batch: Batch) -> Columns:

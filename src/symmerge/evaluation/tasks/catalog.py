@@ -14,6 +14,8 @@ from symmerge.evaluation.tasks.seq2seq import seq2seq_task
 from symmerge.evaluation.tasks.text_classification import text_task
 from symmerge.models.model import Model, Progress
 
+OWN = "own"  # the task of a user's own module
+
 
 class TaskKind(NamedTuple):
     """One kind of task: which models have it, and how to make it."""
@@ -22,12 +24,22 @@ class TaskKind(NamedTuple):
     make: Callable[[Sequence[Model], str, Sampling], Task]
 
 
+def _not_read(models: Sequence[Model], data: object, sampling: Sampling) -> Task:
+    given = data if isinstance(data, str) else f"a {type(data).__name__}"
+    raise MismatchError(
+        f"data {given}: files and data sets are read as stock classes take them, and"
+        f" {models[0].where} is a module of your own; give batches with"
+        " derivation.task([(inputs, targets), ...], loss=...)"
+    )
+
+
 TASKS = {
     "mlm": TaskKind(("masked-lm",), masked_task),
     "clm": TaskKind(("causal-lm",), causal_task),
     "seq2seq": TaskKind(("seq2seq-lm",), seq2seq_task),
     "image": TaskKind(("image-classification", "image-text"), image_task),
     "text": TaskKind(("text-classification",), text_task),
+    OWN: TaskKind(("custom",), _not_read),
 }
 SELF_SOURCES = {
     "mlm": "the models sample text",

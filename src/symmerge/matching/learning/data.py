@@ -13,13 +13,14 @@ from torch import nn
 from symmerge.distributed import local_device
 from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.tasks.base import IGNORED, UNLABELLED, LazyBatches, Task
-from symmerge.evaluation.tasks.catalog import SELF_LABELLED, SELF_SOURCES, make_task, task_of
+from symmerge.evaluation.tasks.catalog import OWN, SELF_LABELLED, SELF_SOURCES, make_task, task_of
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.evaluation.tasks.readouts import TokenReadout
 from symmerge.matching.learning.distillation import (
     DistillationBatch,
     DistillationData,
     logits_at,
+    loss_of_class,
     split_batches,
     usual_batch_size,
 )
@@ -41,6 +42,7 @@ from symmerge.verification.modules import full_module
 SAMPLES = {"clm": 2000, "seq2seq": 2000, "mlm": 4000, "image": 10_000, "text": 10_000}
 SELF_SAMPLES = {"clm": 512, "seq2seq": 512, "mlm": 1024, "image": 4000}  # of self-generated inputs
 EVALUATION_BATCHES = 8
+NO_INPUTS = {"text": "a classifier of texts", OWN: "a module of your own"}  # where none are made
 
 
 def max_inputs(kind: str, data: str) -> int | None:
@@ -66,7 +68,7 @@ def check_data(options: DataOptions, model: Model) -> None:
     kind = task_of(model)
     if options.data is None and kind not in SELF_SOURCES:
         raise MismatchError(
-            f"{model.where} has no inputs without data (it is a classifier of texts):"
+            f"{model.where} has no inputs without data (it is {NO_INPUTS[kind]}):"
             " give data to learn from"
         )
     if options.target in BY_TEXT and kind not in SELF_LABELLED:
@@ -87,15 +89,18 @@ def load_data(options: DataOptions, models: Sequence[Model], progress: Progress)
     splits = split_batches(task, size, options.seed, options.held_out)
     if task.name == "image" and options.mixed and options.target != "labels":
         splits = mixed(splits[0], size, options.seed), mixed(splits[1], size, options.seed)
-    parents = []
-    if options.target != "labels":
+    # What a user's module answers may be no logits, and only the user's loss knows.
+    own_loss = options.target == "auto" and task.readout.training_loss
+    target, parents = "labels" if own_loss else options.target, []
+    if target != "labels":
         parents = [full_module(model, torch.float32, device) for model in models]
     causal = isinstance(task.readout, TokenReadout) and task.readout.causal
-    target = options.target
     if target == "auto":
         target = _target(parents, splits[1], device, causal=causal)
+    loss = task.readout.training_loss or loss_of_class
     train, held_out = (
-        DistillationData(split, parents, target, device, causal=causal) for split in splits
+        DistillationData(split, parents, target, device, causal=causal, loss=loss)
+        for split in splits
     )
     return LearningData(train, held_out)
 

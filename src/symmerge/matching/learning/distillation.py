@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import final
@@ -15,14 +15,35 @@ from symmerge.checkpoints.memory import free_memory
 from symmerge.errors import DataError
 from symmerge.evaluation.data.self_generated import first_logits
 from symmerge.evaluation.tasks.base import IGNORED, Batch, LazyBatches, Task
+from symmerge.evaluation.tasks.catalog import OWN
 from symmerge.matching.learning.targets import Target, joint_answer
 from symmerge.matching.optimization.precision import bfloat16_autocast
 from symmerge.observation.probe import Inputs
 
 # Targets are cached in a quarter of the free memory: recomputing takes two forward passes.
 CACHE_FRACTION, MAX_CACHE = 4, 24 << 30
-ROWS = {"image": 64, "text": 32}  # samples per batch
+ROWS = {"image": 64, "text": 32, OWN: 32}  # samples per batch
 TOKENS = 3072  # tokens per batch of running text
+
+
+Loss = Callable[[nn.Module, Batch], Tensor]
+"""The loss of a module on a batch with labels."""
+
+
+def without_cache(module: nn.Module) -> dict[str, bool]:
+    """No cache of keys and values: nobody reads it, and some of them make a GPU wait."""
+    return {"use_cache": False} if "use_cache" in signature(module.forward).parameters else {}
+
+
+def loss_of_class(module: nn.Module, batch: Batch) -> Tensor:
+    """The loss that a stock class computes from labels."""
+    loss = module(**batch, **without_cache(module)).loss
+    if loss is None:
+        raise DataError(
+            f"{type(module).__name__} needs more than these labels for a loss:"
+            " learn from the parents instead, --target parents"
+        )
+    return loss
 
 
 @final
@@ -30,13 +51,14 @@ TOKENS = 3072  # tokens per batch of running text
 class DistillationBatch:
     """One batch on the device: inputs, the positions that count, and their targets.
 
-    Without positions, all count. Without targets, the model computes its own loss from labels.
+    Without positions, all count. Without targets, `loss` reads the labels among the inputs.
     """
 
     inputs: dict[str, Tensor]
     positions: Tensor | None = None
     weights: Tensor | None = None  # of the positions
     targets: Tensor | None = None
+    loss: Loss = loss_of_class
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything by name, for CUDA graphs."""
@@ -46,12 +68,8 @@ class DistillationBatch:
     def clone(self) -> DistillationBatch:
         inputs = {name: value.clone() for name, value in self.inputs.items()}
         others = (self.positions, self.weights, self.targets)
-        return DistillationBatch(inputs, *(None if x is None else x.clone() for x in others))
-
-
-def without_cache(module: nn.Module) -> dict[str, bool]:
-    """No cache of keys and values: nobody reads it, and some of them make a GPU wait."""
-    return {"use_cache": False} if "use_cache" in signature(module.forward).parameters else {}
+        copies = (None if x is None else x.clone() for x in others)
+        return DistillationBatch(inputs, *copies, loss=self.loss)
 
 
 def usual_batch_size(task: Task) -> int:
@@ -94,6 +112,7 @@ class DistillationData:
     target: Target
     device: torch.device
     causal: bool = False  # whether labels are predicted one place earlier
+    loss: Loss = loss_of_class  # of labels
     cache_left: int = field(default=0, init=False)  # bytes
     _cache: dict[int, DistillationBatch] = field(default_factory=dict, init=False)
 
@@ -127,7 +146,7 @@ class DistillationData:
         """The batch on the device, with the parents' predictions as targets."""
         batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         if self.target == "labels":
-            return DistillationBatch(batch)
+            return DistillationBatch(batch, loss=self.loss)
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         positions, weights = self._weighted_positions(batch["labels"])
         with torch.no_grad(), bfloat16_autocast(self.device):
@@ -154,10 +173,10 @@ def logits_at(module: nn.Module, inputs: Inputs, positions: Tensor | None) -> Te
 
 
 def distillation_loss(module: nn.Module, batch: DistillationBatch) -> Tensor:
-    """Cross-entropy to the targets, squared error of a regression, or the model's own loss."""
+    """Cross-entropy to the targets, squared error of a regression, or the loss of labels."""
     with bfloat16_autocast(next(module.parameters()).device):
         if batch.targets is None:
-            return _own_loss(module, batch)
+            return batch.loss(module, batch.inputs).float()
         logits = logits_at(module, batch.inputs, batch.positions)
     targets = batch.targets.float()
     if targets.shape[-1] > 1:
@@ -165,13 +184,3 @@ def distillation_loss(module: nn.Module, batch: DistillationBatch) -> Tensor:
     else:
         losses = (logits - targets).square().squeeze(-1)
     return losses.mean() if batch.weights is None else (losses * batch.weights).sum()
-
-
-def _own_loss(module: nn.Module, batch: DistillationBatch) -> Tensor:
-    loss = module(**batch.inputs, **without_cache(module)).loss
-    if loss is None:
-        raise DataError(
-            f"{type(module).__name__} needs more than these labels for a loss:"
-            " learn from the parents instead, --target parents"
-        )
-    return loss.float()

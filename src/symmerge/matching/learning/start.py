@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from symmerge.distributed import decided_by_first
 from symmerge.evaluation.tasks.base import Task, subsample
+from symmerge.evaluation.tasks.catalog import OWN
 from symmerge.matching.activations import ActivationMatching
 from symmerge.matching.base import Solution, Trial
 from symmerge.matching.evidence import Weighting
@@ -19,7 +20,7 @@ from symmerge.models.alignment import Alignment
 from symmerge.models.model import Model, Progress
 
 # Samples for an activation-matching start: more have not helped.
-START_SAMPLES = {"clm": 24, "seq2seq": 24, "mlm": 48, "image": 256, "text": 256}
+START_SAMPLES = {"clm": 24, "seq2seq": 24, "mlm": 48, "image": 256, "text": 256, OWN: 256}
 Start = Matching | Alignment | Literal["identity"]
 
 

@@ -12,6 +12,8 @@ from symmerge.symmetry.groups import linalg
 from symmerge.symmetry.groups.base import Gram
 
 HALVINGS = 12
+LEAST = 1e-6  # of the largest eigenvalue: below, a direction is not determined
+PULL = 1e-2  # of the mean squared norm of a coordinate
 ROUNDING = 1e-14  # relative; below it rounding decides: neither halving nor more steps help
 
 
@@ -50,6 +52,21 @@ def nearest_invertible(
     g, value = _descend(_starts(write, read), misfit, race)
     best = value.argmin(0)[None, ..., None, None].expand(1, *g.shape[1:])
     return _descend(g.gather(0, best).squeeze(0), misfit, max_steps)[0]
+
+
+def determined(write: Gram, read: Gram) -> tuple[Gram, Gram]:
+    """The same evidence if it determines a matrix; else with a little for the best rotation.
+
+    Where one side has fewer rows than coordinates, the misfit may be lowest at infinity.
+    """
+    rights = torch.stack([write.needs_right(), read.needs_right()])
+    values, _ = linalg.eigh(rights)
+    if (values[..., 0] > LEAST * values[..., -1]).all():
+        return write, read
+    u, _, vh = linalg.svd(write.cross + read.cross)
+    weight = PULL * rights.diagonal(dim1=-2, dim2=-1).mean().clamp_min(1e-30)
+    pull = Gram(weight * (u @ vh), weight * torch.eye(rights.shape[-1]).to(rights))
+    return write + pull, read + pull
 
 
 def descend_invertible(
