@@ -56,6 +56,7 @@ LABEL, TOKEN, ANSWER, BARE_MODEL = (
     "Model",
 )
 CAUSAL = "ForCausalLM"
+GENERATES = "ForConditionalGeneration"
 FURTHER = {
     "Roberta": ("roberta", CAUSAL),
     "XLMRoberta": ("xlm-roberta", CAUSAL),
@@ -101,15 +102,16 @@ FURTHER = {
     "Bloom": ("bloom", LABEL, TOKEN, ANSWER, BARE_MODEL),
     "Mpt": ("mpt", LABEL, TOKEN, ANSWER, BARE_MODEL),
     "T5": ("t5", ANSWER, BARE_MODEL, "EncoderModel"),
-    "MT5": ("t5-gated", "ForConditionalGeneration", ANSWER, BARE_MODEL, "EncoderModel"),
+    "MT5": ("t5-gated", GENERATES, LABEL, TOKEN, ANSWER, BARE_MODEL, "EncoderModel"),
     "Bart": ("bart", ANSWER, BARE_MODEL),
-    "MBart": ("mbart", LABEL, ANSWER, BARE_MODEL),
+    "MBart": ("mbart", LABEL, ANSWER, "ForCausalLM", BARE_MODEL),
     "Whisper": ("whisper", BARE_MODEL),
-    "UMT5": ("umt5", ANSWER, BARE_MODEL, "EncoderModel"),
+    "UMT5": ("umt5", LABEL, TOKEN, ANSWER, BARE_MODEL, "EncoderModel"),
 }
 KINDS = {stem + kind: name for stem, (name, *kinds) in FURTHER.items() for kind in kinds}
 NEW = [name for name in EVERY if name.endswith(("-tokens", "-answers", "-features"))]
 NEW += ["gpt2-classifier", "llama-classifier"]
+NEW += ["t5-classifier", "whisper-decoder"]
 NEW += ["mixtral", "gpt_oss", "clip", "siglip", "vit_mae", "deberta-v2-classifier"]
 NEW += ["deepseek_v3"]
 NEW += ["distilbert", "distilbert-classifier", "xlm-roberta", "opt", "opt-post-norm", "bert-next"]
@@ -145,7 +147,7 @@ RUN = (
     *("GPTNeoXForSequenceClassification", "GPTNeoXModel", "Qwen3MoeForQuestionAnswering"),
     *("T5ForQuestionAnswering", "T5Model", "T5EncoderModel", "MT5ForConditionalGeneration"),
     *("BartForQuestionAnswering", "BartModel", "MBartForSequenceClassification"),
-    "WhisperModel",
+    *("UMT5ForSequenceClassification", "MBartForCausalLM", "WhisperModel"),
 )
 
 

@@ -37,6 +37,8 @@ WRITTEN = [
     ("bart-untied", torch.bfloat16, "model.decoder.layers.1.encoder_attn.k_proj.weight"),
     ("bart", torch.float16, "model.encoder.embed_positions.weight"),
     ("whisper", torch.float16, "model.encoder.conv1.weight"),
+    ("whisper-classifier", torch.float32, "encoder.layers.1.fc2.weight"),
+    ("bart-decoder", torch.bfloat16, "model.decoder.layers.1.encoder_attn.v_proj.weight"),
     ("t5-gated", torch.float16, "encoder.block.1.layer.1.DenseReluDense.wi_0.weight"),
 ]
 
@@ -75,6 +77,31 @@ def test_both_stacks_read_tokens_and_both_outputs_of_a_bare_model_are_compared()
     assert outputs.keys() == stacks.keys()
     for ours, theirs in stacks.items():
         assert torch.allclose(outputs[ours], stock[theirs].flatten(0, 1), atol=1e-4)
+
+
+def test_a_decoder_alone_is_given_noise_for_what_an_encoder_makes():
+    model, module = sm.load(small_model("bart-decoder")), small_model("bart-decoder")
+    first, rows, _ = samples(model, 0)
+    assert first.inputs["encoder_hidden_states"].shape == (3, 16, 48)
+    assert rows.inputs.keys() == {"input_ids"}
+    with torch.no_grad():
+        stock = module(**first.inputs).logits.flatten(0, 1)
+        unread = module(first.inputs["input_ids"]).logits.flatten(0, 1)
+    logits = logits_of(model, first)["logits"]
+    assert torch.allclose(logits, stock, atol=1e-4) and not torch.allclose(logits, unread, atol=0.1)
+
+
+def test_labels_are_read_off_the_last_end_of_a_text():
+    model, module = sm.load(small_model("t5-classifier")), small_model("t5-classifier")
+    ids = samples(model, 0)[0].inputs["input_ids"]
+    assert model.spec.end_token == 1 and (ids == 1).sum(1).tolist() == [1] * len(ids)
+    assert (ids[:, -1] == 1).all()
+    with torch.no_grad():
+        stock = module(ids).logits
+    assert torch.allclose(logits_of(model, samples(model, 0)[0])["logits"], stock, atol=1e-4)
+    other = sm.load(small_model("t5-classifier", eos_token_id=2))
+    with pytest.raises(MismatchError, match="end of a text 1 / 2"):
+        sm.verify(model, other)
 
 
 # Whisper's encoder

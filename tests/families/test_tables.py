@@ -219,8 +219,11 @@ def test_groups_follow_from_the_config(name):
 UNITS = {
     "t5": [ScaledPermutation(96, positive=True)] * 2,
     **dict.fromkeys(("t5-gated", "umt5"), (ScaledPermutation(96, positive=False),) * 2),
+    "t5-classifier": [ScaledPermutation(96, positive=True)] * 2,
+    "t5-tokens": [ScaledPermutation(96, positive=False)],
     **dict.fromkeys(("bart", "bart-classifier", "mbart"), (Permutation(96), Permutation(80))),
-    "whisper": (Permutation(96), Permutation(80)),
+    **dict.fromkeys(("whisper", "whisper-classifier"), (Permutation(96), Permutation(80))),
+    **dict.fromkeys(("bart-decoder", "whisper-decoder"), (None, Permutation(80))),
     **{
         name: [ScaledPermutation(size, positive=True) for size in (96, 80)]
         for name in ("bart-untied", "whisper-untied")
@@ -230,23 +233,29 @@ UNITS = {
 APART = {
     "bart-untied": (Permutation(48), Permutation(48)),
     **dict.fromkeys(("whisper", "whisper-untied"), (Permutation(48), OrthogonalFixingOnes(48))),
+    # one stack alone
+    "bart-decoder": (None, Permutation(48)),
+    "whisper-decoder": (None, OrthogonalFixingOnes(48)),
+    "whisper-classifier": (Permutation(48), None),
 }
-DEEPER = ("t5-gated", "bart-untied")  # three layers in the decoder
-BASES = {
-    **dict.fromkeys(("t5", "t5-gated"), (8, 8)),
-    "umt5": (12, 12),
-    **dict.fromkeys(("bart", "bart-untied", "bart-classifier", "mbart"), (12, 8)),
-    **dict.fromkeys(("whisper", "whisper-untied"), (12, 8)),
+DEEPER = ("t5-gated", "t5-classifier", "bart-untied")  # three layers in the decoder
+STACKS = {
+    **dict.fromkeys(("t5-tokens", "whisper-classifier"), ("encoder",)),
+    **dict.fromkeys(("bart-decoder", "whisper-decoder"), ("decoder", "cross")),
 }
+BASES = {"t5": (8, 8), "umt5": (12, 12), **dict.fromkeys(("bart", "mbart", "whisper"), (12, 8))}
 
 
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_groups_of_two_stacks_follow_from_the_config(name):
     table = spec(name)
-    depth, bases = 3 if name in DEEPER else 2, BASES[name]
+    depth, bases = 3 if name in DEEPER else 2, BASES[table.family]
     stacks = {"encoder": (2, bases[0]), "decoder": (depth, bases[1]), "cross": (depth, bases[1])}
     shared = table.family == "t5"  # one table of distances, and so one order, for each stack
-    for stack, (count, size) in stacks.items():
+    there = {name.split(".")[1] for name in table.spaces if name.startswith("qk.")}
+    assert there == {*STACKS.get(name, stacks)}
+    for stack in there:
+        count, size = stacks[stack]
         for place in (f"{stack}.{layer}" for layer in range(count)):
             head = f"head.{stack}" if shared and stack != "cross" else f"head.{place}"
             for kind in ("qk", "vo"):
@@ -257,7 +266,25 @@ def test_groups_of_two_stacks_follow_from_the_config(name):
     streams = {"residual": RESIDUAL.get(table.family)}
     if name in APART:
         streams = dict(zip(("residual.encoder", "residual.decoder"), APART[name], strict=True))
+        streams = {stream: group for stream, group in streams.items() if group}
     assert {stream: table.spaces[stream].group for stream in table.streams} == streams
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("bart-decoder", "encoder_hidden_states"), ("whisper-decoder", "encoder_outputs")],
+)
+def test_a_decoder_alone_reads_what_is_not_its_own(name, given):
+    table = spec(name)
+    assert table.spaces["encoded"].group == Trivial(48) and table.encoded_as == given
+    keys = "model.decoder.layers.1.encoder_attn.k_proj.weight"
+    assert unparse(table.tensors[keys]) == "(head.cross.1 qk.cross.1*) encoded*"
+
+
+def test_only_a_mean_stands_between_the_maps_to_the_labels_of_a_sound():
+    table = spec("whisper-classifier")
+    assert table.spaces["projected"].group == GeneralLinear(16)
+    assert unparse(table.tensors["layer_weights"]) == "stage" and table.sizes["stage"] == 3
 
 
 @pytest.mark.parametrize(

@@ -96,15 +96,15 @@ def wrong_pairs(group):
     return Control(moving("qk"), lambda model: move(whole_heads(model, group), "qk"))
 
 
-def left_behind(*names):
+def left_behind(*names, space="residual"):
     """The stream moves, but these tensors do not: a forgotten head or tied decoder."""
 
     def forbidden(model):
-        moved = move(model, "residual")
+        moved = move(model, space)
         old = {name: partial(model.weights.__getitem__, name) for name in names}
         return replace(moved, weights=DerivedWeights(moved.weights, old))
 
-    return Control(moving("residual"), forbidden)
+    return Control(moving(space), forbidden)
 
 
 def edit(model, change):

@@ -15,11 +15,18 @@ from negative_controls import (
     loaded,
     move,
     moving,
+    regroup,
     wrong_group,
 )
 
 from symmerge.checkpoints.weights import DerivedWeights
-from symmerge.symmetry.groups import GeneralLinear, Orthogonal, ScaledPermutation, SignedPermutation
+from symmerge.symmetry.groups import (
+    GeneralLinear,
+    Orthogonal,
+    Permutation,
+    ScaledPermutation,
+    SignedPermutation,
+)
 
 
 def own_order(layer):
@@ -72,6 +79,10 @@ STREAM = {
 }
 DISTANCES = {"distances of other heads": rolled("relative_attention_bias.weight", "head", 1)}
 GATE = {"scaled gate": SCALED_GATE}
+# What a decoder alone is given is another model's: it may not move.
+FOREIGN = Control(
+    moving("ff"), lambda model: move(regroup(model, "encoded", Permutation), "encoded")
+)
 
 TWO_STACKS: dict[str, dict[str, Control]] = {
     "t5": {
@@ -142,6 +153,30 @@ TWO_STACKS: dict[str, dict[str, Control]] = {
         "shift before keys without a bias left behind": left_behind(
             "model.decoder.layers.0.self_attn_layer_norm.bias"
         ),
+    },
+    "t5-classifier": {
+        **STREAM,
+        **DISTANCES,
+        "scales on the tanh classifier": wrong_group("classifier", ScaledPermutation),
+        "classifier left behind": left_behind("classification_head.dense.weight"),
+    },
+    "t5-tokens": {**STREAM, **GATE, "head left behind": left_behind("classifier.weight")},
+    "bart-decoder": {
+        **SIGNS,
+        **GELU,
+        "tied embedding left behind": left_behind("model.decoder.embed_tokens.weight"),
+        "foreign states permuted": FOREIGN,
+    },
+    "whisper-decoder": {
+        **ONES,
+        "head left behind": left_behind("proj_out.weight"),
+        "foreign states permuted": FOREIGN,
+    },
+    "whisper-classifier": {
+        "signs on the stream": SIGNS["signs on the stream"],
+        "projector left behind": left_behind("projector.weight"),
+        "labels left behind": left_behind("classifier.weight", space="projected"),
+        "layers change their shares": rolled("layer_weights", "residual"),
     },
     "umt5": {**STREAM, **DISTANCES, **GATE, "head left behind": left_behind("lm_head.weight")},
 }

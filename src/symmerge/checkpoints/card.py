@@ -24,6 +24,7 @@ PIPELINES = {
     "causal-lm": ("text-generation", "AutoModelForCausalLM"),
     "seq2seq-lm": ("text2text-generation", "AutoModelForSeq2SeqLM"),
     "speech-to-text": ("automatic-speech-recognition", "AutoModelForSpeechSeq2Seq"),
+    "audio-classification": ("audio-classification", "AutoModelForAudioClassification"),
     "speech-features": ("feature-extraction", "AutoModel"),
     "masked-lm": ("fill-mask", "AutoModelForMaskedLM"),
     "image-classification": ("image-classification", "AutoModelForImageClassification"),

@@ -9,31 +9,48 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Family, Head, Reading, feed_forward, visible, with_bare
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+    feed_forward,
+    visible,
+    with_bare,
+    with_names,
+)
 from symmerge.families.seq2seq import (
+    ALONE,
+    ANSWERS,
     CROSS,
     DECODER,
     ENCODED,
     ENCODER,
+    FOREIGN,
     GENERATION,
+    LABEL,
     LAYERS,
     STREAM,
     attention_at,
+    end_token,
+    head_flags,
+    head_lines,
+    head_spaces,
 )
-from symmerge.symmetry.groups import GeneralLinear, Permutation, SignedPermutation
+from symmerge.symmetry.groups import GeneralLinear, Permutation
 from symmerge.symmetry.spec import Space
 
+_DECODER_TOKENS = "model.decoder.embed_tokens"
 OFFSET = 2  # rows of the positions before the first token's
 TABLE = (
     """
 model.shared.weight                         vocabulary         residual.decoder
-model.encoder.embed_tokens.weight           vocabulary         residual.encoder   if untied
-model.decoder.embed_tokens.weight           vocabulary         residual.decoder   if untied
-model.encoder.embed_positions.weight        position           residual.encoder
-model.encoder.layernorm_embedding.weight    residual.encoder~
-model.encoder.layernorm_embedding.bias      residual.encoder
-model.encoder.layer_norm.weight             residual.encoder~                     if last_norm
-model.encoder.layer_norm.bias               residual.encoder                      if last_norm
+model.encoder.embed_tokens.weight           vocabulary         residual.encoder   if apart
+model.decoder.embed_tokens.weight           vocabulary         residual.decoder   if apart
+model.encoder.embed_positions.weight        position           residual.encoder   if encoder
+model.encoder.layernorm_embedding.weight    residual.encoder~                     if encoder
+model.encoder.layernorm_embedding.bias      residual.encoder                      if encoder
+model.encoder.layer_norm.weight             residual.encoder~                     if encoded_norm
+model.encoder.layer_norm.bias               residual.encoder                      if encoded_norm
 model.decoder.embed_positions.weight        position           residual.decoder
 model.decoder.layernorm_embedding.weight    residual.decoder~
 model.decoder.layernorm_embedding.bias      residual.decoder
@@ -44,13 +61,8 @@ model.decoder.layer_norm.bias               residual.decoder                    
     + """
 lm_head.weight                              vocabulary         residual.decoder*  if untied_head
 final_logits_bias                           one                vocabulary         if logits_bias
-qa_outputs.weight                           answer             residual.decoder*  if answers
-qa_outputs.bias                             answer                                if answers
-classification_head.dense.weight            classifier         residual.decoder*  if classifier
-classification_head.dense.bias              classifier                            if classifier
-classification_head.out_proj.weight         label              classifier*        if classifier
-classification_head.out_proj.bias           label                                 if classifier
 """
+    + head_lines(STREAM)
 )
 # Embeddings are left out: a decoder's positions are added to others than the encoder's.
 SUMS = """
@@ -63,40 +75,48 @@ model.decoder.layers.{j}.final_layer_norm        <- model.decoder.layers.{j}.fc2
 
 
 def read(config: Any, names: Collection[str]) -> Reading:
-    architecture, width = config.architectures[0], config.d_model
-    generates = architecture.endswith("ForConditionalGeneration")
-    classifies = architecture.endswith("ForSequenceClassification")
+    heads, width = head_flags(config), config.d_model
+    alone, last_norm = config.architectures[0].endswith(ALONE), config.model_type == "mbart"
     untied = not config.tie_word_embeddings
     counts = (config.encoder_attention_heads, config.decoder_attention_heads)
     bases = [GeneralLinear(width // count) for count in counts]
     activation = config.activation_function
     return Reading(
-        layers={"i": config.encoder_layers, "j": config.decoder_layers},
+        layers={"i": 0 if alone else config.encoder_layers, "j": config.decoder_layers},
         spaces=(
-            *visible(vocabulary=config.vocab_size, label=config.num_labels, answer=2, one=1),
-            *visible(position=config.max_position_embeddings + OFFSET),
+            *visible(vocabulary=config.vocab_size, one=1),
+            *visible(position=config.max_position_embeddings + OFFSET, **{FOREIGN: width}),
+            *head_spaces(config),
             *(Space(name, Permutation(width)) for name in ("residual", STREAM, ENCODED)),
             *attention_at(ENCODER, counts[0], bases[0]),
             *attention_at(DECODER, counts[1], bases[1]),
             *attention_at(CROSS, counts[1], bases[1]),
             Space(f"ff.{ENCODER}", feed_forward(activation, config.encoder_ffn_dim)),
             Space(f"ff.{DECODER}", feed_forward(activation, config.decoder_ffn_dim)),
-            Space("classifier", SignedPermutation(width)),
         ),
         flags={
+            **heads,
             "key_bias": True,
-            "lm": generates,
+            "encoder": not alone,
+            "apart": untied and not alone,
             "untied": untied,
-            "untied_head": untied and generates,
+            "untied_head": untied and heads["lm"],
             "logits_bias": "final_logits_bias" in names,
-            "last_norm": config.model_type == "mbart",
-            "answers": architecture.endswith("ForQuestionAnswering"),
-            "classifier": classifies,
+            "last_norm": last_norm,
+            "encoded_norm": last_norm and not alone,
         },
-        same={} if untied else dict.fromkeys((STREAM, ENCODED), "residual"),
+        same=_same(alone, untied),
         reserved_positions=OFFSET,
-        end_token=config.eos_token_id if classifies else None,
+        end_token=end_token(config),
+        encoded_as="encoder_hidden_states" if alone else None,
     )
+
+
+def _same(alone: bool, untied: bool) -> dict[str, str]:
+    """One embedding makes one stream; a decoder alone reads what it is given."""
+    if alone:
+        return {ENCODED: FOREIGN}
+    return {} if untied else dict.fromkeys((STREAM, ENCODED), "residual")
 
 
 def _family(name: str, stem: str, sums: str) -> Family:
@@ -104,10 +124,8 @@ def _family(name: str, stem: str, sums: str) -> Family:
         name=name,
         model_types=(name,),
         architectures={
-            f"{stem}ForSequenceClassification": Head(
-                "text-classification", "classification_head.dense.weight"
-            ),
-            f"{stem}ForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
+            f"{stem}ForSequenceClassification": LABEL,
+            f"{stem}ForQuestionAnswering": ANSWERS,
             f"{stem}ForConditionalGeneration": Head(GENERATION, "model.shared.weight"),
         },
         table=TABLE,
@@ -120,6 +138,8 @@ def _family(name: str, stem: str, sums: str) -> Family:
             "model.decoder.embed_tokens.weight": "model.shared.weight",
         },
     )
+    words = {f"{stem}{ALONE}": Head("causal-lm", f"{_DECODER_TOKENS}.weight")}
+    family = with_names(family, r"model\.shared", _DECODER_TOKENS, words)
     return with_bare(family, "model.", "text-features", (f"{stem}Model",))
 
 

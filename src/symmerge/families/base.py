@@ -141,6 +141,7 @@ class Family:
             summed=tuple(self._summed(reading, tensors)),
             pooled=reading.pooled,
             reserved_positions=reading.reserved_positions,
+            encoded_as=reading.encoded_as,
             end_token=reading.end_token,
             noise=reading.noise,
             compared=reading.compared,
@@ -245,7 +246,11 @@ def with_names(family: Family, old: str, new: str, classes: Mapping[str, Head]) 
         scales=called(family.scales),
         sums=called(family.sums),
         constants=called(family.constants),
-        ties={called(alias): called(target) for alias, target in family.ties.items()},
+        ties={
+            called(alias): called(target)
+            for alias, target in family.ties.items()
+            if called(alias) != called(target)
+        },
         copies={called(copy): called(target) for copy, target in family.copies.items()},
         variants=(),
     )

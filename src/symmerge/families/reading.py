@@ -19,6 +19,7 @@ class Reading:
     one that replaces it under this config, or to a sum (``a + b``). `epsilon` is that of the norms.
     `reserved_positions` is how many learned ones come before the first token's, `gain_offset` what
     norms add to their weight.
+    `encoded_as` is how a decoder by itself is given the output of an encoder.
     `pooled` and `task` are for classes without a head: how many coordinates of the pooled output
     are logits, and of which task. `end_token`, `noise` and `compared` are those of the table
     (`Spec`).
@@ -34,6 +35,7 @@ class Reading:
     task: str | None = None
     reserved_positions: int = 0
     end_token: int | None = None
+    encoded_as: str | None = None
     noise: int = 0
     compared: tuple[str, ...] = ()
     gain_offset: float = 0.0

@@ -6,12 +6,17 @@ Their streams are `residual.encoder` and `residual.decoder`; where they are one,
 
 from __future__ import annotations
 
-from symmerge.symmetry.groups import Group, Permutation
+from typing import Any
+
+from symmerge.families.base import Head, visible
+from symmerge.symmetry.groups import Group, Permutation, SignedPermutation
 from symmerge.symmetry.spec import Space
 
 GENERATION = "seq2seq-lm"
 ENCODER, DECODER, CROSS = "encoder.{i}", "decoder.{j}", "cross.{j}"
 STREAM, ENCODED = "residual.decoder", "residual.encoder"
+# A decoder by itself still reads an encoder's output, whose coordinates are then not its own.
+ALONE, FOREIGN = "ForCausalLM", "encoded"
 
 # BART's names, which others have as well.
 _ATTENTION = """
@@ -34,6 +39,17 @@ _UNITS = """
 {layer}.final_layer_norm.weight    {stream}~
 {layer}.final_layer_norm.bias      {stream}
 """
+# Heads that T5 and BART have alike: a label of the whole text, read off its end, and answers.
+_HEADS = """
+qa_outputs.weight                   answer       {stream}*     if answers
+qa_outputs.bias                     answer                     if answers
+classification_head.dense.weight    classifier   {stream}*     if classifier
+classification_head.dense.bias      classifier                 if classifier
+classification_head.out_proj.weight label        classifier*   if classifier
+classification_head.out_proj.bias   label                      if classifier
+"""
+LABEL = Head("text-classification", "classification_head.dense.weight")
+ANSWERS = Head("question-answering", "qa_outputs.weight")
 
 
 def _filled(lines: str, **names: str) -> str:
@@ -50,6 +66,34 @@ def attention_lines(layer: str, kind: str, at: str, stream: str, source: str) ->
 def unit_lines(layer: str, at: str, stream: str) -> str:
     """The hidden units of a layer."""
     return _filled(_UNITS, layer=layer, at=at, stream=stream)
+
+
+def head_lines(stream: str) -> str:
+    """The heads of classes by label and of answers, which read the decoder's stream."""
+    return _filled(_HEADS, stream=stream)
+
+
+def head_flags(config: Any) -> dict[str, bool]:
+    """Which head the class has: words, a label of the whole text, or answers."""
+    architecture = config.architectures[0]
+    return {
+        "lm": architecture.endswith(("ForConditionalGeneration", "ForCausalLM")),
+        "answers": architecture.endswith("ForQuestionAnswering"),
+        "classifier": architecture.endswith("ForSequenceClassification"),
+    }
+
+
+def head_spaces(config: Any) -> tuple[Space, ...]:
+    """What can be seen of the heads, and the hidden layer of a classifier."""
+    return (
+        *visible(label=config.num_labels, answer=2),
+        Space("classifier", SignedPermutation(config.d_model)),
+    )
+
+
+def end_token(config: Any) -> int | None:
+    """Where a class by label reads its text."""
+    return config.eos_token_id if head_flags(config)["classifier"] else None
 
 
 ENCODER_LAYER, DECODER_LAYER = "model.encoder.layers.{i}", "model.decoder.layers.{j}"

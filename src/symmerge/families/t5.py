@@ -11,8 +11,29 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any
 
-from symmerge.families.base import Family, Head, Reading, feed_forward, gated, visible, with_bare
-from symmerge.families.seq2seq import CROSS, DECODER, ENCODER, GENERATION, attention_at
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+    feed_forward,
+    gated,
+    visible,
+    with_bare,
+    with_names,
+)
+from symmerge.families.seq2seq import (
+    ANSWERS,
+    CROSS,
+    DECODER,
+    ENCODER,
+    GENERATION,
+    LABEL,
+    attention_at,
+    end_token,
+    head_flags,
+    head_lines,
+    head_spaces,
+)
 from symmerge.symmetry.groups import GeneralLinear, Orthogonal
 from symmerge.symmetry.spec import Space
 
@@ -32,9 +53,9 @@ UNITS = """
 """
 HEADS = """
 lm_head.weight      vocabulary   residual*   if untied
-qa_outputs.weight   answer       residual*   if answers
-qa_outputs.bias     answer                   if answers
-"""
+classifier.weight   label        residual*   if tokens
+classifier.bias     label                    if tokens
+""" + head_lines("residual")
 DISTANCES = "SelfAttention.relative_attention_bias.weight"
 # Where the layers of a stack share their distances, its first layer holds them.
 SHARED = f"""
@@ -90,13 +111,19 @@ decoder.block.{j}.layer.2.layer_norm  -> decoder.block.{j}.layer.2.DenseReluDens
     decoder.block.{j}.layer.2.DenseReluDense.wi_1                                        if gated
 decoder.final_layer_norm              -> lm_head      if lm
 decoder.final_layer_norm              -> qa_outputs   if answers
+decoder.final_layer_norm              -> classification_head.dense  if classifier
+encoder.final_layer_norm              -> classifier   if tokens
 """
+# Classes by label have the whole of a bare model inside, under this name.
+INNER = (r"(shared|encoder|decoder)\.", r"transformer.\1.")
+TOKENS = Head("token-classification", "classifier.weight")
 
 
 def read(config: Any, names: Collection[str], *, orders: tuple[str, str]) -> Reading:
     """`orders`: the spaces of the heads of each stack, one for all layers or one for each."""
     architecture, heads = config.architectures[0], config.num_heads
-    decoder = not architecture.endswith("EncoderModel")
+    tokens = architecture.endswith("ForTokenClassification")
+    decoder = not (tokens or architecture.endswith("EncoderModel"))
     basis = GeneralLinear(config.d_kv)
     units = gated(config.d_ff)
     if not config.is_gated_act:
@@ -105,7 +132,7 @@ def read(config: Any, names: Collection[str], *, orders: tuple[str, str]) -> Rea
         layers={"i": config.num_layers, "j": config.num_decoder_layers if decoder else 0},
         spaces=(
             *visible(vocabulary=config.vocab_size, bucket=config.relative_attention_num_buckets),
-            *visible(answer=2),
+            *head_spaces(config),
             Space("residual", Orthogonal(config.d_model)),
             *attention_at(ENCODER, heads, basis, orders[0]),
             *attention_at(DECODER, heads, basis, orders[1]),
@@ -117,28 +144,29 @@ def read(config: Any, names: Collection[str], *, orders: tuple[str, str]) -> Rea
             "plain": not config.is_gated_act,
             "gated": config.is_gated_act,
             "decoder": decoder,
-            "lm": architecture.endswith("ForConditionalGeneration"),
-            "answers": architecture.endswith("ForQuestionAnswering"),
+            **head_flags(config),
+            "tokens": tokens,
             # the config says that they are tied, whether or not they are
             "untied": "lm_head.weight" in names,
         },
         epsilon=config.layer_norm_epsilon,
+        end_token=end_token(config),
     )
 
 
 def _family(name: str, stems: dict[str, str], orders: tuple[str, str], distances: str) -> Family:
     """A family of these model types, each with the stem of its classes."""
+
+    def classes(**heads: Head) -> dict[str, Head]:
+        return {f"{stem}{kind}": head for stem in stems.values() for kind, head in heads.items()}
+
     family = Family(
         name=name,
         model_types=tuple(stems),
-        architectures={
-            f"{stem}{kind}": head
-            for stem in stems.values()
-            for kind, head in {
-                "ForConditionalGeneration": Head(GENERATION, "decoder.final_layer_norm.weight"),
-                "ForQuestionAnswering": Head("question-answering", "qa_outputs.weight"),
-            }.items()
-        },
+        architectures=classes(
+            ForConditionalGeneration=Head(GENERATION, "decoder.final_layer_norm.weight"),
+            ForQuestionAnswering=ANSWERS,
+        ),
         table=_table(f"head.{orders[0]}", f"head.{orders[1]}", distances),
         norms=NORMS,
         read=partial(read, orders=orders),
@@ -150,8 +178,9 @@ def _family(name: str, stems: dict[str, str], orders: tuple[str, str], distances
         buffers=(r"EncDecAttention\.relative_attention_bias\.weight$",),
         explicit=("scale_decoder_outputs",),
     )
+    labels = classes(ForSequenceClassification=LABEL, ForTokenClassification=TOKENS)
     bare = [f"{stem}{kind}" for stem in stems.values() for kind in ("Model", "EncoderModel")]
-    return with_bare(family, "", "text-features", bare)
+    return with_bare(with_names(family, *INNER, labels), "", "text-features", bare)
 
 
 FAMILY = _family("t5", {"t5": "T5", "mt5": "MT5"}, ("encoder", "decoder"), SHARED)

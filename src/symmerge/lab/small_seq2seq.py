@@ -55,6 +55,17 @@ SEQ2SEQ: dict[str, tuple[str, dict[str, object]]] = {
         "BartForConditionalGeneration",
         {**_BART, "tie_word_embeddings": False, "activation_function": "relu", "decoder_layers": 3},
     ),
+    "t5-classifier": (
+        "T5ForSequenceClassification",
+        {**_T5, "num_decoder_layers": 3, "num_labels": 3, "eos_token_id": 1},
+    ),
+    "t5-tokens": ("T5ForTokenClassification", {**_GATED, "num_labels": 3}),
+    "bart-decoder": ("BartForCausalLM", _BART),
+    "whisper-decoder": ("WhisperForCausalLM", {**_WHISPER, "tie_word_embeddings": False}),
+    "whisper-classifier": (
+        "WhisperForAudioClassification",
+        {**_WHISPER, "num_labels": 3, "classifier_proj_size": 16, "use_weighted_layer_sum": True},
+    ),
     "bart-classifier": ("BartForSequenceClassification", {**_BART, "num_labels": 3}),
     "mbart": ("MBartForConditionalGeneration", {**_BART, "scale_embedding": True}),
     "whisper": ("WhisperForConditionalGeneration", _WHISPER),

@@ -23,8 +23,9 @@ def layer_count(model: Model) -> int:
 
 
 def has_decoder(model: Model) -> bool:
-    """Whether a decoder reads what an encoder made of other inputs."""
-    return any(name.startswith("head.cross.") for name in model.spec.spaces)
+    """Whether a decoder reads what an encoder of the same model made of other inputs."""
+    crosses = any(name.startswith("head.cross.") for name in model.spec.spaces)
+    return crosses and model.spec.encoded_as is None
 
 
 def check_same_kind(models: Sequence[Model], verb: str = "merged") -> None:

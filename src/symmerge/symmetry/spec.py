@@ -91,6 +91,7 @@ class Spec:
     `summed`: tensors whose sum only a LayerNorm reads, which ignores their mean.
     `reserved_positions`: learned ones that no token reaches. `gain_offset`: norms multiply by
     their weight and this (1 in some models).
+    `encoded_as`: the argument by which a decoder without an encoder is given an encoder's output.
     `end_token`: the token at whose place a text is read. `noise`: how many random numbers for each
     image decide what of it is hidden. `compared`: spaces whose vectors, one from
     each tower, are only compared by inner products.
@@ -110,6 +111,7 @@ class Spec:
     pooled: int | None = None
     reserved_positions: int = 0
     end_token: int | None = None
+    encoded_as: str | None = None
     noise: int = 0
     compared: tuple[str, ...] = ()
     constants: tuple[Constant, ...] = ()

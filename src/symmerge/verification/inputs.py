@@ -19,6 +19,7 @@ from symmerge.models.model import Model
 from symmerge.models.settings import setting
 from symmerge.models.tables import has_decoder
 
+SOUNDS = 16  # of an encoder with one output for each: it hears half a minute at a time
 TOKENS, LONGEST = 1024, 4608  # through all layers; a window of 4096 fits
 SHORT, SEQUENCES, IMAGES = 48, 64, 32
 FRAMES = 2  # of sound in each place of an encoder that hears
@@ -69,6 +70,9 @@ def samples(model: Model, seed: int, *, long: bool = True) -> list[Sample]:
         if "vocabulary" not in model.spec.sizes:
             return [images]
         return [_beside(images, sample) for sample in samples_of_texts(model, generator, long)]
+    if hears(model) and "vocabulary" not in model.spec.sizes:
+        sound = _contrasts(SOUNDS if long else SOUNDS // 2, _sound(model), generator)
+        return [Sample(inputs={"input_features": sound}, what=f"{_size(sound)} random sounds")]
     return samples_of_texts(model, generator, long)
 
 
@@ -105,15 +109,19 @@ def image_shape(model: Model) -> tuple[int, int, int]:
 
 def _images(model: Model, generator: torch.Generator, count: int) -> Sample:
     """Noise of all contrasts on all colours: images that look alike have outputs that do."""
-    channels, *sides = image_shape(model)
-    colours = torch.randn((count, channels, 1, 1), generator=generator)
-    contrasts = torch.logspace(-1, 0.5, count)[:, None, None, None]
-    noise = torch.randn((count, channels, *sides), generator=generator)
-    pixels = colours + contrasts * noise
+    pixels = _contrasts(count, image_shape(model), generator)
     inputs = {"pixel_values": pixels}
     if model.spec.noise:
         inputs["noise"] = torch.rand((count, model.spec.noise), generator=generator)
     return Sample(inputs=inputs, what=f"{_size(pixels)} random pixels")
+
+
+def _contrasts(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Noise of all contrasts, and a colour for each channel."""
+    channels, *sides = shape
+    colours = torch.randn((count, channels, *(1 for _ in sides)), generator=generator)
+    contrasts = torch.logspace(-1, 0.5, count).reshape(-1, *(1 for _ in shape))
+    return colours + contrasts * torch.randn((count, *shape), generator=generator)
 
 
 def _sequences(model: Model, generator: torch.Generator, long: bool) -> Iterator[Sample]:
@@ -199,7 +207,7 @@ def pools(model: Model) -> bool:
 
 def has_few_outputs(model: Model) -> bool:
     """Whether a model has nothing but a few class scores for a sequence or an image."""
-    return model.spec.task in (*OF_SEQUENCES, "image-classification")
+    return model.spec.task in (*OF_SEQUENCES, "image-classification", "audio-classification")
 
 
 def has_many_outputs(model: Model) -> bool:
@@ -255,15 +263,26 @@ def _given(
 ) -> dict[str, Tensor]:
     """Tokens as a model takes them; an encoder reads others, in another order, or hears noise."""
     if not has_decoder(model) or pools(model):  # a classifier gives its decoder the same
-        return {"input_ids": ids, **_types(model, ids, generator)}
+        encoded = _encoded(model, len(ids), generator) if heard else {}
+        return {"input_ids": ids, **_types(model, ids, generator), **encoded}
     if not hears(model):
         order = torch.randperm(ids.numel(), generator=generator)
         return {"input_ids": ids, "decoder_input_ids": ids.flatten()[order].view_as(ids)}
     if not heard:
         return {"decoder_input_ids": ids, **_unheard(model, ids)}
-    bins, frames = model.spec.sizes["mel"], FRAMES * model.spec.sizes["frame"]
-    sound = torch.randn((len(ids), bins, frames), generator=generator)
+    sound = torch.randn((len(ids), *_sound(model)), generator=generator)
     return {"decoder_input_ids": ids, "input_features": sound}
+
+
+def _sound(model: Model) -> tuple[int, int]:
+    """Channels and length of what an encoder hears."""
+    return model.spec.sizes["mel"], FRAMES * model.spec.sizes["frame"]
+
+
+def _encoded(model: Model, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """What a decoder without an encoder is given in its place: noise."""
+    name, width = model.spec.encoded_as, model.spec.sizes.get("encoded", 0)
+    return {name: torch.randn((count, BRIEF, width), generator=generator)} if name else {}
 
 
 def _unheard(model: Model, ids: Tensor) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from symmerge.checkpoints.provenance import Verdict
 from symmerge.errors import MismatchError
 from symmerge.models.model import Model, Progress
 from symmerge.models.settings import differing_settings
-from symmerge.models.tables import layer_count
+from symmerge.models.tables import has_decoder, layer_count
 from symmerge.symmetry.spec import listing
 from symmerge.verification.inputs import Sample, has_few_outputs, longest_input, samples
 from symmerge.verification.judging import Judgement, judge, rms
@@ -181,6 +181,8 @@ def check_comparable(a: Model, b: Model) -> None:
         "layers": (layer_count(a), layer_count(b)),
         "inputs": (longest_input(a), longest_input(b)),
     }
+    if has_decoder(a):  # whose classifier refuses texts without their end
+        fields |= {"end of a text": (a.spec.end_token, b.spec.end_token)}
     hidden = a.spec.hidden.keys() | b.spec.hidden.keys()
     visible = [name for name in a.spec.spaces if name in b.spec.spaces and name not in hidden]
     fields |= {name: (a.spec.sizes[name], b.spec.sizes[name]) for name in visible}
