@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from symmerge.families import FAMILIES
+from symmerge.families.left_out import REASONS
 from symmerge.lab.small_models import EVERY, small_model
 from symmerge.models.inspection import spaces
 from symmerge.models.model import load
@@ -40,7 +41,11 @@ PLACES: Mapping[str, str] = {
 
 def with_tables(document: str) -> str:
     """The document with its tables as the code is now."""
-    tables = {"families": families_table, "variants": variants_table}
+    tables = {
+        "families": families_table,
+        "left_out": left_out_table,
+        "variants": variants_table,
+    }
     return MARKED.sub(lambda match: f"{match[1]}{tables[match[2]]()}\n{match[3]}", document)
 
 
@@ -56,6 +61,12 @@ def families_table() -> str:
         for family in FAMILIES
     ]
     return table(("family", "model_type", "class", "task"), rows)
+
+
+def left_out_table() -> str:
+    """One row per reason: the classes of supported model types that have no table."""
+    rows = [(", ".join(f"`{name}`" for name in names), why) for why, names in REASONS.items()]
+    return table(("class", "why it is left out"), rows)
 
 
 def variants_table() -> str:
