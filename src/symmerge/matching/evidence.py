@@ -18,13 +18,15 @@ from torch import Tensor
 
 from symmerge.checkpoints.arrays import read_npy
 from symmerge.checkpoints.json_results import Record
+from symmerge.checkpoints.memory import workers
 from symmerge.checkpoints.weights import CACHE_BYTES
 from symmerge.errors import MismatchError
 from symmerge.matching.device_tensors import Tensors
 from symmerge.matching.heads import attention_layers
 from symmerge.observation.activations import Activations, Score, extend_spec
-from symmerge.symmetry.groups.linalg import total
+from symmerge.symmetry.groups.linalg import squares, total
 from symmerge.symmetry.spec import Spec
+from symmerge.symmetry.threads import side_by_side
 
 FAINT = 1e-6  # relative to the largest mean square of a matrix: entries a thousand times smaller
 PEERS = 1e-3  # the same, to that of the same matrix in other layers: entries thirty times smaller
@@ -123,6 +125,7 @@ class Evidence:
     dtype: torch.dtype = torch.float32
     _scales: dict[str, float] = field(default_factory=dict)
     _sizes: dict[str, float] = field(default_factory=dict)
+    _squares_of: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @cached_property
     def spec(self) -> Spec:
@@ -135,14 +138,14 @@ class Evidence:
     def certain(self) -> set[str]:
         """Tensors that meet no hidden space but one stream, so need no other match first."""
         streams = [{stream} for stream in self.spec.streams]
-        return {name for name in self.spec.tensors if self._hidden(name) in streams}
+        return {name for name in self.spec.tensors if self.hidden(name) in streams}
 
     @cached_property
     def determined(self) -> bool:
         """Whether the certain weights have at least as many rows as each stream coordinates."""
         matrices = [name for name in self.certain & self.table.tensors.keys() if self._matrix(name)]
         return all(
-            sum(self._row_count(name) for name in matrices if stream in self._hidden(name))
+            sum(self._row_count(name) for name in matrices if stream in self.hidden(name))
             >= self.spec.sizes[stream]
             for stream in self.spec.streams
         )
@@ -166,6 +169,13 @@ class Evidence:
         a, b = self.plain(name)
         rows = self.rows(name)
         return (a, b) if rows is None else (a * rows.to(a)[:, None], b * rows.to(b)[:, None])
+
+    def squares(self, name: str) -> tuple[float, float]:
+        """The squared norms of a tensor of A and of B, with weighted rows."""
+        if name not in self._squares_of:
+            a, b = self.sides(name)
+            self._squares_of[name] = squares(a), squares(b)
+        return self._squares_of[name]
 
     def scale(self, name: str) -> float:
         """The factor of a tensor's squared error in the objective."""
@@ -228,7 +238,9 @@ class Evidence:
     def _loudest(self) -> Mapping[str, float]:
         """The largest mean square of each kind of matrix over the layers."""
         loudest: dict[str, float] = defaultdict(float)
-        for name in filter(self._matrix, self.table.tensors):
+        matrices = list(filter(self._matrix, self.table.tensors))
+        list(side_by_side(self._size, matrices, workers()))  # kept
+        for name in matrices:
             count = math.prod(self.table.shapes[name])
             loudest[_kind_of(name)] = max(loudest[_kind_of(name)], self._size(name) / max(count, 1))
         return loudest
@@ -243,13 +255,14 @@ class Evidence:
 
     def _squares(self, name: str) -> float:
         """The squared norm, geometric mean over both models."""
-        a, b = self.sides(name)
-        return (total(a.square()).sqrt() * total(b.square()).sqrt()).item()
+        a, b = self.squares(name)
+        return (a * b) ** 0.5
 
     def _matrix(self, name: str) -> bool:
         return len(self.table.shapes.get(name, ())) > 1
 
-    def _hidden(self, name: str) -> set[str]:
+    def hidden(self, name: str) -> set[str]:
+        """The hidden spaces that a tensor meets."""
         return self._spaces(name) & self.spec.hidden.keys()
 
     def _spaces(self, name: str) -> set[str]:
@@ -258,7 +271,7 @@ class Evidence:
 
     def _owner(self, name: str) -> str:
         """The space that sets an activation's weight: heads rather than the bases inside them."""
-        spaces = {self.spec.spaces[space].per or space for space in self._hidden(name)}
+        spaces = {self.spec.spaces[space].per or space for space in self.hidden(name)}
         streams = {*self.spec.streams}
         return min(spaces - streams, default=min(spaces & streams, default=self.spec.stream))
 

@@ -6,13 +6,14 @@ Heads and units of all layers share no tensor: given the stream they are matched
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import nan
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from symmerge.matching.errors import CertainCrosses, MovedPieces, TensorError, measured
 from symmerge.matching.evidence import Evidence
 from symmerge.matching.heads import (
     AttentionSpaces,
@@ -34,7 +35,6 @@ from symmerge.symmetry.groups import (
 )
 from symmerge.symmetry.groups.indices import DENSE, Prices
 from symmerge.symmetry.groups.invertible import determined
-from symmerge.symmetry.groups.linalg import total
 from symmerge.symmetry.notation import Piece, Role
 from symmerge.symmetry.spec import Occurrence
 from symmerge.symmetry.threads import side_by_side
@@ -48,12 +48,11 @@ Block = AttentionSpaces | str
 """Spaces that are matched together: those of an attention layer, or one of units."""
 
 
-class _Error(NamedTuple):
-    """What is left in one tensor: weighted, and |A - B|^2, |A|^2, |B|^2 for weights."""
+class _Matched(NamedTuple):
+    """The elements of a block, and what they leave in the tensors that nothing else changes."""
 
-    name: str
-    weighted: float
-    squares: tuple[float, float, float]
+    elements: Mapping[str, Element]
+    errors: tuple[TensorError, ...]
 
 
 @final
@@ -77,6 +76,7 @@ class Sweeps:
         self._errors: dict[str, float] = {}
         self._heads, self._subsample = heads, subsample
         self._prices: dict[str, Prices] = {}
+        self._crosses = CertainCrosses(evidence)
         attention = attention_layers(self.spec)
         known = {*self.spec.streams}.union(*(layer.spaces for layer in attention))
         units = [name for name in self.spec.hidden if name not in known]
@@ -98,13 +98,14 @@ class Sweeps:
 
     def sweep(self) -> None:
         """Update every space once. If only certain tensors determine the stream, once is enough."""
-        before = dict(self.elements)
+        before, errors = dict(self.elements), list[TensorError]()
         self._match_stream()
         for wave in self._waves:
             # All before any is set: other threads still read the elements of this wave.
-            for elements in list(side_by_side(self._match, wave, self._most)):
-                self._set(elements)
-        self._measure()
+            for matched in list(side_by_side(self._match, wave, self._most)):
+                self._set(matched.elements)
+                errors += matched.errors
+        self._measure(errors)
         self.objective.append(sum(self._errors.values()))
         self.changes.append(
             sum(_differs(before.get(name), element) for name, element in self.elements.items())
@@ -136,34 +137,28 @@ class Sweeps:
             for space in self.spec.hidden
         }
 
-    def _measure(self) -> None:
+    def _measure(self, known: Sequence[TensorError] = ()) -> None:
         """The error left in each tensor, and the distance between the models."""
-        table = self.evidence.table.tensors
+        table, done = self.evidence.table.tensors, {error.name for error in known}
         names = [name for name in self.spec.tensors if self.evidence.scale(name) or name in table]
-        errors = list(side_by_side(self._error, names, self._most))
-        self._errors = {error.name: error.weighted for error in errors}
+        rest = [name for name in names if name not in done]
+        errors = [*known, *side_by_side(self._error, rest, self._most)]
+        by_name = {error.name: error for error in errors}  # sums in one order, always
+        self._errors = {name: by_name[name].weighted for name in names}
         apart, size_a, size_b = (
-            sum(each) for each in zip(*(one.squares for one in errors), strict=True)
+            sum(each) for each in zip(*(by_name[name].squares for name in names), strict=True)
         )
         self.distance = (apart / max((size_a * size_b) ** 0.5, 1e-30)) ** 0.5
 
-    def _error(self, name: str) -> _Error:
-        a, b = self.evidence.plain(name)
-        # may be the model's own tensor: never in place
-        moved = Alignment(self.spec, self.elements).transport(name, b)
-        error = (moved - a).square_()
-        squares = (0.0, 0.0, 0.0)
-        if name in self.evidence.table.tensors:
-            squares = _sum(error), _sum(a.square()), _sum(moved.square())
-        rows = self.evidence.rows(name)
-        if rows is not None:
-            error = error.sum(1) * rows.to(error).square()
-        return _Error(name, self.evidence.scale(name) * _sum(error), squares)
+    def _error(self, name: str) -> TensorError:
+        known = self._crosses.error(name, self.elements)
+        return known or measured(self.evidence, self.elements, name)
 
     def _set(self, elements: Mapping[str, Element]) -> None:
-        device = self.evidence.device
-        for name, element in elements.items():
-            self.elements[name] = {part: value.to(device) for part, value in element.items()}
+        self.elements |= {name: self._placed(element) for name, element in elements.items()}
+
+    def _placed(self, element: Element) -> Element:
+        return {part: value.to(self.evidence.device) for part, value in element.items()}
 
     # the steps
 
@@ -215,11 +210,15 @@ class Sweeps:
             met |= tensors
         return waves
 
-    def _match(self, block: Block) -> Mapping[str, Element]:
+    def _match(self, block: Block) -> _Matched:
+        moved = MovedPieces()
         if isinstance(block, str):
-            return {block: self._nearest(block, self._grams(block))}
-        views = self._views(set(block.spaces))
-        return match_heads(self.spec, block, views, self._heads)
+            elements = {block: self._nearest(block, self._grams(block, moved=moved))}
+        else:
+            views = self._views(set(block.spaces), moved)
+            elements = match_heads(self.spec, block, views, self._heads)
+        placed = {name: self._placed(element) for name, element in elements.items()}
+        return _Matched(elements, tuple(moved.errors(self.evidence, placed)))
 
     def _nearest(self, space: str, grams: Mapping[Role, Gram]) -> Element:
         """The exact minimum over one space."""
@@ -246,19 +245,25 @@ class Sweeps:
     def _tensors(self, space: str) -> set[str]:
         return {occurrence.piece.tensor for occurrence in self.spec.occurrences(space)}
 
-    def _views(self, moving: set[str]) -> ViewsOf:
-        """Both models' views of a piece, with B moved in every space but these."""
+    def _views(self, moving: set[str], kept: MovedPieces | None = None) -> ViewsOf:
+        """Both models' views of a piece, with B moved in every space but these.
+
+        Those of tensors that meet nothing else but streams are `kept`, to be measured later.
+        """
         still = {name: element for name, element in self.elements.items() if name not in moving}
-        others = Alignment(self.spec, still)
+        others, known = Alignment(self.spec, still), moving | {*self.spec.streams}
 
         def views(occurrence: Occurrence) -> Views:
             piece = occurrence.piece
             a, b = self.evidence.sides(piece.tensor)
-            moved = others.act_on(piece, piece.view(b))
+            view, moved = piece.view(a), others.act_on(piece, piece.view(b))
+            twice = False
             for position in piece.positions(next(iter(moving))) if len(moving) == 1 else ():
                 if position != occurrence.position:  # a space twice in one tensor
-                    moved = self._act_at(occurrence, position, moved)
-            return Views(piece.view(a), moved, self.evidence.scale(piece.tensor))
+                    moved, twice = self._act_at(occurrence, position, moved), True
+            if kept is not None and not twice and self.evidence.hidden(piece.tensor) <= known:
+                kept.pieces[piece] = view, moved
+            return Views(view, moved, self.evidence.scale(piece.tensor))
 
         return views
 
@@ -276,9 +281,10 @@ class Sweeps:
         space: str,
         only: set[Piece] | None = None,
         subsample: torch.Generator | None = None,
+        moved: MovedPieces | None = None,
     ) -> dict[Role, Gram]:
         """The evidence for a space, given the current elements of all others."""
-        views, grams = self._views({space}), {}
+        views, grams = self._views({space}, moved), {}
         # A permutation acts alike in every role: one sum instead of three.
         alike = isinstance(self.spec.spaces[space].group, Permutation)
         for occurrence in self.spec.occurrences(space):
@@ -286,13 +292,24 @@ class Sweeps:
             left_out = only is not None and occurrence.piece not in only
             if left_out or not self.evidence.scale(tensor):
                 continue
-            gram = self._gram(space, occurrence, views(occurrence), subsample)
+            gram = self._certain_gram(space, occurrence, views, subsample)
             role = Role.WRITES if alike else occurrence.role
             if role in grams:
                 grams[role].add_(gram)
             else:
                 grams[role] = gram
         return grams
+
+    def _certain_gram(
+        self, space: str, occurrence: Occurrence, views: ViewsOf, subsample: torch.Generator | None
+    ) -> Gram:
+        """That of an occurrence; where it never changes, computed once."""
+        kept, name = self._crosses.crosses, occurrence.piece.tensor
+        if subsample is not None or not self._crosses.holds(space, occurrence):
+            return self._gram(space, occurrence, views(occurrence), subsample)
+        if name not in kept:
+            kept[name] = self._gram(space, occurrence, views(occurrence), None).cross
+        return Gram(kept[name].clone())  # sums are made in place
 
     def _gram(
         self, space: str, occurrence: Occurrence, views: Views, subsample: torch.Generator | None
@@ -315,10 +332,6 @@ class Sweeps:
 
 def _spaces_of(block: Block) -> tuple[str, ...]:
     return (block,) if isinstance(block, str) else block.spaces
-
-
-def _sum(values: Tensor) -> float:
-    return float(total(values))
 
 
 def _zeros_like(gram: Gram) -> Gram:

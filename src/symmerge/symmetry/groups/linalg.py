@@ -19,6 +19,8 @@ from torch import Tensor
 
 from symmerge.errors import OVERFLOW, SymmetryError
 
+PART = 1 << 15  # numbers that are summed in their own precision: 128 kB stay in the cache
+
 
 @contextmanager
 def one_thread() -> Iterator[None]:
@@ -80,3 +82,22 @@ def total(values: Tensor) -> Tensor:
     """The sum of all entries: `values.sum()` adds up in an order that depends on threads."""
     with nullcontext() if values.is_cuda else one_thread():
         return values.sum()
+
+
+def squares(values: Tensor, less: Tensor | None = None) -> float:
+    """The sum of squares of all entries, or of all differences.
+
+    In parts, because memory for 1 GB of squares takes as long as what is computed there.
+    """
+    if values.is_cuda:
+        return float(total((values if less is None else values - less).square()))
+    parts = values.reshape(-1).split(PART)
+    others = [None] * len(parts) if less is None else less.reshape(-1).split(PART)
+    with one_thread():
+        sums = [_squares(part, other) for part, other in zip(parts, others, strict=True)]
+        return float(torch.stack(sums).sum())
+
+
+def _squares(part: Tensor, less: Tensor | None) -> Tensor:
+    part = part if less is None else part - less
+    return part.dot(part).double()
