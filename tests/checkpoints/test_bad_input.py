@@ -200,8 +200,8 @@ SPOILT = {
     "type not a word": (config(model_type=["gpt2"]), ["no table for model_type", "supported"]),
     "no heads": (config(n_head=0), ["{folder}: ", "config.json", "restore"]),
     "unknown class": (
-        config(architectures=["GPT2ForTokenClassification"]),
-        ["{folder}: ", "GPT2ForTokenClassification", "GPT2LMHeadModel"],
+        config(architectures=["GPT2ForSpeech"]),
+        ["{folder}: ", "GPT2ForSpeech", "GPT2LMHeadModel"],
     ),
     "no model_type": (
         config(model_type=None),
