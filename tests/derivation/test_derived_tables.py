@@ -27,7 +27,7 @@ from symmerge.symmetry.groups import (
 from symmerge.symmetry.notation import parse, unparse
 
 # One of each kind; experiments/derived_tables.py compares all.
-KNOWN = ("gpt2", "modernbert", "llama", "dinov3-classifier")
+KNOWN = ("gpt2", "modernbert", "llama", "dinov3-classifier", "siglip_vision_model")
 TOKENS = torch.randint(1, 65, (3, 11), generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 CUSTOM = {TinyGPT: TOKENS, Mixer: IMAGES, RegisterViT: IMAGES}

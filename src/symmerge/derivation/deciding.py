@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -75,7 +75,7 @@ def kinds_of(followed: Followed) -> dict[int, Kind]:
         kind = Kind(root, leaves[0].size, leaves, marks)
         numbers = [leaf.number for leaf in leaves]
         own = {system: equations[system].get(root, []) for system in equations}
-        _decide(kind, numbers, own, rigid=not used)
+        _decide(kind, numbers, own, walk.readers, rigid=not used)
         kinds[root] = kind
     return kinds
 
@@ -111,10 +111,15 @@ def _by_root(walk: Following, system: str) -> dict[int, list[Exponents]]:
 
 
 def _decide(
-    kind: Kind, numbers: list[int], own: Mapping[str, list[Exponents]], *, rigid: bool
+    kind: Kind,
+    numbers: list[int],
+    own: Mapping[str, list[Exponents]],
+    readers: Collection[int],
+    *,
+    rigid: bool,
 ) -> None:
     n = kind.size
-    roles = _best(solutions(numbers, own["role"]), numbers, {})
+    roles = _roles(solutions(numbers, own["role"]), readers) or dict.fromkeys(numbers, 1)
     parities = [*parity_solutions(numbers, own["sign"])]
     scales = _unit(solutions(numbers, own["scale"]))
     signed = [one for one in scales if _even(one, own["sign"])]
@@ -151,10 +156,17 @@ def _support(powers: Powers) -> int:
     return len(powers)
 
 
-def _best(candidates: Iterable[Exponents], numbers: Sequence[int], default: Powers) -> Powers:
-    """The solution that moves the most leaves, with the first of them written."""
-    unit = list(_unit(candidates))
-    return max(unit, key=_support, default=default) or dict.fromkeys(numbers, 1)
+def _roles(candidates: Iterable[Exponents], readers: Collection[int]) -> dict[int, int]:
+    """All leaves that write or read, by independent solutions; each so that linear maps read.
+
+    A tied head leaves several: what an encoder and what a decoder write says nothing of the other.
+    """
+    roles: dict[int, int] = {}
+    for one in sorted(_unit(candidates), key=_support, reverse=True):
+        if not roles.keys() & one.keys():
+            reading = sum(one[number] for number in one.keys() & readers)
+            roles |= {number: -power if reading > 0 else power for number, power in one.items()}
+    return roles
 
 
 def _unit(candidates: Iterable[Mapping[int, Fraction]]) -> list[Powers]:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from symmerge.derivation.deciding import Choice, Kind, kinds_of
+from symmerge.derivation.deciding import Choice, Kind
 from symmerge.derivation.own_data import Loss, check_task, own_task
 from symmerge.derivation.parameters import model_of, parameters_of
-from symmerge.derivation.patterns import add_rotary
+from symmerge.derivation.proposals import Proposal, largest_proposal
 from symmerge.derivation.proving import Larger, Prover, SpaceProof
-from symmerge.derivation.recording import Recording, check_same_operations, record
 from symmerge.derivation.running import (
     EXACT,
-    Inputs,
     Read,
     Runner,
     check_repeatable,
@@ -29,7 +28,7 @@ from symmerge.derivation.running import (
     used_unseen,
 )
 from symmerge.derivation.tables import Table
-from symmerge.derivation.walking import Followed, follow
+from symmerge.derivation.walking import Followed
 from symmerge.errors import SymmergeError, SymmetryError, UnsupportedModel
 from symmerge.evaluation.tasks.base import Task
 from symmerge.models.model import Model
@@ -107,103 +106,46 @@ def derive(
     both = (inputs, other_inputs(inputs, seed + 1))
     tensors, ties = parameters_of(module)
     frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
-    candidate = _largest(module, tensors, ties, frozen, both, read)
+    proposal = largest_proposal(module, tensors, ties, frozen, both, read)
     runner = Runner(module, both, read)
     check_repeatable(runner, tensors)
-    return _proved(candidate, runner, ties, seed, report)
-
-
-@dataclass
-class _Candidate:
-    """A recording that was followed, tied and untied."""
-
-    followed: Followed
-    kinds: dict[int, Kind]
-    tied: Followed
-    tied_kinds: dict[int, Kind]
-    picked: dict[str, int] = field(default_factory=dict)
-
-    def freedom(self) -> float:
-        """How much may move, to choose between two tables."""
-        table = Table(self.followed, self.kinds, {})
-        sizes = [
-            table.group(root).dimension + table.group(root).log10_order / 100
-            for root in self.kinds
-            if not table.still(root)
-        ]
-        return float(sum(sizes))
-
-
-def _largest(
-    module: nn.Module,
-    tensors: Mapping[str, Tensor],
-    ties: Mapping[str, str],
-    frozen: Sequence[str],
-    both: tuple[Inputs, Inputs],
-    read: Read,
-) -> _Candidate:
-    """Parameters that are never trained may be constants: whichever leaves more freedom."""
-    candidates = [_candidate(module, tensors, ties, both, read)]
-    if frozen:
-        trained = {name: one for name, one in tensors.items() if name not in frozen}
-        candidates.append(_candidate(module, trained, ties, both, read))
-    return max(candidates, key=_Candidate.freedom)
-
-
-def _candidate(
-    module: nn.Module,
-    tensors: Mapping[str, Tensor],
-    ties: Mapping[str, str],
-    both: tuple[Inputs, Inputs],
-    read: Read,
-) -> _Candidate:
-    first, second = (record(module, tensors, inputs, read) for inputs in both)
-    check_same_operations(first, second, type(module).__name__)
-    own = {alias: target for alias, target in ties.items() if alias in tensors}
-    followed = _followed(first, {})
-    tied = _followed(first, own) if own else followed
-    return _Candidate(*followed, *tied)
-
-
-def _followed(recording: Recording, ties: Mapping[str, str]) -> tuple[Followed, dict[int, Kind]]:
-    followed = follow(recording, ties)
-    kinds = kinds_of(followed)
-    add_rotary(followed, kinds)
-    return followed, kinds
+    return _proved(proposal, runner, ties, seed, report)
 
 
 def _proved(
-    candidate: _Candidate, runner: Runner, ties: Mapping[str, str], seed: int, report: Progress
+    proposal: Proposal, runner: Runner, ties: Mapping[str, str], seed: int, report: Progress
 ) -> Derivation:
-    notes = sorted({*candidate.followed.walk.notes})
-    unused = sorted(candidate.followed.parameters.keys() - candidate.followed.used)
+    notes = sorted({*proposal.followed.walk.notes})
+    used = proposal.followed.used
+    used = used | {target for alias, target in ties.items() if alias in used}
+    unused = sorted(proposal.followed.parameters.keys() - used)
     tensors, _ = parameters_of(runner.module)
     notes += [
         f"{name} reaches the outputs in a way that leaves no trace (.numpy(), .data): it stays as"
         " it is"
         for name in used_unseen(runner, tensors, unused)
     ]
-    untied = _prove_one(candidate.followed, candidate.kinds, {}, runner, seed, report)
+    untied = _prove_one(proposal.followed, proposal.kinds, {}, runner, seed, report)
     if not ties:
         return _derivation(untied, notes, runner, unused)
-    joined = _join(candidate, untied.spec)
+    joined = _join(proposal, untied.spec)
     tied = _prove_one(
-        candidate.tied, candidate.tied_kinds, ties, runner, seed, report, untied.spec, joined
+        proposal.tied, proposal.tied_kinds, ties, runner, seed, report, untied.spec, joined
     )
     return _derivation(tied, notes, runner, unused)
 
 
-def _join(candidate: _Candidate, untied: Spec) -> set[int]:
+def _join(proposal: Proposal, untied: Spec) -> set[int]:
     """Spaces that rotate only once ties are broken: they get the larger group, and are `joined`."""
     by_origin = {
-        leaf.origin: root for root, kind in candidate.tied_kinds.items() for leaf in kind.leaves
+        leaf.origin: root for root, kind in proposal.tied_kinds.items() for leaf in kind.leaves
     }
     joined: set[int] = set()
-    table = Table(candidate.followed, candidate.kinds, {})
+    table = Table(proposal.followed, proposal.kinds, {})
     for root, name in table.names.items():
         if name not in untied.spaces or not untied.rotates(name):
             continue
-        kind = candidate.tied_kinds[by_origin[candidate.kinds[root].leaves[0].origin]]
+        kind = proposal.tied_kinds[by_origin[proposal.kinds[root].leaves[0].origin]]
         if type(kind.choices[0].group) in (Permutation, SignedPermutation, ScaledPermutation):
             roles = next(one for one in kind.choices if isinstance(one.group, Permutation)).powers
             kind.choices.insert(0, Choice(untied.spaces[name].group, roles))
@@ -244,11 +186,13 @@ def _prove_one(
         if isinstance(change, Larger):  # a larger group is a symmetry as well
             _enlarge(kinds[root], picked.get(root, 0), change.symmetry)
             continue
+        refused = table.group(root).name  # before the next is picked: the table shares `picked`
         picked[root] = picked.get(root, 0) + 1
         if picked[root] >= len(kinds[root].choices):
             raise UnsupportedModel(f"{kind}: no table was proved ({space}: {change})")
+        why = "no element gives an answer" if change == inf else f"outputs change by {change:.0e}"
         dropped.append(
-            f"{space}: {table.group(root).name} is not proved (outputs change by {change:.0e}):"
+            f"{space}: {refused} is not proved ({why}):"
             f" {kinds[root].choices[picked[root]].group.name} instead"
         )
     return _Proved(spec, proofs[0], dropped, proofs[1])

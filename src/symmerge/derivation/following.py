@@ -31,7 +31,7 @@ from symmerge.derivation.terms import (
     tidy,
 )
 
-Mode = Literal["add", "multiply", "contract", "gain"]
+Mode = Literal["add", "multiply", "contract", "inner", "gain"]
 ZERO: Exponents = {}
 # What an operation does to a space, beyond equations between scales: see `Following.mark`.
 POINTWISE, LENGTH, MEAN, FIXED, INNER = "pointwise", "length", "mean", "fixed", "inner"
@@ -94,6 +94,7 @@ class Following:
         self.equations: dict[str, list[Exponents]] = {name: [] for name in SYSTEMS}
         self.sites: list[Site] = []
         self.apart: set[tuple[int, int]] = set()
+        self.readers: set[int] = set()  # leaves by which a linear map reads
         self.notes: list[str] = []
 
     def parameter(self, name: str, cuts: Iterable[Cut]) -> State:
@@ -219,11 +220,11 @@ class Following:
         if isinstance(other, Which):
             return other
         for met in mets((other,)):
-            if mode in ("add", "contract"):
+            if mode in ("add", "contract", "inner"):
                 self.still(met, MEAN if plain.free else FIXED)
             elif not plain.free:
                 self.mark(met, FIXED)
-        if mode in ("add", "contract") and not plain.free:
+        if mode in ("add", "contract", "inner") and not plain.free:
             return Plain(other.size)  # nothing moves there any more
         return other
 
@@ -233,9 +234,11 @@ class Following:
             for system in SYSTEMS:
                 self.vanish(minus(getattr(a, system), getattr(b, system)), system)
             return a
-        if mode == "contract":
+        if mode in ("contract", "inner"):
             for system in SYSTEMS:
-                self.vanish(plus(getattr(a, system), getattr(b, system)), system)
+                # what rotates or permutes may meet itself: both sides write, as a norm reads both
+                both = minus if mode == "inner" and system == "role" else plus
+                self.vanish(both(getattr(a, system), getattr(b, system)), system)
             return a
         if mode == "gain":  # b rides along
             for system in SYSTEMS:

@@ -34,9 +34,11 @@ def contracted(step: TracedStep, x: Operand, y: Operand, at: int, other: int) ->
         for met in mets(axis):
             if not plain:
                 step.walk.mark(met, INNER)
+            elif side.parameter or side.rows:
+                step.walk.readers.add(met.leaf.number)
             rest = [m for i, kept in enumerate(side.axes) if i != place for m in mets(kept)]
             step.walk.apart |= {(m.leaf.number, met.leaf.number) for m in rest}
-    step.walk.match(one, two, "contract")
+    step.walk.match(one, two, "contract" if plain else "inner")
 
 
 def _read_by(side: State, opposite: Operand, axis: Axis) -> None:

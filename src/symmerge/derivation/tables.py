@@ -180,7 +180,7 @@ class Table:
                 yield Product((self._atom(found[0].leaf),))
                 at += found[1]
                 continue
-            yield self.axis(parts[at])
+            yield from _flat(self.axis(parts[at]))
             at += 1
 
     def _rotates(self, pairs: RotaryPattern) -> bool:
@@ -252,6 +252,12 @@ def _outer(axis: Axis, outside: tuple[Leaf, ...]) -> Iterator[tuple[Leaf, tuple[
         elif isinstance(factor, Blocks):
             for part in factor.parts:
                 yield from _outer(part, outside)
+
+
+def _flat(term: Product) -> tuple[Product, ...]:
+    """The terms of a sum inside a sum: blocks that were cut in two steps are one row of blocks."""
+    first = term.factors[0]
+    return first.terms if isinstance(first, Sum) and len(term.factors) == 1 else (term,)
 
 
 def _visible(size: int) -> Atom:
