@@ -4,7 +4,8 @@
 `lab/small_models.EVERY`, compared with its family's table coordinate by coordinate. Merges: a GPT,
 an MLP-Mixer and a ViT with registers (tests/helpers/custom_modules.py), two seeds each, trained for
 seconds on the digits and texts that come with the installation; loss of the parents, of the plain
-average, and of the merge by weights, on the test split, for several pairs.
+average, and of merges on the test split, for several pairs: by weights alone, by activations and by
+learning, the last two on batches of the training split (`derivation.task`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from custom_modules import Mixer, RegisterViT, TinyGPT
 
 LETTERS, LENGTH, PAIRS = 64, 32, 3
+BATCH, SEEN = 64, 16  # batches of training data that merges may look at
+METHODS = {
+    "average": "none",
+    "weights": "weights",
+    "activations": "activations",
+    "learned": "learned",
+}
+WITH_DATA = {"activations", "learned"}
 ROWS, TOKENS = 3, 11  # of the example inputs
 EXPERTS = "_experts_implementation"
 
@@ -93,8 +102,13 @@ def data_of(kind: type, split: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def loss_of(module: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy."""
-    return functional.cross_entropy(module(x).flatten(0, -2), y.flatten())
+    """Cross-entropy on a batch."""
+    return cross_entropy(module(x), y)
+
+
+def cross_entropy(answer: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean over all images or tokens."""
+    return functional.cross_entropy(answer.flatten(0, -2), targets.flatten())
 
 
 def trained(kind: type, seed: int, steps: int) -> torch.nn.Module:
@@ -116,21 +130,26 @@ def trained(kind: type, seed: int, steps: int) -> torch.nn.Module:
 def merges(kind: type, steps: int) -> dict[str, object]:
     """Parents, average and merge of several pairs: loss on the test split."""
     x, y = (one[:512] for one in data_of(kind, "test"))
+    batches = [one[: SEEN * BATCH].split(BATCH) for one in data_of(kind, "train")]
     derivation, rows = None, []
     for pair in range(PAIRS):
         with torch.enable_grad():
             modules = [trained(kind, 2 * pair + at, steps) for at in range(2)]
         derivation = derivation or sm.derive(modules[0], x[:3])
         models = [derivation.load(module) for module in modules]
-        results = {"average": "none", "ours": "weights"}
-        found = {name: sm.merge(models, method=method) for name, method in results.items()}
-        losses = {name: loss_of(derivation.module(one), x, y).item() for name, one in found.items()}
-        parents = mean(loss_of(module, x, y).item() for module in modules)
-        rows.append({"parents": round(parents, 4), **{k: round(v, 4) for k, v in losses.items()}})
+        task = derivation.task(list(zip(*batches, strict=True)), loss=cross_entropy)
+        losses = {"parents": mean(loss_of(module, x, y).item() for module in modules)}
+        for name, method in METHODS.items():
+            data = {"data": task} if name in WITH_DATA else {}
+            with torch.enable_grad():
+                merged = sm.merge(models, method=method, **data)
+            losses[name] = loss_of(derivation.module(merged), x, y).item()
+        rows.append({name: round(loss, 4) for name, loss in losses.items()})
+        print(kind.__name__, rows[-1], flush=True)
     assert derivation is not None
     summary = {
         name: [round(mean(column), 3), round(stdev(column) / len(column) ** 0.5, 3)]
-        for name in ("parents", "average", "ours")
+        for name in rows[0]
         for column in [[row[name] for row in rows]]
     }
     return {"pairs": rows, "mean and standard error": summary}
@@ -150,7 +169,7 @@ def main() -> None:
         }
         print(f"{len(EVERY) - len(missing)} of {len(EVERY)} as large as ours; {missing}")
     if options.only != "tables":
-        results["merges"] = {}
+        results |= {"steps": options.steps, "merges": {}}
         for kind in (Mixer, RegisterViT, TinyGPT):
             results["merges"][kind.__name__] = merges(kind, options.steps)
             print(kind.__name__, results["merges"][kind.__name__], flush=True)
