@@ -206,8 +206,11 @@ def other_inputs(inputs: Inputs, seed: int) -> dict[str, Any]:
             return noise * one.std(correction=0).clamp_min(0.1) + one.mean()
         if len(one.unique()) < 3:  # a mask or a type
             return one
-        order = torch.randperm(one.numel(), generator=generator)
-        return one.flatten()[order].reshape(one.shape)
+        # rows keep their tokens: some classes count the ends in each
+        rows = one.reshape(-1, one.shape[-1] if one.ndim else 1)
+        rows = rows[torch.randperm(len(rows), generator=generator)]
+        order = torch.rand(rows.shape, generator=generator).argsort(-1)
+        return rows.gather(-1, order).reshape(one.shape)
 
     return {name: tree_map(other, one) for name, one in inputs.items()}
 
