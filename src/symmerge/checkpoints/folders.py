@@ -129,14 +129,14 @@ def _record_contents(folder: Path) -> None:
 
 def _files(folder: Path) -> list[str]:
     """Everything below a folder that is no folder, and folders that are empty."""
-    found = []
+    entries = []
     for root, folders, files in os.walk(folder):
         here = Path(root).relative_to(folder)
         links = [name for name in folders if (Path(root) / name).is_symlink()]
-        found += [(here / name).as_posix() for name in (*files, *links)]
+        entries += [(here / name).as_posix() for name in (*files, *links)]
         if not (folders or files) and root != str(folder):
-            found.append(here.as_posix())
-    return sorted(found)
+            entries.append(here.as_posix())
+    return sorted(entries)
 
 
 def _check_space(folder: Path, needs_bytes: int) -> None:

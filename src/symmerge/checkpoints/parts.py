@@ -56,16 +56,16 @@ class StackedWeights(StoredWeights):
 def put_together(weights: StoredWeights, parts: tuple[Part, ...], where: str) -> StoredWeights:
     """The weights under today's names, if they are stored in such parts."""
     whole: dict[str, str | Grid] = {}
-    found: dict[str, dict[tuple[int, int], str]] = defaultdict(dict)
+    places_by_name: dict[str, dict[tuple[int, int], str]] = defaultdict(dict)
     for stored in weights.names():
         part, match = _part_of(stored, parts)
         if part and match:
-            found[match[1] + part.name][int(match[2]), part.place] = stored
+            places_by_name[match[1] + part.name][int(match[2]), part.place] = stored
         else:
             whole[stored] = stored
-    if not found:
+    if not places_by_name:
         return weights
-    for name, places in found.items():
+    for name, places in places_by_name.items():
         if name in whole:
             raise CheckpointError(f"{where}: {name} is stored whole and in parts: {RESTORE}")
         whole[name] = _grid(name, places, weights, where)

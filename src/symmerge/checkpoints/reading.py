@@ -161,7 +161,7 @@ def _open_pickles(shards: list[Path]) -> MemoryWeights:
                 _refuse_compression(shard)
             with warnings.catch_warnings(action="ignore"):  # torch's own, of storages it reads
                 content = torch.load(shard, map_location="cpu", weights_only=True, mmap=mapped)
-            found = {name: value for name, value in content.items() if isinstance(value, Tensor)}
+            own = {name: value for name, value in content.items() if isinstance(value, Tensor)}
         except CheckpointError:
             raise
         except Exception as error:  # many types; all mean that it needs code, or is damaged
@@ -170,7 +170,7 @@ def _open_pickles(shards: list[Path]) -> MemoryWeights:
                 f"{shard} cannot be loaded without running code from it, or is damaged ({reason}):"
                 " convert it to safetensors where you trust it"
             ) from error
-        tensors |= {name: _plain_tensor(shard, name, value) for name, value in found.items()}
+        tensors |= {name: _plain_tensor(shard, name, value) for name, value in own.items()}
     return MemoryWeights(tensors)
 
 

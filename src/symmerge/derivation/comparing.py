@@ -14,16 +14,16 @@ Places = dict[tuple[str, int, int], int]
 
 def places_of(spec: Spec, without: Collection[str] = ()) -> dict[str, Places]:
     """Where every hidden space is met, but for some tensors."""
-    found: dict[str, Places] = {name: {} for name in spec.hidden}
+    places_by_space: dict[str, Places] = {name: {} for name in spec.hidden}
     for tensor, axes in spec.tensors.items():
         if tensor in without:
             continue
         for position, axis in enumerate(axes):
             for coordinate, spaces in enumerate(_coordinates(axis, spec.sizes)):
                 for atom, index in spaces:
-                    if atom.space in found and not _stays(spec.spaces[atom.space], atom):
-                        found[atom.space][tensor, position, coordinate] = index
-    return found
+                    if atom.space in places_by_space and not _stays(spec.spaces[atom.space], atom):
+                        places_by_space[atom.space][tensor, position, coordinate] = index
+    return places_by_space
 
 
 def _stays(space: Space, atom: Atom) -> bool:

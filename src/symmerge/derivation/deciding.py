@@ -104,10 +104,10 @@ def _mark_sites(walk: Following) -> None:
 
 
 def _by_root(walk: Following, system: str) -> dict[int, list[Exponents]]:
-    found: dict[int, list[Exponents]] = {}
+    by_root: dict[int, list[Exponents]] = {}
     for equation in walk.equations[system]:
-        found.setdefault(walk.root(next(iter(equation))), []).append(equation)
-    return found
+        by_root.setdefault(walk.root(next(iter(equation))), []).append(equation)
+    return by_root
 
 
 def _decide(

@@ -73,18 +73,18 @@ class Reader:
 
     def pairs_at(self, parts: tuple[Axis, ...], at: int) -> tuple[RotaryPattern, int] | None:
         """RotaryPattern that begin at a block, and how many blocks they take."""
-        found, taken = self.pairs_in(parts[at]), 1
-        if found is None and at + 1 < len(parts):
+        pattern, taken = self.pairs_in(parts[at]), 1
+        if pattern is None and at + 1 < len(parts):
             one, other = self._fixed(parts[at]), self._fixed(parts[at + 1])
             if one and other and self.root(one) == self.root(other) and self.scalable(one):
-                found, taken = RotaryPattern(one, "halves"), 2
-        if found is None:
+                pattern, taken = RotaryPattern(one, "halves"), 2
+        if pattern is None:
             return None
         if at + taken < len(parts):
             rest = parts[at + taken]
             if len(rest) == 1 and isinstance(rest[0], Met) and self._free(rest[0].leaf):
-                return RotaryPattern(found.leaf, found.layout, rest[0].leaf), taken + 1
-        return found, taken
+                return RotaryPattern(pattern.leaf, pattern.layout, rest[0].leaf), taken + 1
+        return pattern, taken
 
     def _free(self, leaf: Leaf) -> bool:
         kind = self.kinds[self.root(leaf)]
@@ -97,8 +97,8 @@ class Reader:
                 yield from ((name, pairs) for pairs in self._pairs(axis))
 
     def _pairs(self, axis: Axis) -> Iterator[RotaryPattern]:
-        if found := self.pairs_in(axis[-2:]):
-            yield found
+        if pattern := self.pairs_in(axis[-2:]):
+            yield pattern
             return
         for factor in axis:
             if isinstance(factor, Blocks):
@@ -115,18 +115,18 @@ class Reader:
 def add_rotary(followed: Followed, kinds: Mapping[int, Kind]) -> None:
     """Offer rotary pairs to the spaces that are always met as pairs of one layout."""
     reader = Reader(followed, kinds)
-    found: dict[int, set[tuple[Layout, int, int]]] = {}
+    layouts: dict[int, set[tuple[Layout, int, int]]] = {}
     count: dict[int, int] = {}
     values: dict[int, RotaryPattern] = {}
     for _, pairs in reader.all_pairs():
         root = reader.root(pairs.leaf)
         rest = -1 if pairs.rest is None else reader.root(pairs.rest)
-        found.setdefault(root, set()).add((pairs.layout, rest, pairs.size))
+        layouts.setdefault(root, set()).add((pairs.layout, rest, pairs.size))
         count[root] = count.get(root, 0) + (1 if _counts_once(pairs, reader) else 2)
         values[root] = pairs
-    for root, kinds_found in found.items():
+    for root, in_use in layouts.items():
         kind = kinds[root]
-        if len(kinds_found) == 1 and count[root] >= len(kind.leaves):
+        if len(in_use) == 1 and count[root] >= len(kind.leaves):
             kind.choices.insert(0, Choice(values[root].group, kind.scale))
 
 
@@ -149,6 +149,6 @@ def _product_of(axis: Axis, leaf: Leaf) -> Factor | None:
             return next((one for one in beside if isinstance(one, Met) and one.size == 2), None)
         if isinstance(factor, Blocks):
             for part in factor.parts:
-                if found := _product_of(part, leaf):
-                    return found
+                if factor := _product_of(part, leaf):
+                    return factor
     return None

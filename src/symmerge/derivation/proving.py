@@ -100,8 +100,8 @@ def larger_groups(group: Group, *, holds: bool = False) -> list[Group]:
         "Orthogonal": lambda: [GeneralLinear(n)],
         "RotaryPairs": lambda: [Orthogonal(n), GeneralLinear(n)],
     }
-    found = by_name.get(group.name, list)()
-    return [one for one in found if n > 2 or not isinstance(one, OrthogonalFixingOnes)]
+    groups = by_name.get(group.name, list)()
+    return [one for one in groups if n > 2 or not isinstance(one, OrthogonalFixingOnes)]
 
 
 class Prover:

@@ -119,8 +119,8 @@ def _refused(alike: Iterable[SpaceProof]) -> Iterator[str]:
     for proof in alike:
         for one in proof.larger:
             by_group.setdefault(one.group, []).append((one.change, one.state))
-    for group, found in by_group.items():
-        change, state = min(found)
+    for group, changes in by_group.items():
+        change, state = min(changes)
         yield f"{group} {state}" + (f" ({change:.0e})" if change < float("inf") else "")
 
 

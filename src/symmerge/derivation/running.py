@@ -134,8 +134,8 @@ def parameters_of(module: nn.Module, model: Model) -> dict[str, Tensor]:
     tensors = {}
     for name, own in module.named_parameters(remove_duplicate=False):
         stored = model.spec.ties.get(name, name)
-        found = model.weights[stored] if stored in model.weights else own.detach()
-        tensors[name] = found.double() if found.is_floating_point() else found
+        tensor = model.weights[stored] if stored in model.weights else own.detach()
+        tensors[name] = tensor.double() if tensor.is_floating_point() else tensor
     return tensors
 
 

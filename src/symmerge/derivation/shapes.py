@@ -275,8 +275,8 @@ def index(step: TracedStep, x: Operand, places: Sequence[Operand]) -> State:
     count = len(step.shape) - len(kept)
     adjacent = given == list(range(given[0], given[-1] + 1))
     start = given[0] if adjacent else 0
-    found = [(Plain(size),) for size in step.shape[start : start + count]]
-    result = x.reshaped([*kept[:start], *found, *kept[start:]])
+    cut = [(Plain(size),) for size in step.shape[start : start + count]]
+    result = x.reshaped([*kept[:start], *cut, *kept[start:]])
     chosen_by_parameters = any(isinstance(one, State) for one in places)
     rows = x.parameter if chosen_by_parameters and given == [0] else None
     return replace(_indexed(result, x, given[0]), rows=rows)

@@ -175,10 +175,10 @@ class Table:
     def _terms(self, parts: tuple[Axis, ...]) -> Iterator[Product]:
         at = 0
         while at < len(parts):
-            found = self.reader.pairs_at(parts, at)
-            if found and self._rotates(found[0]):
-                yield Product((self._atom(found[0].leaf),))
-                at += found[1]
+            pattern = self.reader.pairs_at(parts, at)
+            if pattern and self._rotates(pattern[0]):
+                yield Product((self._atom(pattern[0].leaf),))
+                at += pattern[1]
                 continue
             yield from _flat(self.axis(parts[at]))
             at += 1

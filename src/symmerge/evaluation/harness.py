@@ -125,11 +125,11 @@ def _wrapped(model: Model) -> dict[str, object]:
 def _scores(results: Any) -> HarnessScores:
     """The numbers of lm-eval's result; its standard errors and aliases are left out."""
     values, lower = {}, set()
-    for task, found in results["results"].items():
+    for task, scores in results["results"].items():
         higher = results.get("higher_is_better", {}).get(task, {})
         metrics = {
             key.partition(",")[0]: float(value)
-            for key, value in found.items()
+            for key, value in scores.items()
             if isinstance(value, Real) and "_stderr" not in key and "," in key
         }
         lower |= {f"{task} {name}" for name in metrics if higher.get(name) is False}

@@ -53,8 +53,8 @@ def near_ties(score: Float[Tensor, "n n"], most: int) -> Int[Tensor, "pairs 2"]:
     n = len(gap)
     gap.fill_diagonal_(torch.inf)
     chosen: list[Tensor] = []
-    found = 0
-    while found < most:
+    drawn = 0
+    while drawn < most:
         best, partner = gap.min(1)
         places = torch.arange(n)
         mutual = (partner[partner] == places) & (places < partner) & best.isfinite()
@@ -70,7 +70,7 @@ def near_ties(score: Float[Tensor, "n n"], most: int) -> Int[Tensor, "pairs 2"]:
                 1,
             )[best[first].argsort()]
         )
-        found += len(first)
+        drawn += len(first)
         taken = chosen[-1].flatten()
         gap[taken] = torch.inf
         gap[:, taken] = torch.inf

@@ -47,11 +47,11 @@ class Traces:
 
 def measure_traces(stored: Model, pair: Undisguised) -> Traces | None:
     """None where A, as it is `stored`, has other tensors than the compared pair."""
-    found = [_trace(a, b) for a, b in _written_as_stored(stored, pair)]
-    if not found:
+    measured = [_trace(a, b) for a, b in _written_as_stored(stored, pair)]
+    if not measured:
         return None
     return Traces(
-        *(median(getattr(one, name) for one in found) for name in Traces.__dataclass_fields__)
+        *(median(getattr(one, name) for one in measured) for name in Traces.__dataclass_fields__)
     )
 
 

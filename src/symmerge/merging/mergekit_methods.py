@@ -113,9 +113,9 @@ class MergekitMerge:
         """A parameter for a tensor: the model's own, else that of the merge, else the default."""
         own = self.sources[number].settings if number is not None else {}
         for settings in (own, self.settings):
-            found = settings[name].at(tensor, depth) if name in settings else None
-            if found is not None:
-                return found
+            value = settings[name].at(tensor, depth) if name in settings else None
+            if value is not None:
+                return value
         if name not in DEFAULTS:
             whose = f"{self.sources[number].model}: " if number is not None else ""
             raise MismatchError(f"{self.file}: {whose}{name} has no value for {tensor}: give one")

@@ -228,10 +228,10 @@ def _parameters(
 
 
 def _object(content: Object, key: str, where: str) -> Object:
-    found = content.get(key) or {}
-    if not isinstance(found, dict):
+    named = content.get(key) or {}
+    if not isinstance(named, dict):
         raise NotSupported(f"{where}{key}", "write one parameter per line, 'weight: 0.5'")
-    return {str(name): value for name, value in found.items()}
+    return {str(name): value for name, value in named.items()}
 
 
 def _dtype(content: Object, key: str) -> str | None:

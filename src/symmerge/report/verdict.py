@@ -268,13 +268,13 @@ def _experiment(results: Results) -> Headline:
     return Headline(title, (experiment.summary(record),))
 
 
-def _kinship(found: Kinship) -> Headline:
-    title, *sentences = found.sentences
+def _kinship(kinship: Kinship) -> Headline:
+    title, *sentences = kinship.sentences
     figures = (
         KeyFigure(
-            short_number(found.p), "probability by chance", "p-value of independence", "best"
+            short_number(kinship.p), "probability by chance", "p-value of independence", "best"
         ),
-        KeyFigure(short_number(found.after), "likeness, undisguised", "median cosine", "rest"),
+        KeyFigure(short_number(kinship.after), "likeness, undisguised", "median cosine", "rest"),
     )
     return Headline(title, tuple(sentences), figures)
 

@@ -125,8 +125,8 @@ def carry_probe(
     answers = (first @ weight.to(first) + bias).sigmoid()
     spread = second.std(0).clamp_min(1e-12)
     x = (second - second.mean(0)) / spread
-    found, shift = _logistic(x, answers)
-    moved = found / spread
+    fitted, shift = _logistic(x, answers)
+    moved = fitted / spread
     return moved.to(weight), (shift - moved @ second.mean(0)).to(weight)
 
 
@@ -177,7 +177,7 @@ def _inputs(pair: tuple[Model, Model], data: str, seed: int, device: str) -> Tas
 
 def _stream(model: Model, task: Task, layer: int, device: str) -> Tensor:
     module = full_module(model, torch.float32, device_of(device))
-    stream, found = model.spec.spaces[model.spec.stream], []
+    stream, states_by_batch = model.spec.spaces[model.spec.stream], []
     for batch in task.batches:
         inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
         states = module(**inputs, output_hidden_states=True).hidden_states[layer].double()
@@ -185,5 +185,5 @@ def _stream(model: Model, task: Task, layer: int, device: str) -> Tensor:
         states = states.flatten(0, 1) if mask is None else states[mask.bool()]
         if isinstance(stream.group, OrthogonalFixingOnes):
             states = states - states.mean(-1, keepdim=True)
-        found.append(states.cpu())
-    return torch.cat(found)
+        states_by_batch.append(states.cpu())
+    return torch.cat(states_by_batch)

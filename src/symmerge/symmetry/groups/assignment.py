@@ -60,10 +60,10 @@ def solve_assignments(
     blocks = list(score.detach().reshape(-1, n, n))
     starts = [None] * len(blocks) if prices is None else list(prices.reshape(-1, n))
     solved = in_threads(_solve, blocks, starts, most=GPU_THREADS if score.is_cuda else CPU_THREADS)
-    index, found, gap, exact = (list(part) for part in zip(*solved, strict=True))
+    index, new_prices, gap, exact = (list(part) for part in zip(*solved, strict=True))
     return Assignment(
         torch.stack(index).reshape(*batch, n),
-        torch.stack(found).reshape(*batch, n),
+        torch.stack(new_prices).reshape(*batch, n),
         torch.tensor(gap, dtype=torch.float64).reshape(batch),
         torch.tensor(exact).reshape(batch),
     )

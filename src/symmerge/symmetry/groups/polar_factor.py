@@ -20,8 +20,8 @@ def polar(cross: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
     there Newton's iteration finds the same matrix by products and inverses, if it is unique.
     """
     cross = cross.double()
-    if cross.is_cuda and (found := newton(cross)) is not None:
-        return found
+    if cross.is_cuda and (factor := newton(cross)) is not None:
+        return factor
     try:
         u, _, vh = linalg.svd(cross)
     except RuntimeError:
