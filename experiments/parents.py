@@ -164,20 +164,24 @@ Split = tuple[Tensor, Tensor]
 """Images [n, side, side, 3] in bytes, and labels."""
 
 
+def cifar_arrays(file: Path) -> dict[str, Any]:
+    """CIFAR as plain arrays; packed files are read as load_data.py beside them reads them."""
+    content: Any = dict(np.load(file))
+    if "d_train" in content:
+        spec = importlib.util.spec_from_file_location("load_data", file.parent / "load_data.py")
+        assert spec and spec.loader
+        reader = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(reader)
+        content = reader.load_cifar(str(file))
+    return {f"{x}_{part}": content[f"{x}_{part}"] for x in "xy" for part in ("train", "test")}
+
+
 def cifar(file: Path, work: Path, limit: int | None = None) -> dict[str, Split]:
-    """CIFAR-10, shuffled; from plain arrays, or packed as load_data.py beside it reads them."""
+    """CIFAR-10, shuffled."""
     place = work / "cifar10.npz"
     if not place.exists():
         work.mkdir(parents=True, exist_ok=True)
-        content: Any = dict(np.load(file))
-        if "d_train" in content:
-            spec = importlib.util.spec_from_file_location("load_data", file.parent / "load_data.py")
-            assert spec and spec.loader
-            reader = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(reader)
-            content = reader.load_cifar(str(file))
-        named = {f"{x}_{part}": content[f"{x}_{part}"] for x in "xy" for part in ("train", "test")}
-        np.savez(place, **named)
+        np.savez(place, **cifar_arrays(file))
     arrays, splits = np.load(place), {}
     for part in ("train", "test"):
         order = np.random.default_rng(0).permutation(len(arrays[f"y_{part}"]))[:limit]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import lzma
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from parents import cifar_arrays
 from torch import Tensor
 from torch.nn import functional
 
@@ -82,8 +83,6 @@ def news(model: Any, data: Path, _: Setting) -> dict[str, Rows]:
 
 def corrupted(model: Any, data: Path, _: Setting) -> dict[str, Rows]:
     """CIFAR-10 to images with noise, blur or little contrast, in equal parts."""
-    import numpy as np
-
     from symmerge.lab.training.images import IMAGE_SETS
 
     result, kind = {}, IMAGE_SETS["cifar10"]
@@ -173,17 +172,10 @@ def _text(source: Path, target: Path, tiny: bool) -> None:
 
 
 def _images(source: Path, target: Path, tiny: bool) -> None:
-    import numpy as np
-
-    sys.path.insert(0, str(source))
-    from load_data import load_cifar  # type: ignore[import-not-found]
-
-    arrays = load_cifar(str(source / "cifar10.npz"))
-    kept = {}
-    for split in ("train", "test"):
-        step = max(1, len(arrays[f"y_{split}"]) // TINY_ROWS) if tiny else 1
-        kept |= {f"{kind}_{split}": arrays[f"{kind}_{split}"][::step] for kind in "xy"}
-    np.savez(target, **kept)
+    arrays = cifar_arrays(source / "cifar10.npz")
+    if tiny:
+        arrays = {name: one[:: max(1, len(one) // TINY_ROWS)] for name, one in arrays.items()}
+    np.savez(target, **arrays)
 
 
 def take(rows: Rows, index: Tensor, device: str) -> Rows:
