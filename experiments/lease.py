@@ -8,8 +8,9 @@ as by Ctrl-C after its seconds, and everything is when --seconds are over; what 
 half of its seconds left is not begun. So results must be written as they come, and the same plan
 goes on where it ended: a command that finished is not run again while --done stands.
 
-Every line that a command prints goes to OUT/NAME.log; `$OUT` is OUT in commands. In the end
-everything in OUT is also in OUT/all.tar.gz, since few files come back from a lent machine.
+Every line that a command prints goes to OUT/NAME.log; `$OUT` is OUT in commands. What a later call
+shall go on with belongs into --results, since OUT is emptied before each call. In the end both are
+in OUT/all.tar.gz, since few files come back from a lent machine.
 Why so few at once: twenty processes on one GPU finished nothing in 210 s, where one takes 15 s.
 """
 
@@ -147,12 +148,13 @@ class Lease:
         print(*(f"    {line[:200]}" for line in last[-6:]), sep="\n", flush=True)
 
 
-def pack(out: Path) -> None:
+def pack(out: Path, results: Path) -> None:
     """Everything in one file."""
     with tarfile.open(out / KEPT, "w:gz") as archive:
         for path in sorted(out.iterdir()):
             if path.name != KEPT:
                 archive.add(path, path.name)
+        archive.add(results, "results")
 
 
 def main() -> None:
@@ -164,7 +166,9 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--done", type=Path, default=Path("out/lease-done"))
+    parser.add_argument("--results", type=Path, default=Path("out/results"))
     options = parser.parse_args()
+    options.results.mkdir(parents=True, exist_ok=True)
     steps = read_plan(options.plan)
     lease = Lease(options)
     try:
@@ -172,7 +176,7 @@ def main() -> None:
     finally:
         for one in lease.running:
             one.signal(signal.SIGINT)
-        pack(options.out)
+        pack(options.out, options.results)
 
 
 if __name__ == "__main__":
