@@ -97,7 +97,7 @@ def row(name: str) -> tuple[str, ...]:
 def place(spec: Spec, name: str) -> str:
     """What a space of the first layer may do, in each stack or tower if they differ."""
     kind, dot, number = name.partition(".")
-    pattern = re.compile(rf"{kind}(?:\.(?P<stack>[a-z]+))?{re.escape(dot + number)}")
+    pattern = re.compile(rf"{kind}(?:\.(?P<stack>[a-z]+\d*))?{re.escape(dot + number)}")
     found = [match for one in spec.spaces for match in [pattern.fullmatch(one)] if match]
     stacks = {match["stack"]: in_layers(spec, match[0]) for match in found}
     if len(set(stacks.values())) <= 1:

@@ -73,6 +73,11 @@ CONFIGS = {
     "modernbert": {"norm_eps": EPSILONS, "local_attention": (-1, "all"), "pad_token_id": (10**9,)},
     "neox": {"partial_rotary_factor": (2.0, "half")},
     "vit": {"image_size": ([16], "large", [16, 16, 16], -16, 10**9), "patch_size": (0, [])},
+    "swin": {
+        "depths": ([10**9, 2, 1], [2, 2, 0], [], [2], [1] * 9, 2),
+        "num_heads": ([2, 4], [2, 4, 3], [2, 4, 0], "many"),
+        "window_size": (3, -1),
+    },
     "dinov3": {"image_size": (10**6, 0), "drop_path_rate": (3,), "rope_theta": (-1.0, NAN)},
 }
 CASES = [

@@ -12,6 +12,7 @@ from symmerge.derivation.comparing import shortfalls
 from symmerge.derivation.deriving import prove_table
 from symmerge.derivation.proving import FORBIDDEN
 from symmerge.derivation.running import EXACT
+from symmerge.derivation.stock import derive_stock
 from symmerge.errors import MismatchError, SymmergeError
 from symmerge.lab.small_models import small_model
 from symmerge.symmetry.groups import (
@@ -23,11 +24,12 @@ from symmerge.symmetry.groups import (
     ScaledPermutation,
     SignedPermutation,
     Signs,
+    Trivial,
 )
-from symmerge.symmetry.notation import parse, unparse
+from symmerge.symmetry.notation import atoms, parse, unparse
 
 # One of each kind; experiments/derived_tables.py compares all.
-KNOWN = ("gpt2", "modernbert", "llama", "dinov3-classifier", "siglip_vision_model")
+KNOWN = ("gpt2", "modernbert", "llama", "dinov3-classifier", "siglip_vision_model", "swin")
 TOKENS = torch.randint(1, 65, (3, 11), generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 CUSTOM = {TinyGPT: TOKENS, Mixer: IMAGES, RegisterViT: IMAGES}
@@ -56,6 +58,62 @@ def test_a_derived_table_is_as_large_as_ours(name):
     # Control: a table without its stream falls short.
     still = replace(derivation.spec, spaces={**derivation.spec.spaces}, tensors={})
     assert shortfalls(still, known)
+
+
+class Places(torch.nn.Module):
+    """A stream of eight coordinates at five places, whose norm is read after a change of places."""
+
+    def __init__(self, moved):
+        super().__init__()
+        self.inner, self.norm = torch.nn.Linear(6, 8), torch.nn.LayerNorm(8)
+        self.units, self.head = torch.nn.Linear(8, 12), torch.nn.Linear(12, 3)
+        self.moved = moved
+        torch.nn.init.normal_(self.norm.weight)
+        torch.nn.init.normal_(self.norm.bias)
+
+    def forward(self, x):
+        places = self.moved(self.norm(self.inner(x)))
+        return self.head(torch.nn.functional.gelu(self.units(places)))
+
+
+def bordered(*sides, value=0.0):
+    return lambda x: torch.nn.functional.pad(x, sides, value=value)
+
+
+ROUND = {
+    "as they are": (lambda x: x, OrthogonalFixingOnes),
+    "places move round": (lambda x: x.roll(2, 1), OrthogonalFixingOnes),
+    "coordinates move round": (lambda x: x.roll(2, 2)[..., :8], Trivial),
+    "numbers move round": (lambda x: x.roll(2), Trivial),
+    "no border": (bordered(0, 0, 0, 0), OrthogonalFixingOnes),
+    "zeros beside the places": (bordered(0, 0, 0, 2), Permutation),  # where no shift is
+    "zeros beside the coordinates": (lambda x: bordered(1, 0)(x)[..., 1:], Trivial),
+    "ones beside the places": (bordered(0, 0, 0, 2, value=1.0), Trivial),
+    "fewer places": (bordered(0, 0, 0, -1), Trivial),
+    "in the same order": (
+        lambda x: x.clone().as_strided_((3, 5, 8), (40, 8, 1)),
+        OrthogonalFixingOnes,
+    ),
+    "in another order": (lambda x: x.clone().as_strided_((3, 5, 8), (40, 1, 5)), Trivial),
+}
+
+
+@pytest.mark.parametrize("case", ROUND)
+def test_what_may_move_where_places_change(case):
+    moved, group = ROUND[case]
+    torch.manual_seed(0)
+    derivation = sm.derive(Places(moved).eval(), torch.randn(3, 5, 6))
+    spec = derivation.spec
+    (stream,) = {atom.space for atom in atoms(spec.tensors["inner.bias"])}
+    assert type(spec.spaces[stream].group) is group
+    assert derivation.together <= EXACT
+
+
+def test_a_stock_class_of_stages_is_built_small():
+    derivation = derive_stock("SwinForImageClassification")
+    groups = {type(space.group) for space in derivation.spec.hidden.values()}
+    assert groups == {Permutation, OrthogonalFixingOnes, GeneralLinear}
+    assert derivation.together <= EXACT
 
 
 @pytest.mark.parametrize("kind", CUSTOM)

@@ -286,6 +286,7 @@ PREFIXES = {
     "deberta-v2": "deberta.",
     "roformer": "roformer.",
     "modernbert": "model.",
+    "swin": "swin.",
 }
 
 

@@ -171,6 +171,10 @@ VALUES = {
     "roformer-classifier": RotaryPairs(12, 12, "interleaved"),
 }
 TWO_TOWERS = ("residual.text", "residual.vision", "residual.encoder", "residual.decoder")
+STAGES = {
+    "residual.stage1": Permutation(16),  # a gain stays on it
+    "residual.stage2": OrthogonalFixingOnes(32),
+}
 TOWERS = {
     "vit_mae": {
         "residual.encoder": OrthogonalFixingOnes(48),
@@ -185,6 +189,10 @@ TOWERS = {
         "residual.vision": OrthogonalFixingOnes(48),
     },
     "siglip-classifier": {"residual.vision": OrthogonalFixingOnes(48)},
+    "swin": {**STAGES, "residual.stage3": OrthogonalFixingOnes(64)},
+    "swin-padded": {**STAGES, "residual.stage3": OrthogonalFixingOnes(64)},
+    "swin-positions": STAGES,
+    "swin-features": {**STAGES, "residual.stage3": Trivial(64)},
 }
 GATED = ("llama", "qwen3", "olmo2", "phi3", "stablelm", "modernbert")
 
@@ -195,7 +203,7 @@ def test_groups_follow_from_the_config(name):
     groups = {space: table.spaces[space].group for space in table.spaces}
     last = sum(space.startswith("ff.") for space in groups) - 1  # one layer may be run many times
     head = "head.0" if f"head.{last}" not in groups else f"head.{last}"  # layers may share them
-    if table.stream in TWO_TOWERS:  # spaces have marks
+    if table.stream in (*TWO_TOWERS, *STAGES):  # spaces have marks
         assert {stream: groups[stream] for stream in table.streams} == TOWERS[name]
         return
     assert groups["residual"] == RESIDUAL.get(name, RESIDUAL.get(table.family))
@@ -377,6 +385,7 @@ def test_every_norm_is_in_the_table(name):
         assert unparse(table.tensors[norm.gain]) in (
             f"{norm.stream}~",
             f"(label~ + {norm.stream}~)",
+            f"({' + '.join([f'{norm.stream}~'] * 4)})",  # neighbours that are merged
         )
         assert norm.readers or norm.writer or table.pooled
         for reader in norm.readers:

@@ -27,12 +27,16 @@ from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.symmetry.groups import (
     GeneralLinear,
     Orthogonal,
+    OrthogonalFixingOnes,
     Permutation,
     RotaryPairs,
     ScaledPermutation,
     SignedPermutation,
     Signs,
+    Trivial,
 )
+from symmerge.symmetry.notation import parse, unparse
+from symmerge.symmetry.spec import Space
 
 HEADS = {"torn heads": TORN_HEADS}
 ACROSS = {"queries across groups": QUERIES_ACROSS_GROUPS}
@@ -114,6 +118,40 @@ LATENT = {
     "a latent's reader left behind": only_moved(
         "latent", "model.layers.1.self_attn.kv_a_proj_with_mqa.weight"
     ),
+}
+
+FIRST, SECOND, LAST = (f"residual.stage{number}" for number in (1, 2, 3))
+
+
+def without_gains(model):
+    """The first stream turns, and its gains stay where they are."""
+    still = {
+        name: parse(unparse(axes).replace(f"{FIRST}~", "still~"))
+        for name, axes in model.spec.tensors.items()
+    }
+    spaces = {**model.spec.spaces, "still": Space("still", Trivial(model.spec.sizes[FIRST]))}
+    loose = replace(model, spec=replace(model.spec, tensors=still, spaces=spaces))
+    return move(regroup(loose, FIRST, OrthogonalFixingOnes), FIRST)
+
+
+def neighbours_turned(model):
+    """The four places that are merged come in another order."""
+    name = "swin.encoder.layers.0.downsample.reduction.weight"
+    turned = {name: lambda: model.weights[name].roll(model.spec.sizes[FIRST], 1)}
+    return replace(model, weights=DerivedWeights(model.weights, turned))
+
+
+TORN_STAGES = Control(roll("head", "qk", "vo", "distance"), roll("head", "vo", "distance"))
+STAGES = {
+    "signs on the first stream": wrong_group(FIRST, SignedPermutation),
+    "rotation of the first stream": Control(moving(FIRST), without_gains),
+    "rotation of the second stream that moves ones": wrong_group(SECOND, Orthogonal),
+    "any matrix on the second stream": wrong_group(SECOND, GeneralLinear),
+    "neighbours in another order": Control(moving(FIRST), neighbours_turned),
+    "merging left behind": left_behind(
+        "swin.encoder.layers.1.downsample.reduction.weight", space=SECOND
+    ),
+    "distances of other heads": rolled("relative_position_bias_table", "head", 1),
 }
 
 SHOWN = {"order of a stream that is shown": Control(moving("ff"), shown_permuted)}
@@ -251,6 +289,25 @@ FURTHER: dict[str, dict[str, Control]] = {
         **ONES,
         **GELU,
         "distances of other heads": rolled("relative_position_bias_table", "head", 1),
+    },
+    "swin": {
+        **STAGES,
+        **GELU,
+        "torn heads": TORN_STAGES,
+        "rotation of the last stream that moves ones": wrong_group(LAST, Orthogonal),
+        "classifier left behind": left_behind("classifier.weight", space=LAST),
+    },
+    "swin-padded": STAGES,
+    "swin-positions": {
+        "signs on ReLU": wrong_group("ff", SignedPermutation),
+        "positions left behind": left_behind("swin.embeddings.position_embeddings", space=FIRST),
+        "rotation of the last stream that moves ones": wrong_group(SECOND, Orthogonal),
+    },
+    "swin-features": {
+        "signs on the first stream": STAGES["signs on the first stream"],
+        "rotation of the second stream that moves ones": wrong_group(SECOND, Orthogonal),
+        **SHOWN,
+        "torn heads": TORN_STAGES,
     },
     "dinov2": {**ONES, **GELU, "both means left behind": left_behind("classifier.weight")},
     "dinov2_with_registers": {

@@ -47,13 +47,18 @@ def kind_of(space):
     return space.partition(".")[0]
 
 
+def meant(name, space):
+    """Whether a space is of this kind, or the very one."""
+    return space in (kind_of(name), name)
+
+
 def move(model, space, seed=1):
-    """Transform the spaces of one kind, in every layer, and nothing else."""
+    """Transform the spaces of one kind, in every layer, or one space, and nothing else."""
     generator, identity = torch.Generator().manual_seed(seed), Alignment.identity(model.spec)
     elements = {
         name: other.group.random(generator, model.spec.batch(name))
         for name, other in model.spec.hidden.items()
-        if kind_of(name) == space
+        if meant(name, space)
     }
     assert elements, f"no space {space}"
     return sm.apply(replace(identity, elements={**identity.elements, **elements}), model)
@@ -62,7 +67,7 @@ def move(model, space, seed=1):
 def regroup(model, space, group):
     """The model with another group for the spaces of one kind."""
     spaces = {
-        name: replace(old, group=group(old.group.size)) if kind_of(name) == space else old
+        name: replace(old, group=group(old.group.size)) if meant(name, space) else old
         for name, old in model.spec.spaces.items()
     }
     return replace(model, spec=replace(model.spec, spaces=spaces))

@@ -31,6 +31,7 @@ ROTATING = [
             *("bert", "roberta", "xlm-roberta", "distilbert", "roformer", "olmo", "bart"),
             *("mpnet", "albert", "gemma"),
             "clip",  # two streams: tests/families/test_towers.py
+            "swin",  # stages: tests/families/test_swin.py
         )
     )
     and not name.endswith("-features")
@@ -467,7 +468,7 @@ RECORDS = {
     "modernbert-classifier": ["fold", "centre", "values", "balance"],
     "dinov3": ["values", "balance"],
     "dinov3-classifier": ["fold", "centre", "values", "balance"],
-    **dict.fromkeys(("gpt2-untied", "gpt2-classifier", "vit", "neox", "dinov2"), ALL),
+    **dict.fromkeys(("gpt2-untied", "gpt2-classifier", "vit", "neox", "dinov2", "swin"), ALL),
     **{name: ["values", "keys", "balance"] for name in ("gpt2-features", "vit-features")},
     "llama-features": ["balance"],
     **{name: ["untie", *ALL] for name in ("gpt2", "opt", "bloom", "albert")},

@@ -236,6 +236,15 @@ def test_a_broken_canonical_step_is_refused(name, tensor, tmp_path):
     sm.save(prepared, tmp_path / "out", gate=gate(source))  # the control
 
 
+def test_as_many_heads_as_each_has_coordinates(tmp_path):
+    source = sm.load(small_model("vit", hidden_size=16, num_attention_heads=4, seed=2))
+    model = random_member(source, seed=3)[1]
+    sm.save(model, tmp_path / "out", gate=gate(source))
+    wrong = damaged(model, "vit.layers.0.attention.k_proj.weight", FAULTS["last row: times 1.1"])
+    with pytest.raises(FunctionChanged):
+        sm.save(wrong, tmp_path / "wrong", gate=gate(source))
+
+
 def test_the_gate_changes_no_weight():
     """Float64 weights are compared without a copy."""
     model = random_member(sm.load(small_model("llama", seed=2, dtype=torch.float64)), seed=3)[1]

@@ -141,7 +141,9 @@ def _gained(step: TracedStep, x: State, gain: State) -> State:
     own = [list(mets(axis)) for axis in gain.axes if length(axis) > 1]
     site = None
     if len(own) == 1 and gain.parameter and _blocks_of_leaves(gain):
-        *shown, last = own[0]  # visible coordinates of a stream come first
+        *others, last = own[0]  # visible coordinates of a stream come first
+        root = step.walk.root(last.leaf.number)  # other places of the stream fold with the last
+        shown = [met for met in others if step.walk.root(met.leaf.number) != root]
         site = Site(gain.parameter, _as_met(step, axes, last), writer=x.writer)
         step.walk.sites.append(site)
     else:

@@ -23,14 +23,17 @@ from symmerge.derivation.operations import (
 )
 from symmerge.derivation.products import addmm, baddbmm, bmm, convolution, embedding, mm, mv
 from symmerge.derivation.shapes import (
+    as_strided,
     cat,
     chosen_by_size,
+    constant_pad,
     expand,
     gather,
     index,
     index_select,
     permute,
     repeat,
+    roll,
     same,
     select,
     slice_,
@@ -67,6 +70,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "unsqueeze": unsqueeze,
     "squeeze": squeeze,
     "repeat": repeat,
+    "roll": roll,
+    "constant_pad_nd": constant_pad,
+    "as_strided_": as_strided,
     "slice": slice_,
     "select": select,
     "unbind": unbind,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from torch import Tensor
 
@@ -76,6 +77,42 @@ def repeat(step: TracedStep, x: State, times: Sequence[int]) -> State:
     axes = ((),) * (len(times) - len(x.axes)) + x.axes
     pairs = zip(times, axes, strict=True)
     return x.reshaped([(*((Plain(n, free=True),) if n > 1 else ()), *axis) for n, axis in pairs])
+
+
+def roll(step: TracedStep, x: State, shifts: object, dims: Sequence[int] = ()) -> State:
+    """Places that move round; without `dims` all numbers do."""
+    if not dims:
+        raise Unfollowed("numbers that move round through all axes")
+    return _other_places(step, x, {at % len(x.axes) for at in dims})
+
+
+def constant_pad(step: TracedStep, x: State, sides: Sequence[int], value: float = 0) -> State:
+    """Zeros beside the places of some axes; the last axis comes first."""
+    wider = {len(x.axes) - 1 - at // 2 for at, count in enumerate(sides) if count}
+    if not wider:
+        return x
+    if value or min(sides) < 0:
+        raise Unfollowed("a border that is not zero, or that is cut off")
+    step.settle(x)  # a shift does not reach the border
+    return _other_places(step, x, wider)
+
+
+def _other_places(step: TracedStep, x: State, at: set[int]) -> State:
+    step.walk.freeze(x.axes[place] for place in at)
+    axes = [(Plain(step.shape[i]),) if i in at else axis for i, axis in enumerate(x.axes)]
+    return x.reshaped(axes)
+
+
+def as_strided(
+    step: TracedStep, x: State, sizes: Sequence[int], strides: Sequence[int], *_: object
+) -> State:
+    """The same numbers in the same order, as an average over all places leaves them."""
+    lengths = [length(axis) for axis in x.axes]
+    dense = [prod(sizes[at + 1 :]) for at in range(len(sizes))]
+    moved = (size > 1 and one != own for size, one, own in zip(sizes, strides, dense, strict=True))
+    if [*sizes] != lengths or any(moved):
+        raise Unfollowed("numbers in another order")
+    return x
 
 
 def part_of(axis: Axis, start: int, end: int) -> Axis:

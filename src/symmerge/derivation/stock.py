@@ -118,6 +118,10 @@ def _shrunk(full: Mapping[str, Any]) -> dict[str, Any]:
         small["rotary_dim"] = HEAD_SIZE // 2 // 2 * 2
     if full.get("layer_types"):
         small["layer_types"] = full["layer_types"][:LAYERS]
+    if isinstance(full.get("num_heads"), list | tuple):  # one for each stage
+        small |= {"depths": [LAYERS] * LAYERS, "num_heads": [few] * LAYERS}
+        small |= {"embed_dim": few * HEAD_SIZE, "window_size": PIXELS // 2}
+        small |= dict.fromkeys(("out_features", "out_indices"))  # of stages that are left out
     if full.get("patch_size"):
         small |= {"patch_size": PIXELS, "image_size": 4 * PIXELS}
     if full.get("sliding_window"):

@@ -39,7 +39,7 @@ class Family:
     |---|---|
     | `architectures` | transformers class -> its head |
     | `table` | a line per tensor: ``name  axes  [if flag]`` |
-    | `norms` | a line per norm: ``norm -> readers``, or ``norm <- writer -> readers`` |
+    | `norms` | a line per norm: ``norm -> readers``, ``norm <- writer -> readers``, ``padded ->`` |
     | `scales` | a line per gain that follows a linear map: ``gain <- map`` |
     | `sums` | a line per LayerNorm on the stream itself: ``norm <- maps it alone reads`` |
     | `constants` | a line per parameter in an input's place: ``parameter -> map space it writes`` |
@@ -174,14 +174,16 @@ class Family:
             lines[norm] = f"{lines[norm]} {rest.partition('->')[2]}" if norm in lines else rest
         for norm, rest in lines.items():
             writer, _, readers = rest.rpartition("->")
+            padded = writer.strip() == "padded"
             gain, shift = f"{norm}.weight", f"{norm}.bias"
             yield Norm(
                 gain=gain,
                 shift=shift if shift in tensors else None,
                 stream=_stream(tensors[gain]),
                 readers=tuple(readers.split()),
-                writer=writer.removeprefix("<-").strip() or None,
+                writer=None if padded else writer.removeprefix("<-").strip() or None,
                 epsilon=reading.epsilon,
+                padded=padded,
             )
 
     def _summed(self, reading: Reading, tensors: Mapping[str, Axes]) -> Iterator[str]:

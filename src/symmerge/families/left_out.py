@@ -23,10 +23,12 @@ REASONS: Mapping[str, tuple[str, ...]] = {
         "DINOv3ViTBackbone",
         "Dinov2Backbone",
         "Dinov2WithRegistersBackbone",
+        "SwinBackbone",
     ),
     "guesses hidden patches: a part of training, of which few checkpoints are kept": (
         "BeitForMaskedImageModeling",
         "DeiTForMaskedImageModeling",
+        "SwinForMaskedImageModeling",
         "ViTForMaskedImageModeling",
     ),
     "convolutions with batch norms, whose running statistics move with their channels": (

@@ -22,9 +22,38 @@ VISION: dict[str, object] = {
     "patch_size": 4,
     "num_labels": 5,
 }
+# Windows of 2 that are shifted, on 8, 4 and 2 places a side.
+_STAGES: dict[str, object] = {
+    "image_size": 16,
+    "patch_size": 2,
+    "embed_dim": 16,
+    "depths": [2, 2, 1],
+    "num_heads": [4, 4, 4],
+    "window_size": 2,
+    "mlp_ratio": 2,
+}
 _DINO: dict[str, object] = {**VISION, "mlp_ratio": 2}
 
 ENCODERS: dict[str, tuple[str, dict[str, object]]] = {
+    "swin": ("SwinForImageClassification", {**_STAGES, "num_labels": 5}),
+    # 10, 5 and 3 places a side: windows of 3 that are filled up, and neighbours that are not there
+    "swin-padded": (
+        "SwinForImageClassification",
+        {**_STAGES, "image_size": 20, "window_size": 3, "depths": [2, 2, 2], "num_labels": 5},
+    ),
+    "swin-positions": (
+        "SwinForImageClassification",
+        {
+            **_STAGES,
+            "depths": [2, 2],
+            "num_heads": [4, 4],
+            "num_labels": 5,
+            "qkv_bias": False,
+            "use_absolute_embeddings": True,
+            "hidden_act": "relu",
+        },
+    ),
+    "swin-features": ("SwinModel", _STAGES),
     "camembert": ("CamembertForMaskedLM", _ENCODER),
     "bert-causal": ("BertLMHeadModel", {**_ENCODER, "is_decoder": True}),
     "bert-next": ("BertForNextSentencePrediction", _ENCODER),

@@ -231,9 +231,9 @@ SMALL: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     # New in kind: norms on both sides, experts, slopes; heads of all layers, one layer, two means,
-    # two towers.
+    # two towers, stages.
     **{name: DECODERS[name] for name in ("gemma3", "mixtral", "bloom")},
-    **{name: ENCODERS[name] for name in ("mpnet", "albert", "dinov2")},
+    **{name: ENCODERS[name] for name in ("mpnet", "albert", "dinov2", "swin")},
     **{name: SEQ2SEQ[name] for name in ("t5", "bart")},
     "clip": TOWERS["clip"],
 }

@@ -6,7 +6,7 @@ transformers checks types. Ranges it leaves to torch, which fails when the class
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -20,6 +20,7 @@ from symmerge.families.base import ACTIVATIONS
 LAYER_FIELDS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     *("num_decoder_layers", "encoder_layers", "decoder_layers"),
+    "depths",  # of stages
 )
 LABEL_FIELDS = ("num_labels", "_num_labels", "id2label", "label2id")
 
@@ -48,9 +49,16 @@ def _sides(value: object) -> bool:
     return len(both) == 2 and all(_whole(side, 1, LONGEST_SIDE) for side in both)
 
 
+def _each(value: object) -> Iterable[object]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _counts(value: object) -> bool:
+    return all(_whole(one, 1) for one in _each(value))
+
+
 def _ids(value: object) -> bool:
-    every = value if isinstance(value, list) else [value]
-    return all(_whole(one, -(2**31)) for one in every)
+    return all(_whole(one, -(2**31)) for one in _each(value))
 
 
 def _flags(value: object) -> bool:
@@ -71,14 +79,15 @@ RULES = (
     ),
     Rule(r".*_(eps|epsilon)", lambda value: _number(value, 0.0), "a finite number from 0 up"),
     Rule(r"rope_theta|.*_rope_theta", lambda value: _number(value, 1e-30), "a positive number"),
+    Rule(r"depths|num_heads", _counts, "a positive whole number, or one for each stage"),
     Rule(
-        r"n_heads?|num_heads|num_(attention|key_value)_heads|head_dim|n_embd|dim|hidden_size|vocab_size"
-        r"|d_(model|kv|ff)",
+        r"n_heads?|num_(attention|key_value)_heads|head_dim|n_embd|dim|hidden_size|vocab_size"
+        r"|d_(model|kv|ff)|embed_dim|window_size",
         lambda value: _whole(value, 1),
         "a positive whole number",
     ),
     Rule(
-        r"(n|num)_(?!labels).*|(?!no_rope_|attention_layers|mlp_only_|use_).*_(dim|position_embeddings|stride|layers|vocab_size)"
+        r"(n|num)_(?!labels|heads).*|(?!no_rope_|attention_layers|mlp_only_|use_).*_(dim|position_embeddings|stride|layers|vocab_size)"
         r"|(embedding|intermediate|chunk)_size.*|sliding_window|local_attention",
         lambda value: _whole(value, 0),
         "a whole number from 0 up, within 32 bits",
@@ -103,7 +112,9 @@ def check_counts(config: Mapping[str, object], weights: Weights, where: str) -> 
     """Refuse more layers or labels than the tensors allow, before anything is made for each."""
     names = weights.names()
     towers = [config, *(part for part in config.values() if isinstance(part, Mapping))]
-    for field, layers in ((field, tower.get(field)) for field in LAYER_FIELDS for tower in towers):
+    counts = [(field, tower.get(field)) for field in LAYER_FIELDS for tower in towers]
+    counts = [(field, one) for field, value in counts for one in _each(value)]
+    for field, layers in counts:
         if isinstance(layers, int) and not 0 <= layers <= len(names):
             problem = f"{field} {shown(layers)}, with {len(names)} tensors"
             raise UnsupportedModel(

@@ -39,7 +39,8 @@ class Norm:
 
     A norm with a `writer` sits on the stream itself, right after an embedding; its `readers` are
     the maps that no other norm precedes, if any. Another norm without readers is the last: its
-    output is visible from outside.
+    output is visible from outside. Where one is `padded`, zeros are read beside its output, at
+    places that its shift does not reach.
     """
 
     gain: str
@@ -48,6 +49,7 @@ class Norm:
     readers: tuple[str, ...]
     writer: str | None = None
     epsilon: float = 0.0
+    padded: bool = False
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,11 @@ class Spec:
     def bias_of(self, module: str) -> str:
         """The bias of a linear map, whether it has one or not."""
         return self.weight_of(module).removesuffix("weight") + "bias"
+
+    def passes_shift(self, norm: Norm) -> bool:
+        """Whether the biases of all that read a norm can take its shift."""
+        biases = (self.bias_of(reader) in self.tensors for reader in norm.readers)
+        return not norm.padded and all(biases)
 
     def axis_of(self, tensor: str, space: str, role: Role) -> int:
         """The axis where a space occurs in a role, alone or as one block of a sum."""

@@ -134,9 +134,9 @@ class _Undone:
     end: Model
 
     def computed(self) -> Computed:
-        norm, tensors = self.norm, self.other.spec.tensors
+        norm = self.norm
         computed: Computed = {norm.gain: partial(_gain_changed, self.other.weights, norm.gain)}
-        biased = all(f"{reader}.bias" in tensors for reader in norm.readers)
+        biased = self.other.spec.passes_shift(norm)
         for reader in norm.readers:
             computed[f"{reader}.weight"] = partial(self._weight, reader)
             if norm.shift and biased:

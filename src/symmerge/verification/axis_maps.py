@@ -240,7 +240,9 @@ def _matrix(matrix: Tensor, role: Role) -> Tensor:
     """The matrix itself for writers; for readers its inverse transpose, by solving."""
     if role is Role.WRITES or not matrix.numel():
         return matrix
-    return torch.linalg.solve(matrix.mT, torch.eye(matrix.shape[-1], dtype=matrix.dtype))
+    # As large as the matrices: as many heads as each has coordinates would be taken for vectors.
+    unit = torch.eye(matrix.shape[-1], dtype=matrix.dtype).expand_as(matrix)
+    return torch.linalg.solve(matrix.mT, unit)
 
 
 def _turned(group: RotaryPairs, element: Element, role: Role) -> Terms:

@@ -118,9 +118,9 @@ def _reset(model: Model, norm: Norm) -> Computed:
 
 
 def _folded_shift(model: Model, norm: Norm, shift: str) -> Computed:
-    """Fold into the readers' biases; if one has none, the shift stays, divided by the gain."""
+    """Fold into the readers' biases; if they cannot take it, it stays, divided by the gain."""
     spec = model.spec
-    if not all(spec.bias_of(reader) in spec.tensors for reader in norm.readers):
+    if not spec.passes_shift(norm):
         _refuse_lost_shift(norm, shift, model)
         return {shift: partial(_divided, model.weights, norm.gain, shift)}
     computed: Computed = {shift: partial(_zeros, model.weights, shift)}
@@ -182,6 +182,6 @@ def _refuse_lost_shift(norm: Norm, shift: str, model: Model) -> None:
             places = ", ".join(str(i) for i in lost.nonzero().flatten()[:4].tolist())
             raise SymmetryError(
                 f"{norm.gain} is zero, or too small to divide by, at {places} where {shift}"
-                f" is not, and {reader} has no bias to take it: rotations of '{norm.stream}'"
-                " are not possible; restrict it to permutations"
+                f" is not, and {reader} has no bias that could take it: rotations of"
+                f" '{norm.stream}' are not possible; restrict it to permutations"
             )

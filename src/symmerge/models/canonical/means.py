@@ -19,10 +19,10 @@ def centre(model: Model) -> Model:
     """Take the mean out of maps that write to or read from a LayerNorm stream."""
     model = absorb_constants(model)
     computed: Computed = {}
-    untouched = _untouched(model)
+    untouched, kept = _untouched(model), {*model.spec.compared, *_side_by_side(model)}
     for name, space in model.spec.hidden.items():
         # an inner product of two outputs sees their means
-        if not isinstance(space.group, OrthogonalFixingOnes) or name in model.spec.compared:
+        if not isinstance(space.group, OrthogonalFixingOnes) or name in kept:
             continue
         for occurrence in model.spec.occurrences(name):
             tensor, role = occurrence.piece.tensor, occurrence.role
@@ -93,6 +93,12 @@ def _untouched(model: Model) -> set[str]:
         if norm.shift and model.weights[norm.shift].any()
         for reader in norm.readers
     }
+
+
+def _side_by_side(model: Model) -> set[str]:
+    """Streams of which a norm reads several places at once: it takes out one mean for all."""
+    gains = ((norm.stream, model.spec.tensors[norm.gain][0]) for norm in model.spec.norms)
+    return {stream for stream, axis in gains if _times(axis, stream) > 1}
 
 
 def _times(axis: Product, space: str) -> int:
