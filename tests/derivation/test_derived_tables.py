@@ -11,6 +11,7 @@ import symmerge as sm
 from symmerge.derivation.comparing import shortfalls
 from symmerge.derivation.deriving import prove_table
 from symmerge.derivation.proving import FORBIDDEN
+from symmerge.derivation.results import text_of
 from symmerge.derivation.running import EXACT
 from symmerge.derivation.stock import derive_stock
 from symmerge.errors import MismatchError, SymmergeError
@@ -114,6 +115,20 @@ def test_a_stock_class_of_stages_is_built_small():
     groups = {type(space.group) for space in derivation.spec.hidden.values()}
     assert groups == {Permutation, OrthogonalFixingOnes, GeneralLinear}
     assert derivation.together <= EXACT
+    lines = tensor_lines(derivation)
+    named = [line.split()[0] for line in lines]
+    assert len(named) == len(set(named))
+    # Its stages differ, so that a name says which: {1} reads another stream than {0}.
+    query = "swin.encoder.layers.{%d}.blocks.0.attention.q_proj.weight"
+    assert {query % 0, query % 1} <= set(named)
+    # Control: layers that are alike are one line.
+    plain = [line.split()[0] for line in tensor_lines(derived(TinyGPT))]
+    assert "h.{i}.c_fc.weight" in plain and not any("{0}" in name for name in plain)
+
+
+def tensor_lines(derivation):
+    """The lines of a table's tensors, as they are shown for review."""
+    return text_of(derivation).split("# Tensors", 1)[1].split("\n\n", 1)[0].splitlines()[1:]
 
 
 @pytest.mark.parametrize("kind", CUSTOM)

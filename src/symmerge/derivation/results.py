@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -11,6 +12,7 @@ from symmerge.checkpoints.json_results import Record, ResultFile
 from symmerge.derivation.deriving import Derivation
 from symmerge.derivation.proving import SpaceProof
 from symmerge.symmetry.notation import unparse
+from symmerge.symmetry.spec import layer_of
 
 LAYER = re.compile(r"(?<=\.)\d+(?=[.\s)*~+]|$)")
 
@@ -124,13 +126,27 @@ def _refused(alike: Iterable[SpaceProof]) -> Iterator[str]:
         yield f"{group} {state}" + (f" ({change:.0e})" if change < float("inf") else "")
 
 
-def _template(name: str) -> str:
-    return LAYER.sub("{i}", name)
+def _template(text: str) -> str:
+    """The first number of every word as {i}: later ones are places inside a layer."""
+    return re.sub(r"\S+", lambda word: LAYER.sub("{i}", word[0], count=1), text)
 
 
 def _folded(rows: Iterable[tuple[str, str]]) -> list[tuple[str, ...]]:
-    """Lines that differ in the layer alone, once."""
-    return [*dict.fromkeys((_template(f".{name}")[1:], _template(axes)) for name, axes in rows)]
+    """Lines that differ in the layer alone, once; where others of the name differ, of which."""
+    layers: dict[tuple[str, str], list[int | None]] = {}
+    for name, axes in rows:
+        line = _template(f".{name}")[1:], _template(axes)
+        layers.setdefault(line, []).append(layer_of(f".{name}"))
+    names = Counter(name for name, _ in layers)
+    return [
+        (name if names[name] == 1 else name.replace("{i}", _numbers(numbers)), axes)
+        for (name, axes), numbers in layers.items()
+    ]
+
+
+def _numbers(layers: Iterable[int | None]) -> str:
+    """Layers as {0,2,3}."""
+    return "{" + ",".join(map(str, layers)) + "}"
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
