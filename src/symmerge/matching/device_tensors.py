@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from math import prod
 from typing import Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from symmerge.checkpoints.weights import DerivedWeights, Weights
+from symmerge.checkpoints.weights import DerivedWeights, Weights, fitting
 from symmerge.models.model import Model
 from symmerge.symmetry.threads import side_by_side
 
@@ -35,15 +34,8 @@ class DeviceTensors(Mapping[str, Tensor]):
 
     def __init__(self, weights: Weights, device: str, dtype: torch.dtype, room: int) -> None:
         self._weights, self._device, self._dtype = weights, device, dtype
-        fitting = list(self._fitting(room))
-        self._there = dict(zip(fitting, side_by_side(self._read, fitting), strict=True))
-
-    def _fitting(self, room: int) -> Iterator[str]:
-        for name in self._weights.names():
-            room -= prod(self._weights.shape(name)) * self._dtype.itemsize
-            if room < 0:
-                return
-            yield name
+        names = list(fitting(weights, room, dtype))
+        self._there = dict(zip(names, side_by_side(self._read, names), strict=True))
 
     def _read(self, name: str) -> Tensor:
         return self._weights[name].to(self._device, self._dtype)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, Literal
 
+import torch
+
 from symmerge.aligning.aligned import Aligned
 from symmerge.aligning.folders import AlignedFolder, load_aligned
 from symmerge.aligning.inputs import ModelLike, open_models
@@ -14,6 +16,8 @@ from symmerge.aligning.jobs import Unfinished, align_models, was_interrupted
 from symmerge.aligning.many import AlignedMany, check_many
 from symmerge.aligning.options import NONE, AlignOptions, Method, options_named, recipe_for
 from symmerge.aligning.vocabularies import read_alike
+from symmerge.checkpoints.memory import free_memory
+from symmerge.checkpoints.weights import ComputedOnce
 from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import Task
 from symmerge.matching.recipes import Recipe
@@ -30,6 +34,8 @@ from symmerge.models.progress import Notice, ProgressLike, reporter
 
 INPUTS = ("data", "samples", "calibration", "calibration_samples")
 """Options that an alignment and a merge share."""
+
+ROOM = 0.25  # of the free memory, for tensors of moved models
 
 Folder = str | PathLike[str]
 Result = Aligned | AlignedMany | AlignedFolder
@@ -145,7 +151,7 @@ class MergeJob:
         result = align_models(self.models, self.recipe, **how)
         if was_interrupted(result) and progress:
             progress(Notice("interrupted: merging with the best alignment so far"))
-        return result
+        return _computed_once(result)
 
     def combine(self, result: Result | None, progress: Progress | None = None) -> Model:
         """The merge of what `align` gave."""
@@ -188,6 +194,23 @@ class MergeJob:
             return list(self.shares)
         kept = [self.shares[number] for number in result.universe.members]
         return [share / sum(kept) for share in kept]
+
+
+def _computed_once(result: Aligned | AlignedMany) -> Aligned | AlignedMany:
+    """The same models, whose moved tensors stay in memory as far as there is room.
+
+    Each costs a product with the stream's rotation, and is read five times: its transport is
+    checked, both runs of the check need it, every row of embeddings once more, then the merge.
+    """
+    room = int(ROOM * free_memory(torch.device("cpu")))
+    if isinstance(result, Aligned):
+        return replace(result, aligned=_kept(result.aligned, room))
+    members = tuple(_kept(model, room // len(result.models)) for model in result.models)
+    return replace(result, models=members)
+
+
+def _kept(model: Model, room: int) -> Model:
+    return replace(model, weights=ComputedOnce(model.weights, room))
 
 
 def prepare_merge(
