@@ -68,9 +68,8 @@ def arrived(passage: Passage, change: Weights, step: HistoryStep, *, untie: bool
 
 def _gain_of(passage: Passage, head: str) -> Tensor:
     """The gain of the norm that a head reads."""
-    readers = {
-        f"{reader}.weight": norm.gain for norm in passage.end.spec.norms for reader in norm.readers
-    }
+    spec = passage.end.spec
+    readers = {spec.weight_of(one): norm.gain for norm in spec.norms for one in norm.readers}
     return passage.other.weights[readers[head]]
 
 
