@@ -30,9 +30,12 @@ REFUSED = {
     **dict.fromkeys(("use_dora", "use_qalora", "use_bdlora", "kasa_config"), "no plain product"),
     **dict.fromkeys(("modules_to_save", "trainable_token_indices"), "whole tensors beside it"),
     **dict.fromkeys(("layer_replication", "target_parameters"), "parameters of its own kind"),
+    **dict.fromkeys(("arrow_config", "monteclora_config"), "no plain product"),
 }
+# Kinds that are trained beside the weights, and so cannot be merged into them.
+BESIDE = ("PROMPT", "P_TUNING", "PREFIX", "CPT", "CARTRIDGE", "ADAPTION", "XLORA")
 # Ways to begin that leave another base behind, or a quantised one.
-OTHER_BASES = ("pissa", "olora", "corda", "loftq")
+OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @final
@@ -106,10 +109,20 @@ def base_modules(base: Model) -> Iterator[tuple[str, str]]:
 
 def _check_config(path: Path, config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type")
+    if str(kind).removeprefix("MULTITASK_").startswith(BESIDE):
+        raise MismatchError(
+            f"{path} is an adapter of kind {shown(kind)}, which changes no weights: only LoRA and"
+            " fine-tunes can be carried"
+        )
     if kind != "LORA":
         raise MismatchError(f"{path} is an adapter of kind {shown(kind)}, not LORA: {MERGE}")
     if odd := [name for name in REFUSED if config.get(name)]:
         raise MismatchError(f"{path}: '{odd[0]}' is set ({REFUSED[odd[0]]}): {MERGE}")
+    if config.get("alora_invocation_tokens"):
+        raise MismatchError(
+            f"{path}: 'alora_invocation_tokens' is set, so it acts on some tokens only: train a"
+            " plain LoRA"
+        )
     if config.get("bias", "none") != "none":
         raise MismatchError(f"{path} trains biases of the base (bias={config['bias']!r}): {MERGE}")
     begin = config.get("init_lora_weights")
@@ -160,6 +173,11 @@ def _factors(
 ) -> Factors:
     kinds = {key.partition(".")[0] for key in parts}
     name = f"{module}.weight"
+    if ".base_layer" in module or max(part.ndim for part in parts.values()) > 2:
+        raise MismatchError(
+            f"{path} adapts {module.replace('.base_layer', '')}, a convolution or a whole"
+            f" attention: {MERGE}"
+        )
     if name not in base.spec.tensors and name not in base.spec.ties:
         raise MismatchError(
             f"{path} adapts {module}, which {base.where} ({base.spec.architecture}) does not have:"

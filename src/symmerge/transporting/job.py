@@ -21,7 +21,7 @@ from symmerge.models.tables import check_same_kind, check_same_table, layer_coun
 from symmerge.models.widening import widen
 from symmerge.symmetry.spec import Spec
 from symmerge.transporting.adapter_files import Adapter, is_adapter, read_adapter
-from symmerge.transporting.adapters import adapted, carried_adapter
+from symmerge.transporting.adapters import adapted, carried_adapter, warn_unmerged
 from symmerge.transporting.carrying import carried
 from symmerge.transporting.frames import Passage, framed
 from symmerge.transporting.heads import as_tuned, has_more, headed
@@ -71,10 +71,13 @@ def transport(
     passage, method = find_passage(*pair, how, tell)
     if has_more(pair[0], change):
         passage = headed(passage, change)
+    if adapter:
+        carried_adapter(passage, adapter)  # refused before anything is learned
     passage, scales, steps = learned(passage, pair[0], change, how, tell, adapter is not None)
     moved = None
     if adapter:
         moved = carried_adapter(passage, adapter, scales)
+        warn_unmerged(moved, passage.other)
         model = adapted(passage.other, moved)
     else:
         model = carried(passage, change, scales, untie=how.untie, narrow=narrow)
