@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -57,6 +58,8 @@ def arrived(passage: Passage, change: Weights, step: HistoryStep, *, untie: bool
         for alias, target in other.spec.ties.items()
         if alias not in loose.spec.ties
     }
+
+    step = replace(step, what=f"{step.what}; its tied head is a compromise (--untie is exact)")
 
     def compromise(target: str) -> Tensor:
         alias, gain = joined[target]

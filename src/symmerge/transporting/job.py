@@ -24,7 +24,7 @@ from symmerge.transporting.adapter_files import Adapter, is_adapter, read_adapte
 from symmerge.transporting.adapters import adapted, carried_adapter, warn_unmerged
 from symmerge.transporting.carrying import carried
 from symmerge.transporting.frames import Passage, framed
-from symmerge.transporting.heads import as_tuned, has_more, headed
+from symmerge.transporting.heads import as_tuned, has_more, headed, tied_alike
 from symmerge.transporting.judging import judge_transport
 from symmerge.transporting.options import TransportOptions
 from symmerge.transporting.teaching import healed, learned
@@ -66,7 +66,9 @@ def transport(
     opened = open_model(base), open_model(other)
     adapter = _adapter(tuned, opened[0])
     change = adapted(opened[0], adapter) if adapter else open_model(tuned)
-    pair, change, narrow = fitted_widths(opened, change, adapter is not None)
+    check_same_kind(opened, "carried")
+    first, change, second = tied_alike(opened[0], change, opened[1])
+    pair, change, narrow = fitted_widths((first, second), change, adapter is not None)
     check_transport(pair[0], change, pair[1])
     passage, method = find_passage(*pair, how, tell)
     if has_more(pair[0], change):
