@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from symmerge.aligning.aligned import Aligned
+from symmerge.errors import MismatchError
 from symmerge.models.alignment import Alignment, read_alignment
 from symmerge.models.canonical.balancing import BALANCE
 from symmerge.models.canonical.form import canonicalize
@@ -68,6 +69,8 @@ class Passage:
     def read(path: Any, base: Model, other: Model) -> Passage:
         """The way back along an alignment file that `symmerge align BASE OTHER` wrote."""
         header, _ = read_alignment(path)
+        for role, model in (("source", other), ("reference", base)):
+            _check_made_for(path, header, role, model)
         steps, limits = tuple(header.get("canonical", NEEDED)), header.get("restrict", {})
         prepared = canonicalize(other.restrict(**limits), steps)
         return Passage(base, other, Alignment.load(path, prepared.spec), steps, limits)
@@ -114,6 +117,16 @@ class Passage:
     def along(self, alignment: Alignment) -> Passage:
         """Another way between the same models."""
         return replace(self, alignment=Alignment(self.alignment.spec, alignment.elements))
+
+
+def _check_made_for(path: Any, header: Mapping[str, Any], role: str, model: Model) -> None:
+    """Refuse an alignment of other models; files from elsewhere may not say of which they are."""
+    digest = header.get(f"{role}_sha256")
+    if digest and digest != model.digest():
+        raise MismatchError(
+            f"{path} was made for {header.get(role, 'another model')}, not for {model.where}:"
+            f" give what symmerge align BASE OTHER wrote of these two"
+        )
 
 
 def balancing(model: Model, steps: tuple[str, ...]) -> dict[str, Element]:
