@@ -1,6 +1,7 @@
 """LoRA adapters: carried exactly, in peft's format, and refused where they are no plain sum."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -160,6 +161,13 @@ def test_the_verb_writes_an_adapter_for_peft(tmp_path):
     tokens = torch.randint(0, 101, (2, 12))
     wanted, got = module(input_ids=tokens).logits, loaded(input_ids=tokens).logits
     assert (got - wanted).norm() <= STOCK * wanted.norm()
+    small_model("llama").save_pretrained(tmp_path / "copy")
+    spoiled(tmp_path / "lora", base_model_name_or_path="org/base")
+    for name, expected in (("base", 0), ("copy", 1)):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            read_adapter(tmp_path / "lora", sm.load(tmp_path / name))
+        assert len([one for one in said if one.category is SymmergeWarning]) == expected
     # Bad input through the verb: one line, and nothing is written.
     spoiled(tmp_path / "lora", use_dora=True)
     run("transport", *folders, "--scale", 1, "--out", tmp_path / "none", expect=2)
@@ -214,6 +222,7 @@ WRONG = {
         lambda f: renamed(f, lambda n, v: (n.replace(".lora", ".base_layer.out.lora"), v)),
         "whole attention",
     ),
+    "nothing": (lambda f: renamed(f, lambda name, value: (name, 0 * value)), "changes nothing"),
     "heads beside it": (lambda f: spoiled(f, modules_to_save=["score"]), "modules_to_save"),
     "biases": (lambda f: spoiled(f, bias="all"), "bias"),
     "another base": (lambda f: spoiled(f, init_lora_weights="pissa"), "pissa"),

@@ -115,6 +115,24 @@ def test_bad_input_is_one_line_and_nothing_is_written(place, tmp_path, case):
     assert not any(tmp_path.iterdir())
 
 
+def test_activations_need_no_data(place):
+    base, tuned, other = (sm.load(place / name) for name in ("base", "tuned", "other"))
+    how = {"method": "activations", "verdict": False}
+    assert sm.verify(sm.transport(base, tuned, other, **how).model, tuned).same
+    still = sm.transport(base, tuned, other, **{**how, "method": "none"}).model
+    assert not sm.verify(still, tuned).same  # the control
+
+
+def test_several_are_checked_before_anything_is_carried():
+    for pairs, how in (
+        ([], {}),
+        ([("a", "b")], {"method": "sum"}),
+        ([("a", "b")], {"weights": [1.0, 2.0]}),
+    ):
+        with pytest.raises(MismatchError, match=r"give|choose"):
+            sm.transport_all(pairs, "nowhere", **how)
+
+
 def test_a_change_that_does_harm_is_called_lost():
     losses = {"base": 3.0, "tuned": 1.0, "other": 3.0}
     share, word, sentence = grade({**losses, "carried": 5.0})

@@ -27,7 +27,7 @@ from symmerge.transporting.frames import Passage, framed
 from symmerge.transporting.heads import as_tuned, has_more, headed, tied_alike
 from symmerge.transporting.judging import judge_transport
 from symmerge.transporting.options import TransportOptions
-from symmerge.transporting.teaching import healed, learned
+from symmerge.transporting.teaching import healed, learned, makes_inputs
 from symmerge.transporting.transport_results import BASE, CARRIED, OTHER, TUNED, TransportVerdict
 
 UNALIGNED = "not aligned: the change is added as it is"
@@ -166,16 +166,18 @@ def find_passage(
         return Passage(base, other, Alignment.identity(_frame(base)), ()), UNALIGNED
     # An effort's alignment is by weights alone: what is learned afterwards is made for carrying.
     name = options.method or "fast"
-    chosen = replace(
-        options_named(name), seed=options.seed, device=options.device, data=_data(options, name)
-    )
+    data = _data(options, name, base)
+    chosen = replace(options_named(name), seed=options.seed, device=options.device, data=data)
     recipe = recipe_for(chosen, [base, other])
     result = solve_pair(base, other, recipe, progress=progress)
     return Passage.of(result), recipe.about
 
 
-def _data(options: TransportOptions, name: str) -> str | None:
-    return options.data if name != "fast" and name != "weights" else None
+def _data(options: TransportOptions, name: str, base: Model) -> str | None:
+    """What OTHER is aligned on: without data, what the models make themselves."""
+    if name in ("fast", "weights"):
+        return None
+    return options.data or ("self" if makes_inputs(base) else None)
 
 
 def _file(path: Path) -> Path:
