@@ -9,6 +9,7 @@ from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import MemoryWeights
 from symmerge.lab.small_models import small_model
 from symmerge.models.canonical.biases import passed_values, passing_values
+from symmerge.models.canonical.gains import along
 from symmerge.models.orbit import random_member
 from symmerge.symmetry.notation import Role
 from symmerge.transporting.frames import Passage
@@ -62,21 +63,32 @@ def own_coordinates(model, seed=0):
     for norm in spec.norms:
         if not (spec.rotates(norm.stream) and norm.readers) or norm.writer:
             continue
-        gain = (0.3 * draw(spec.sizes[norm.stream])).exp()
-        biased = norm.shift and all(f"{one}.bias" in spec.tensors for one in norm.readers)
-        shift = 0.2 * draw(len(gain)) if biased else None
+        biased = bool(norm.shift) and spec.passes_shift(norm)
+        gain = (0.3 * draw(tensors[norm.gain].shape)).exp()
+        shift = 0.2 * draw(gain.shape) if biased else None
         for reader in norm.readers:
-            axis = spec.axis_of(f"{reader}.weight", norm.stream, Role.READS)
-            weight = tensors[f"{reader}.weight"].movedim(axis, -1)
+            name = spec.weight_of(reader)
+            axis = spec.axis_of(name, norm.stream, Role.READS)
+            weight = tensors[name].movedim(axis, -1)
+            length = weight.shape[-1]
             if shift is not None:  # the shift that is there has the gain one
-                lost = (weight / gain) @ shift
-                tensors[f"{reader}.bias"] = tensors[f"{reader}.bias"] - lost
-            tensors[f"{reader}.weight"] = (weight / gain).movedim(-1, axis).contiguous()
+                lost = (weight / along(gain, length)) @ along(shift, length)
+                tensors[spec.bias_of(reader)] = tensors[spec.bias_of(reader)] - lost
+            tensors[name] = (weight / along(gain, length)).movedim(-1, axis).contiguous()
         tensors[norm.gain] = tensors[norm.gain] * gain
         if norm.shift:
             tensors[norm.shift] = (
                 shift + tensors[norm.shift] if biased else tensors[norm.shift] * gain
             )
+    for scale in spec.scales:
+        if spec.rotates(scale.stream):
+            gain = (0.3 * draw(tensors[scale.gain].shape)).exp()
+            tensors[scale.gain] = tensors[scale.gain] * gain
+            for name in (f"{scale.writer}.weight", f"{scale.writer}.bias"):
+                if name in spec.tensors:
+                    axis = spec.axis_of(name, scale.stream, Role.WRITES)
+                    tensors[name] = (tensors[name].movedim(axis, -1) / gain).movedim(-1, axis)
+                    tensors[name] = tensors[name].contiguous()
     return model.derive(MemoryWeights(tensors), step=HistoryStep("test", "own coordinates"))
 
 

@@ -1,6 +1,7 @@
 """LoRA adapters: carried exactly, in peft's format, and refused where they are no plain sum."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -10,14 +11,14 @@ from transformers import LlamaForCausalLM
 from transported import apart, base_of, orbit, own_coordinates
 
 import symmerge as sm
-from symmerge.errors import CheckpointError, MismatchError
+from symmerge.errors import CheckpointError, MismatchError, SymmergeWarning
 from symmerge.lab.small_models import small_model
 from symmerge.matching.learning.data import load_data
 from symmerge.matching.learning.distillation import distillation_loss
 from symmerge.merging.healing import HealOptions
 from symmerge.models.alignment import Alignment
 from symmerge.transporting.adapter_files import read_adapter, save_adapter
-from symmerge.transporting.adapters import adapted, carried_adapter
+from symmerge.transporting.adapters import adapted, carried_adapter, warn_unmerged
 from symmerge.transporting.frames import Passage
 from symmerge.transporting.healing import heal_adapter
 from symmerge.verification.modules import full_module
@@ -33,6 +34,11 @@ TARGETS = {
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj"],
     "bert": ["query", "value", "dense"],
     "dinov3": ["q_proj", "v_proj", "o_proj", "down_proj"],
+    "dinov2": ["q_proj", "classifier"],  # which reads two means side by side
+    "modernbert": ["Wqkv", "Wo", "Wi"],  # the first reads the embedding's own norm
+    "gpt2-untied": ["lm_head"],  # has no bias that could take a shift
+    "mixtral": ["q_proj", "o_proj"],
+    "whisper": ["q_proj", "k_proj", "out_proj"],  # only keys have no biases
 }
 
 
@@ -41,7 +47,7 @@ def lora(name, folder, dtype=torch.float64, **changes):
     settings = {
         "r": 3,
         "lora_alpha": 5,
-        "target_modules": TARGETS[name],
+        "target_modules": TARGETS.get(name),
         "rank_pattern": {"c_fc": 5, "q_proj": 2},
         "alpha_pattern": {"c_fc": 9},
         "init_lora_weights": False,
@@ -70,7 +76,7 @@ def test_an_adapter_is_carried_exactly_and_keeps_its_ranks(name, tmp_path):
     assert apart(adapted(passage.other, carried_adapter(identity, adapter)), wanted) > 1e-2
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "dinov2", "gpt2-untied"])
 def test_gains_shifts_and_value_biases_of_other_are_accounted_for(name, tmp_path):
     lora(name, tmp_path / "lora")
     passage = orbit(name)
@@ -81,6 +87,42 @@ def test_gains_shifts_and_value_biases_of_other_are_accounted_for(name, tmp_path
     assert apart(adapted(other, carried_adapter(there, adapter)), wanted) <= EXACT
     # Control: the adapter for the other coordinates.
     assert apart(adapted(other, carried_adapter(passage, adapter)), wanted) > 1e-2
+
+
+def test_an_adapter_of_a_model_whose_embedding_absorbs_its_norm_goes_both_ways(tmp_path):
+    lora("modernbert", tmp_path / "lora")
+    passage = orbit("modernbert")
+    adapter = read_adapter(tmp_path / "lora", passage.base)
+    wanted = adapted(passage.base, adapter)
+    back = Passage(passage.other, passage.base, passage.alignment.inverse())
+    there = carried_adapter(passage, adapter)
+    assert apart(adapted(passage.base, carried_adapter(back, there)), wanted) <= EXACT
+    assert apart(adapted(passage.base, there), wanted) > 1e-2  # the control
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_adapters_of_tied_embeddings_are_refused(name, tmp_path):
+    target = {"gpt2": "wte", "t5": "shared"}[name]
+    lora(name, tmp_path, target_modules=[target], rank_pattern={})
+    passage = orbit(name)  # where OTHER has its ties broken
+    with pytest.raises(MismatchError, match="shares its weight"):
+        carried_adapter(passage, read_adapter(tmp_path, passage.base))
+
+
+def test_peft_loads_biases_of_an_adapter_that_began_otherwise(tmp_path):
+    lora("whisper", tmp_path / "lora", target_modules=["out_proj"])
+    spoiled(tmp_path / "lora", init_lora_weights="gaussian")
+    passage = orbit("whisper")
+    other = own_coordinates(passage.other)
+    there = Passage(passage.base, other, passage.alignment)
+    moved = carried_adapter(there, read_adapter(tmp_path / "lora", passage.base))
+    save_adapter(moved, tmp_path / "moved")
+    assert peft.PeftConfig.from_pretrained(tmp_path / "moved").lora_bias
+    warn_unmerged(moved, other)  # all its modules have biases: nothing is said
+    lora("whisper", tmp_path / "keys", target_modules=["out_proj", "k_proj"])
+    moved = carried_adapter(there, read_adapter(tmp_path / "keys", passage.base))
+    with pytest.warns(SymmergeWarning, match="cannot merge"):
+        warn_unmerged(moved, other)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -119,6 +161,13 @@ def test_the_verb_writes_an_adapter_for_peft(tmp_path):
     tokens = torch.randint(0, 101, (2, 12))
     wanted, got = module(input_ids=tokens).logits, loaded(input_ids=tokens).logits
     assert (got - wanted).norm() <= STOCK * wanted.norm()
+    small_model("llama").save_pretrained(tmp_path / "copy")
+    spoiled(tmp_path / "lora", base_model_name_or_path="org/base")
+    for name, expected in (("base", 0), ("copy", 1)):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            read_adapter(tmp_path / "lora", sm.load(tmp_path / name))
+        assert len([one for one in said if one.category is SymmergeWarning]) == expected
     # Bad input through the verb: one line, and nothing is written.
     spoiled(tmp_path / "lora", use_dora=True)
     run("transport", *folders, "--scale", 1, "--out", tmp_path / "none", expect=2)
@@ -161,6 +210,19 @@ def test_an_adapter_is_healed_in_its_factors_and_scaled_by_module(tmp_path):
 WRONG = {
     "dora": (lambda f: spoiled(f, use_dora=True), "use_dora"),
     "kind": (lambda f: spoiled(f, peft_type="IA3"), "IA3"),
+    "prompts": (lambda f: spoiled(f, peft_type="PROMPT_TUNING"), "changes no weights"),
+    "some tokens": (lambda f: spoiled(f, alora_invocation_tokens=[3]), "some tokens"),
+    "several": (lambda f: spoiled(f, arrow_config={"top_k": 2}), "arrow_config"),
+    "gradients": (lambda f: spoiled(f, init_lora_weights="lora_ga"), "lora_ga"),
+    "a convolution": (
+        lambda f: renamed(f, lambda name, value: (name, value[..., None, None])),
+        "convolution",
+    ),
+    "whole attention": (
+        lambda f: renamed(f, lambda n, v: (n.replace(".lora", ".base_layer.out.lora"), v)),
+        "whole attention",
+    ),
+    "nothing": (lambda f: renamed(f, lambda name, value: (name, 0 * value)), "changes nothing"),
     "heads beside it": (lambda f: spoiled(f, modules_to_save=["score"]), "modules_to_save"),
     "biases": (lambda f: spoiled(f, bias="all"), "bias"),
     "another base": (lambda f: spoiled(f, init_lora_weights="pissa"), "pissa"),

@@ -98,13 +98,64 @@ def test_cached_keys_and_values_move():
             assert not torch.allclose(before, after, atol=1e-1)  # the control
 
 
-def test_wrong_spaces_and_shapes_are_refused():
-    with pytest.raises(MismatchError, match="no space"):
-        sm.carry_direction(orbit("llama"), torch.zeros(48), space="ff")
-    with pytest.raises(MismatchError, match="ends in"):
-        sm.carry_direction(orbit("llama"), torch.zeros(47))
-    with pytest.raises(MismatchError, match="use"):
-        sm.carry_direction(orbit("llama"), torch.zeros(48), use="eaten")
+WRONG = {
+    "no space": (torch.zeros(48), {"space": "ff"}),
+    "no space called qk.9": (torch.zeros(2, 12), {"space": "qk", "layer": 9}),
+    "ends in": (torch.zeros(47), {}),
+    "ends in \\[48\\], not \\[\\]": (torch.tensor(1.0), {}),
+    "use": (torch.zeros(48), {"use": "eaten"}),
+    "int64": (torch.ones(48, dtype=torch.long), {}),
+    "list": ([0.0] * 48, {}),
+    "NaN": (torch.full((48,), float("nan")), {}),
+}
+
+
+@pytest.mark.parametrize("reason", WRONG)
+def test_wrong_spaces_and_shapes_are_refused(reason):
+    vector, how = WRONG[reason]
+    unchecked = getattr(sm.carry_direction, "__wrapped__", sm.carry_direction)
+    with pytest.raises(MismatchError, match=reason):
+        unchecked(orbit("llama"), vector, **how)
+
+
+def test_the_stream_is_the_same_after_every_layer_and_half_precision_is_moved_in_full():
+    vector = torch.randn(48, generator=torch.Generator().manual_seed(0))
+    exact = sm.carry_direction(orbit("llama"), vector)
+    assert torch.equal(sm.carry_direction(orbit("llama"), vector, layer=1), exact)
+    half = sm.carry_direction(orbit("llama"), vector.bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(
+        half, sm.carry_direction(orbit("llama"), vector.bfloat16().float()).bfloat16()
+    )
+
+
+def test_what_shows_no_stream_and_probes_of_other_sizes_are_refused():
+    passage = orbit("t5")
+    task = sm.make_task("seq2seq", "self", [passage.base], samples=2, length=8)
+    with pytest.raises(MismatchError, match="shows no stream"):
+        both_streams(passage.base, passage.other, layer=1, data=task)
+    passage = orbit("llama")
+    task = sm.make_task("clm", "self", [passage.base], samples=2, length=8)
+    for wrong in (torch.zeros(47), torch.zeros(3, 48)):
+        with pytest.raises(MismatchError, match="a probe has the shape"):
+            sm.carry_probe(passage.base, passage.other, wrong, layer=1, data=task)
+
+
+def test_moments_of_unknown_tensors_and_other_shapes_are_refused():
+    for wrong in ({"x": torch.zeros(3)}, {"lm_head.weight": torch.zeros(3, 3)}):
+        with pytest.raises(MismatchError, match="moment"):
+            sm.carry_moments(orbit("llama"), wrong, {})
+
+
+def test_moments_of_gains_move_under_rotations_as_their_diagonal():
+    name = "model.norm.weight"
+    flat = {name: torch.ones(48).double()}
+    first, second = sm.carry_moments(orbit("llama"), flat, flat)
+    assert torch.allclose(first[name], flat[name]) and torch.allclose(second[name], flat[name])
+    steep = {name: torch.arange(48).double()}
+    moved, _ = sm.carry_moments(orbit("llama"), steep, {})
+    assert moved[name].sum() == pytest.approx(steep[name].sum().item())
+    assert not torch.allclose(moved[name], steep[name])
 
 
 def trained(module, steps, state=None):

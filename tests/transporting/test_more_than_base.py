@@ -80,6 +80,38 @@ def test_other_bodies_and_lost_rows_are_refused():
         as_tuned(base, base, fewer)
 
 
+def head_of_its_own(module):
+    """The module, its head untied and other than its embedding."""
+    module.config.tie_word_embeddings = False
+    head = module.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach() * torch.linspace(0.5, 1.5, 48))
+    return module
+
+
+TIES = ["TUNED alone is untied", "BASE alone is untied", "tied, and new tokens"]
+
+
+@pytest.mark.parametrize("case", TIES)
+def test_ties_may_differ_and_what_is_written_can_be_read(case, tmp_path):
+    base, module = small_model("gpt2"), fine_tuned(small_model("gpt2"))
+    if case == TIES[0]:
+        module = head_of_its_own(module)
+    elif case == TIES[1]:
+        base = head_of_its_own(base)
+    else:
+        module.resize_token_embeddings(110, mean_resizing=False)
+    base, tuned = sm.load(base), sm.load(module)
+    other = random_member(base, 3)[1]  # untied, for the gain is folded into its head
+    carried = sm.transport(base, tuned, other, scale=1.0, verdict=False).model
+    sm.save(carried, tmp_path / "out")
+    assert apart(sm.load(tmp_path / "out"), tuned) <= 1e-5
+    still = sm.transport(base, tuned, other, method="none", verdict=False).model
+    assert apart(still, tuned) > 1e-2  # the control
+    tied = sm.load(small_model("gpt2", seed=5))
+    arrived = sm.transport(base, tuned, tied, scale=1.0, verdict=False).model
+    assert arrived.spec.ties and "compromise" in arrived.history[-1].what
+
+
 def test_a_narrow_other_gets_back_what_it_has_room_for():
     small, tuned = base_of("gpt2-untied"), tuned_of("gpt2-untied")
     wide = sm.load(small_model("gpt2-untied", dtype=torch.float64, n_embd=64, n_inner=128))

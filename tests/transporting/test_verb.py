@@ -19,6 +19,7 @@ from symmerge.transporting.carrying import carried
 from symmerge.transporting.job import find_passage
 from symmerge.transporting.learning import balanced, learn_passage
 from symmerge.transporting.options import TransportOptions
+from symmerge.transporting.transport_results import grade
 
 NAME = "gpt2-untied"
 
@@ -31,6 +32,7 @@ def place(tmp_path_factory):
     fine_tuned(small_model(NAME)).save_pretrained(root / "tuned")
     sm.save(random_member(sm.load(root / "base"), 3)[1], root / "other")
     checkpoint(root / "stranger", NAME, seed=5)
+    fine_tuned(small_model(NAME, seed=5)).save_pretrained(root / "stranger2")
     checkpoint(root / "deep", NAME, n_layer=3)
     checkpoint(root / "llama", "llama")
     small_model(NAME, vocab_size=90).save_pretrained(root / "tokens")
@@ -66,6 +68,11 @@ def test_an_alignment_that_was_saved_and_a_scale(place, tmp_path):
     transport(place, tmp_path / "out", *more)
     assert same(place / "tuned", tmp_path / "out")
     transport(place, tmp_path / "half", *more[:2], "--scale", "0.5", "--no-verdict")
+    # Of other models: of another OTHER, of another BASE (the same table, each).
+    for wrong, name in (({"to": "stranger"}, "other"), ({"base": "stranger"}, "base")):
+        who = {"tuned": "stranger2", **wrong} if "base" in wrong else wrong
+        result = transport(place, tmp_path / "wrong", *more, **who, expect=2)
+        assert f"made for {place / name}" in result.output.replace("\n", "")
     assert not same(place / "tuned", tmp_path / "half")
 
 
@@ -93,6 +100,8 @@ BAD = {
     "no such folder": ({"tuned": "nowhere"}, (), "nowhere"),
     "scale": ({}, ("--scale", "-1"), "scale"),
     "effort": ({}, ("--effort", "huge"), "effort"),
+    "steps of nothing": ({}, ("--steps", "3", "--scale", "1"), "steps"),
+    "effort for nothing": ({}, ("--effort", "best", "--scale", "1"), "effort"),
     "two ways": ({}, ("--effort", "fast", "--method", "weights"), "one of them"),
     "no alignment": ({}, ("--alignment", "nowhere.safetensors"), "alignment"),
 }
@@ -104,6 +113,31 @@ def test_bad_input_is_one_line_and_nothing_is_written(place, tmp_path, case):
     result = transport(place, tmp_path / "out", *more, **who, expect=2)
     assert reason in result.output and "Traceback" not in result.output
     assert not any(tmp_path.iterdir())
+
+
+def test_activations_need_no_data(place):
+    base, tuned, other = (sm.load(place / name) for name in ("base", "tuned", "other"))
+    how = {"method": "activations", "verdict": False}
+    assert sm.verify(sm.transport(base, tuned, other, **how).model, tuned).same
+    still = sm.transport(base, tuned, other, **{**how, "method": "none"}).model
+    assert not sm.verify(still, tuned).same  # the control
+
+
+def test_several_are_checked_before_anything_is_carried():
+    for pairs, how in (
+        ([], {}),
+        ([("a", "b")], {"method": "sum"}),
+        ([("a", "b")], {"weights": [1.0, 2.0]}),
+    ):
+        with pytest.raises(MismatchError, match=r"give|choose"):
+            sm.transport_all(pairs, "nowhere", **how)
+
+
+def test_a_change_that_does_harm_is_called_lost():
+    losses = {"base": 3.0, "tuned": 1.0, "other": 3.0}
+    share, word, sentence = grade({**losses, "carried": 5.0})
+    assert (share, word) == (-1.0, "lost") and "worse" in sentence
+    assert "worse" not in grade({**losses, "carried": 2.9})[2]
 
 
 def test_learning_brings_answers_closer_and_is_the_same_for_the_same_seed(place):

@@ -176,7 +176,8 @@ def write_aligned(
         save(alignment.reference, folder / "reference", progress=progress, gate=gates[0])
         save(alignment.aligned, folder / "aligned", progress=progress, gate=gates[1])
         file, restrict = folder / "alignment.safetensors", recipe.restricted(b)
-        keep(alignment.solution.alignment, b, file, steps=recipe.steps, restrict=restrict)
+        elements = alignment.solution.alignment
+        keep(elements, b, file, steps=recipe.steps, restrict=restrict, reference=a)
         write_evidence(alignment, folder)
         if beside:
             beside(folder)

@@ -180,7 +180,7 @@ def write_aligned_many(
             if not is_reference:
                 elements, file = universe.alignments[number], f"alignment-{number}.safetensors"
                 how = {"steps": recipe.steps, "restrict": recipe.restricted(source)}
-                keep(elements, source, folder / file, **how)
+                keep(elements, source, folder / file, reference=sources[universe.reference], **how)
         alignment.to_file().write(folder / "universe.json")
         if beside:
             beside(folder)

@@ -35,6 +35,7 @@ def _maps_text(value: object) -> bool:
 
 HEADER: dict[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(("family", "spec", "source", "source_sha256"), (_is_text, "text")),
+    **dict.fromkeys(("reference", "reference_sha256"), (_is_text, "text")),
     **dict.fromkeys(("source_tensors", "restrict"), (_maps_text, "an object of texts")),
     "canonical": (
         lambda value: isinstance(value, list) and all(map(_is_text, value)),

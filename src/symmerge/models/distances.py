@@ -37,11 +37,14 @@ def likeness(a: Model, b: Model) -> float:
     """Median cosine of their matrices, without what all rows or columns share: 0 for strangers.
 
     A distance would do less: strong weight decay brings strangers close, and gains are always.
+    A tied head counts as its embedding.
     """
     names = [
         name
         for name in a.weights
-        if len(a.weights.shape(name)) == 2 and min(a.weights.shape(name)) >= SMALLEST_SIDE
+        if name in b.weights
+        and len(a.weights.shape(name)) == 2
+        and min(a.weights.shape(name)) >= SMALLEST_SIDE
     ]
     chosen = names[:: -(-len(names) // MATRICES)] if names else []
     cosines = [_cosine(_centred(a.weights[name]), _centred(b.weights[name])) for name in chosen]

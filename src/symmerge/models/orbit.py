@@ -37,9 +37,15 @@ def keep(
     *,
     steps: tuple[str, ...] = NEEDED,
     restrict: Mapping[str, str] | None = None,
+    reference: Model | None = None,
 ) -> None:
-    """Save an alignment so that `follow` can repeat it on the same checkpoint."""
+    """Save an alignment so that `follow` can repeat it on the same checkpoint.
+
+    `reference` is the model that it brings the checkpoint to.
+    """
     header = {**made_for(model), "canonical": list(steps), "restrict": dict(restrict or {})}
+    if reference:
+        header |= {"reference": reference.where, "reference_sha256": reference.digest()}
     replace(alignment, header=header).save(path)
 
 

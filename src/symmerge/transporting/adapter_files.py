@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 from symmerge.checkpoints.files import read_json, write_json
 from symmerge.checkpoints.folders import new_folder
 from symmerge.checkpoints.weights import is_finite
-from symmerge.errors import CheckpointError, MismatchError, shown
+from symmerge.errors import CheckpointError, MismatchError, SymmergeWarning, shown
 from symmerge.models.model import Model
 from symmerge.models.stock import stock_module
 from symmerge.symmetry.spec import listing
@@ -30,9 +31,12 @@ REFUSED = {
     **dict.fromkeys(("use_dora", "use_qalora", "use_bdlora", "kasa_config"), "no plain product"),
     **dict.fromkeys(("modules_to_save", "trainable_token_indices"), "whole tensors beside it"),
     **dict.fromkeys(("layer_replication", "target_parameters"), "parameters of its own kind"),
+    **dict.fromkeys(("arrow_config", "monteclora_config"), "no plain product"),
 }
+# Kinds that are trained beside the weights, and so cannot be merged into them.
+BESIDE = ("PROMPT", "P_TUNING", "PREFIX", "CPT", "CARTRIDGE", "ADAPTION", "XLORA")
 # Ways to begin that leave another base behind, or a quantised one.
-OTHER_BASES = ("pissa", "olora", "corda", "loftq")
+OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @final
@@ -95,7 +99,20 @@ def read_adapter(path: Path, base: Model) -> Adapter:
     transposed = frozenset(name for name in layers if modules.get(name) == "Conv1D")
     adapter = Adapter(config, factors, path, max(dtypes, key=lambda d: d.itemsize), transposed)
     _check_shapes(adapter, base)
+    _warn_of_base(adapter, base)
     return adapter
+
+
+def _warn_of_base(adapter: Adapter, base: Model) -> None:
+    """Say so if the adapter's config names another base; folders may have been renamed."""
+    named = adapter.config.get("base_model_name_or_path")
+    if isinstance(named, str) and named and base.path and Path(named).name != base.path.name:
+        warnings.warn(
+            f"{adapter.path} was trained on {named}, as its config says, and --from is"
+            f" {base.where}: carried as a change of the latter",
+            SymmergeWarning,
+            stacklevel=4,
+        )
 
 
 def base_modules(base: Model) -> Iterator[tuple[str, str]]:
@@ -106,10 +123,20 @@ def base_modules(base: Model) -> Iterator[tuple[str, str]]:
 
 def _check_config(path: Path, config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type")
+    if str(kind).removeprefix("MULTITASK_").startswith(BESIDE):
+        raise MismatchError(
+            f"{path} is an adapter of kind {shown(kind)}, which changes no weights: only LoRA and"
+            " fine-tunes can be carried"
+        )
     if kind != "LORA":
         raise MismatchError(f"{path} is an adapter of kind {shown(kind)}, not LORA: {MERGE}")
     if odd := [name for name in REFUSED if config.get(name)]:
         raise MismatchError(f"{path}: '{odd[0]}' is set ({REFUSED[odd[0]]}): {MERGE}")
+    if config.get("alora_invocation_tokens"):
+        raise MismatchError(
+            f"{path}: 'alora_invocation_tokens' is set, so it acts on some tokens only: train a"
+            " plain LoRA"
+        )
     if config.get("bias", "none") != "none":
         raise MismatchError(f"{path} trains biases of the base (bias={config['bias']!r}): {MERGE}")
     begin = config.get("init_lora_weights")
@@ -160,6 +187,11 @@ def _factors(
 ) -> Factors:
     kinds = {key.partition(".")[0] for key in parts}
     name = f"{module}.weight"
+    if ".base_layer" in module or max(part.ndim for part in parts.values()) > 2:
+        raise MismatchError(
+            f"{path} adapts {module.replace('.base_layer', '')}, a convolution or a whole"
+            f" attention: {MERGE}"
+        )
     if name not in base.spec.tensors and name not in base.spec.ties:
         raise MismatchError(
             f"{path} adapts {module}, which {base.where} ({base.spec.architecture}) does not have:"
@@ -196,14 +228,20 @@ def _pattern(patterns: object, module: str, usual: Any) -> Any:
 
 
 def _check_shapes(adapter: Adapter, base: Model) -> None:
-    for module in adapter.modules:
+    changes = False
+    for module, factors in adapter.modules.items():
         name = base.spec.ties.get(f"{module}.weight", f"{module}.weight")
-        expected = base.spec.shapes[name]
-        if tuple(adapter.change(module).shape) != expected:
+        expected, change = base.spec.shapes[name], adapter.change(module)
+        if tuple(change.shape) != expected:
             raise MismatchError(
-                f"{adapter.path}: the change of {module} is {list(adapter.change(module).shape)},"
+                f"{adapter.path}: the change of {module} is {list(change.shape)},"
                 f" and its weight in {base.where} {list(expected)}: give the base it was trained on"
             )
+        changes |= bool(change.any() or (factors.bias is not None and factors.bias.any()))
+    if not changes:
+        raise MismatchError(
+            f"{adapter.path} changes nothing (all its products are zero): train it first"
+        )
 
 
 def save_adapter(

@@ -8,6 +8,7 @@ its second factor (peft's `lora_bias`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,10 +19,16 @@ from torch import Tensor
 
 from symmerge.checkpoints.provenance import HistoryStep
 from symmerge.checkpoints.weights import DerivedWeights, Weights
-from symmerge.errors import MismatchError
+from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.models.alignment import Alignment
+from symmerge.models.canonical.absorption import with_mean
 from symmerge.models.canonical.biases import passing_values
-from symmerge.models.canonical.gains import SMALLEST_GAIN, folded_norms, folded_scales
+from symmerge.models.canonical.gains import (
+    SMALLEST_GAIN,
+    along,
+    folded_norms,
+    folded_scales,
+)
 from symmerge.models.model import Model
 from symmerge.symmetry.groups import Trivial
 from symmerge.symmetry.notation import Atom, Product, Role, pieces
@@ -53,12 +60,30 @@ def carried_adapter(
             f"{adapter.path} adapts embeddings and maps that need a bias in {passage.other.where},"
             " which peft cannot store: merge it into its base and carry the model"
         )
-    where = str(passage.other.path or passage.other.where)
-    config: dict[str, Any] = {**adapter.config, "base_model_name_or_path": where}
-    config["revision"] = None
+    return replace(adapter, config=_config(adapter, passage.other, biased), modules=modules)
+
+
+def _config(adapter: Adapter, other: Model, biased: bool) -> dict[str, Any]:
+    config: dict[str, Any] = {**adapter.config, "revision": None}
+    config["base_model_name_or_path"] = str(other.path or other.where)
     if biased or "lora_bias" in config:
         config["lora_bias"] = biased
-    return replace(adapter, config=config, modules=modules)
+    if biased and isinstance(config.get("init_lora_weights"), str):
+        config["init_lora_weights"] = True  # how it began is over; peft takes no other with biases
+    return config
+
+
+def warn_unmerged(adapter: Adapter, other: Model) -> None:
+    """Say so if peft can load an adapter, but not merge it."""
+    biased = any(factors.bias is not None for factors in adapter.modules.values())
+    odd = [name for name in adapter.modules if f"{name}.bias" not in other.spec.tensors]
+    if biased and odd:
+        warnings.warn(
+            f"peft loads the adapter, but cannot merge it: in {other.where} it needs biases"
+            f" (lora_bias), and {odd[0]} has none; to merge, carry the merged model",
+            SymmergeWarning,
+            stacklevel=3,
+        )
 
 
 @final
@@ -81,11 +106,13 @@ class _End:
     @cached_property
     def norms(self) -> dict[str, Norm]:
         """The folded norm that each module reads."""
-        return {
-            reader: norm
-            for norm in folded_norms(self.own, constant=True)
-            for reader in norm.readers
-        }
+        norms = folded_norms(self.own, constant=True)
+        return {reader: norm for norm in norms for reader in norm.readers}
+
+    @cached_property
+    def absorbed(self) -> list[Norm]:
+        """The folded norms that sit on an embedding."""
+        return [norm for norm in folded_norms(self.own, constant=True) if norm.writer]
 
     @cached_property
     def scales(self) -> dict[str, str]:
@@ -99,6 +126,17 @@ class _End:
             target.removesuffix(".bias"): space for target, space in passing_values(self.own.spec)
         }
 
+    def check_own(self, module: str, adapter: Adapter) -> None:
+        """Refuse a module whose weight another use shares, or whose norm its embedding absorbs."""
+        norm, aliases = self.norms.get(module), self.model.spec.aliases
+        tied = f"{module}.weight" in {*aliases, *aliases.values()}
+        shares = any(norm.writer == module for norm in self.absorbed)
+        if tied or shares or (norm and norm.writer and norm.shift):
+            raise MismatchError(
+                f"{adapter.path} adapts {module}, which shares its weight or its norm with others"
+                f" in {self.model.where}: merge it into its base and carry the model"
+            )
+
     def gain(self, name: str) -> Tensor:
         gain = self.own.weights[name]
         if (gain.abs() <= SMALLEST_GAIN * gain.abs().amax()).any():
@@ -108,11 +146,29 @@ class _End:
             )
         return gain
 
-    def constant(self, module: str, spec: Spec) -> Tensor | None:
-        """The constant part of a module's input, in its own coordinates."""
+    def framed(self, module: str, a: Tensor) -> Tensor:
+        """What reads a module's input in its own coordinates, as it reads it in the frame."""
+        if not (norm := self.norms.get(module)):
+            return a
+        gain = self.own.weights[norm.gain]
+        return with_mean(a, gain) if norm.writer else a * along(gain, a.shape[1])
+
+    def unframed(self, module: str, a: Tensor) -> Tensor:
+        """The other way round."""
+        if not (norm := self.norms.get(module)):
+            return a
+        if norm.writer:  # in the frame, the embedding's norm gives out no mean
+            return a - a.mean(-1, keepdim=True)
+        return a / along(self.gain(norm.gain), a.shape[1])
+
+    def constant(self, module: str, spec: Spec, length: int) -> Tensor | None:
+        """The constant part of a module's input, in its own coordinates.
+
+        A shift that some reader has no bias for stays in its norm, and moves with the stream.
+        """
         norm = self.norms.get(module)
-        if norm and norm.shift and not norm.writer:
-            return self.own.weights[norm.shift]
+        if norm and norm.shift and not norm.writer and self.own.spec.passes_shift(norm):
+            return along(self.own.weights[norm.shift], length)
         if space := self.values.get(module):
             return _values(spec, self.frame.weights, module, space)
         return None
@@ -153,32 +209,24 @@ def _carried(
 ) -> Factors:
     factors, (base, other) = adapter.modules[module], ends
     name = f"{module}.weight"
-    if name in passage.other.spec.ties or any(
-        norm.writer in (module,) or (norm.writer and module in norm.readers)
-        for norm in folded_norms(other.own, constant=True)
-    ):
-        raise MismatchError(
-            f"{adapter.path} adapts {module}, which shares its weight or its norm with others in"
-            f" {passage.other.where}: merge it into its base and carry the model"
-        )
+    for end in ends:
+        end.check_own(module, adapter)
     spec = passage.end.spec
     turned = factors.embedding or module in adapter.transposed
     into, out = (0, 1) if turned else (1, 0)
     a, b = factors.a, factors.b * scale
-    if norm := base.norms.get(module):
-        a = a * base.own.weights[norm.gain]
+    a = base.framed(module, a)
     if gain := base.scales.get(module):
         b = b * base.own.weights[gain][:, None]
     a = _moved(passage, name, into, a.mT).mT
     b = _moved(passage, name, out, b)
-    if norm := other.norms.get(module):
-        a = a / other.gain(norm.gain)
+    a = other.unframed(module, a)
     if gain := other.scales.get(module):
         b = b / other.gain(gain)[:, None]
     bias = None
     if factors.bias is not None:
         bias = _moved_bias(passage, base, other, module, out, factors.bias * scale)
-    constants = [end.constant(module, spec) for end in ends]
+    constants = [end.constant(module, spec, a.shape[1]) for end in ends]
     if constants[0] is not None and constants[1] is not None:
         lost = b @ (factors.a @ constants[0] - a @ constants[1])
         bias = lost if bias is None else bias + lost
@@ -229,7 +277,10 @@ def adapted(base: Model, adapter: Adapter) -> Model:
         computed[name] = lambda name=name, module=module: compute(name, module)
         if factors.bias is not None and factors.bias.any():
             if (name := f"{module}.bias") not in base.spec.tensors:
-                raise MismatchError(f"{module} has no bias to merge that of the adapter into")
+                raise MismatchError(
+                    f"{adapter.path}: {module} has no bias in {base.where} that the adapter's"
+                    " lora_bias could be added to: train it without lora_bias"
+                )
             computed[name] = lambda name=name, module=module: bias(name, module)
     step = HistoryStep("adapt", f"a LoRA of {len(adapter.modules)} modules added")
     return base.derive(DerivedWeights(base.weights, computed), step=step)

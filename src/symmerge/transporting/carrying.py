@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -58,6 +59,8 @@ def arrived(passage: Passage, change: Weights, step: HistoryStep, *, untie: bool
         if alias not in loose.spec.ties
     }
 
+    step = replace(step, what=f"{step.what}; its tied head is a compromise (--untie is exact)")
+
     def compromise(target: str) -> Tensor:
         alias, gain = joined[target]
         return tied_change(own[target], own[alias], gain)
@@ -68,9 +71,8 @@ def arrived(passage: Passage, change: Weights, step: HistoryStep, *, untie: bool
 
 def _gain_of(passage: Passage, head: str) -> Tensor:
     """The gain of the norm that a head reads."""
-    readers = {
-        f"{reader}.weight": norm.gain for norm in passage.end.spec.norms for reader in norm.readers
-    }
+    spec = passage.end.spec
+    readers = {spec.weight_of(one): norm.gain for norm in spec.norms for one in norm.readers}
     return passage.other.weights[readers[head]]
 
 

@@ -138,18 +138,19 @@ class _Undone:
         computed: Computed = {norm.gain: partial(_gain_changed, self.other.weights, norm.gain)}
         biased = self.other.spec.passes_shift(norm)
         for reader in norm.readers:
-            computed[f"{reader}.weight"] = partial(self._weight, reader)
+            computed[self.other.spec.weight_of(reader)] = partial(self._weight, reader)
             if norm.shift and biased:
-                computed[f"{reader}.bias"] = partial(self._bias, reader)
+                computed[self.other.spec.bias_of(reader)] = partial(self._bias, reader)
         if norm.shift:
             computed[norm.shift] = self._nothing if biased else self._shift
         return computed
 
     def _axis(self, reader: str) -> int:
-        return self.other.spec.axis_of(f"{reader}.weight", self.norm.stream, Role.READS)
+        spec = self.other.spec
+        return spec.axis_of(spec.weight_of(reader), self.norm.stream, Role.READS)
 
     def _weight(self, reader: str) -> Tensor:
-        weights, name = self.other.weights, f"{reader}.weight"
+        weights, name = self.other.weights, self.other.spec.weight_of(reader)
         gain = weights[self.norm.gain]
         return divided(weights[name], self.change[name], gain, self._axis(reader))
 
@@ -157,7 +158,7 @@ class _Undone:
         assert self.norm.shift
         weight = self._weight(reader).movedim(self._axis(reader), -1)
         shift = along(self.other.weights[self.norm.shift], weight.shape[-1])
-        return self.change[f"{reader}.bias"] - weight @ shift
+        return self.change[self.other.spec.bias_of(reader)] - weight @ shift
 
     def _nothing(self) -> Tensor:
         assert self.norm.shift
@@ -174,7 +175,7 @@ class _Undone:
 
 def _kept_folded(end: Model, other: Model, norm: Norm, change: Weights) -> Computed:
     """A norm that the embedding absorbed stays there: the result is stock all the same."""
-    names = [f"{norm.writer}.weight", norm.gain, *(f"{reader}.weight" for reader in norm.readers)]
+    names = [f"{norm.writer}.weight", norm.gain, *map(other.spec.weight_of, norm.readers)]
     names += [norm.shift] if norm.shift else []
 
     def compute(name: str) -> Tensor:

@@ -6,6 +6,7 @@ LayerNorm's means are removed. A difference of two models in one frame moves lik
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from symmerge.aligning.aligned import Aligned
+from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.models.alignment import Alignment, read_alignment
 from symmerge.models.canonical.balancing import BALANCE
 from symmerge.models.canonical.form import canonicalize
@@ -26,6 +28,7 @@ from symmerge.models.model import Model
 from symmerge.models.orbit import NEEDED
 from symmerge.models.tables import check_same_table
 from symmerge.symmetry.groups import Element, GeneralLinear, Group, RotaryPairs, ScaledPermutation
+from symmerge.symmetry.spec import listing
 
 INVERTIBLE = 1e-6  # of a change of basis times its inverse, from the identity
 
@@ -68,6 +71,8 @@ class Passage:
     def read(path: Any, base: Model, other: Model) -> Passage:
         """The way back along an alignment file that `symmerge align BASE OTHER` wrote."""
         header, _ = read_alignment(path)
+        for role, model in (("source", other), ("reference", base)):
+            _check_made_for(path, header, role, model)
         steps, limits = tuple(header.get("canonical", NEEDED)), header.get("restrict", {})
         prepared = canonicalize(other.restrict(**limits), steps)
         return Passage(base, other, Alignment.load(path, prepared.spec), steps, limits)
@@ -116,21 +121,42 @@ class Passage:
         return replace(self, alignment=Alignment(self.alignment.spec, alignment.elements))
 
 
+def _check_made_for(path: Any, header: Mapping[str, Any], role: str, model: Model) -> None:
+    """Refuse an alignment of other models; files from elsewhere may not say of which they are."""
+    digest = header.get(f"{role}_sha256")
+    if digest and digest != model.digest():
+        raise MismatchError(
+            f"{path} was made for {header.get(role, 'another model')}, not for {model.where}:"
+            f" give what symmerge align BASE OTHER wrote of these two"
+        )
+
+
 def balancing(model: Model, steps: tuple[str, ...]) -> dict[str, Element]:
     """The change of basis that the canonical step "balance" makes, by space."""
     if "balance" not in steps:
         return {}
     before = canonicalize(model, tuple(step for step in steps if step != "balance")).cached()
     elements: dict[str, Element] = {}
+    short: list[str] = []
     for name, space in before.spec.hidden.items():
         if balance := BALANCE.get(type(space.group)):
             circuit = circuit_of(before, name)
             sides = circuit.x.double(), circuit.y.double()
-            element = _between(space.group, sides, balance(space.group, *sides))
+            after = balance(space.group, *sides)
+            element = _between(space.group, sides, after)
+            if isinstance(space.group, GeneralLinear) and not _mutual(sides, after).all():
+                short.append(name)
             still, batch = space.group.identity(before.spec.batch(name)), before.spec.batch(name)
             elements[name] = dict(still) | {
                 part: value.reshape(*batch, *value.shape[1:]) for part, value in element.items()
             }
+    if short:
+        warnings.warn(
+            f"{model.where}: heads of {listing(short)} are not of full rank, so the alignment says"
+            " nothing about the rest of them: what changes there is carried as an approximation",
+            SymmergeWarning,
+            stacklevel=2,
+        )
     return elements
 
 
@@ -147,10 +173,15 @@ def _basis(group: Group, before: Sides, after: Sides) -> dict[str, Tensor]:
 
 def _invertible(before: Sides, after: Sides) -> Tensor:
     """g with after = (g x, g^-T y); the identity where a head is not of full rank."""
+    g = after[0] @ torch.linalg.pinv(before[0])
+    return torch.where(_mutual(before, after)[..., None, None], g, torch.eye(g.shape[-1]).to(g))
+
+
+def _mutual(before: Sides, after: Sides) -> Tensor:
+    """Of which heads the two sides change by inverse transposes: of those of full rank."""
     g, dual = (new @ torch.linalg.pinv(old) for old, new in zip(before, after, strict=True))
-    one = torch.eye(g.shape[-1], dtype=g.dtype)
-    error = (g @ dual.mT - one).abs().amax((-2, -1), keepdim=True) if g.numel() else g
-    return torch.where(error < INVERTIBLE, g, one)
+    error = (g @ dual.mT - torch.eye(g.shape[-1]).to(g)).abs()
+    return error.flatten(-2).amax(-1) < INVERTIBLE if g.numel() else g.new_ones(g.shape[:-2]).bool()
 
 
 def _scales(group: Group, before: Sides, after: Sides) -> dict[str, Tensor]:

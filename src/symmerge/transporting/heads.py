@@ -18,11 +18,13 @@ from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights, Weights,
 from symmerge.errors import MismatchError
 from symmerge.models.alignment import Alignment
 from symmerge.models.canonical.form import canonicalize
+from symmerge.models.canonical.ties import own_copies
 from symmerge.models.model import Model
 from symmerge.symmetry.spec import Spec, listing
-from symmerge.transporting.frames import Passage
+from symmerge.transporting.frames import Passage, framed
 
 GROWING = ("vocabulary", "position", "type", "label")  # visible spaces that may differ in size
+TIED = "tie_word_embeddings"
 
 
 def has_more(base: Model, tuned: Model) -> bool:
@@ -32,11 +34,30 @@ def has_more(base: Model, tuned: Model) -> bool:
     )
 
 
+def tied_alike(base: Model, tuned: Model, other: Model) -> tuple[Model, Model, Model]:
+    """The models with own copies of what another one does not tie; OTHER stays tied if it can."""
+    base, tuned = _own(base, base.spec, tuned), _own(tuned, tuned.spec, base)
+    frames = framed(base), framed(other)
+    other = _own(other, frames[1].spec, frames[0])
+    return *(_own(model, frames[0].spec, frames[1]) for model in (base, tuned)), other  # type: ignore[return-value]
+
+
+def _own(model: Model, spec: Spec, without: Model) -> Model:
+    """A model with own copies of what is tied in this table, and not in another model."""
+    aliases = [alias for alias in model.spec.ties if alias in spec.ties]
+    odd = [alias for alias in aliases if alias in without.spec.tensors]
+    return own_copies(model, odd, f"{without.where} does not either") if odd else model
+
+
 def as_tuned(model: Model, base: Model, tuned: Model) -> Model:
     """BASE, or OTHER, as a model of TUNED's class and size: zero where it has nothing. Lazy."""
     _check(base, tuned)
+    model = _own(model, model.spec, tuned)
+    tuned = _own(tuned, tuned.spec, model)
     # The config of the model itself, but for what TUNED changed in BASE's.
     changed = {key: to for key, to in tuned.config.items() if base.config.get(key) != to}
+    if base.spec.architecture == tuned.spec.architecture:
+        changed.pop(TIED, None)  # the model's own, which says whether it has a head of its own
     step = HistoryStep("extend", f"as {tuned.spec.architecture} of the size of {tuned.where}")
     return model.derive(
         _extended(model, tuned.spec),

@@ -21,13 +21,13 @@ from symmerge.models.tables import check_same_kind, check_same_table, layer_coun
 from symmerge.models.widening import widen
 from symmerge.symmetry.spec import Spec
 from symmerge.transporting.adapter_files import Adapter, is_adapter, read_adapter
-from symmerge.transporting.adapters import adapted, carried_adapter
+from symmerge.transporting.adapters import adapted, carried_adapter, warn_unmerged
 from symmerge.transporting.carrying import carried
 from symmerge.transporting.frames import Passage, framed
-from symmerge.transporting.heads import as_tuned, has_more, headed
+from symmerge.transporting.heads import as_tuned, has_more, headed, tied_alike
 from symmerge.transporting.judging import judge_transport
 from symmerge.transporting.options import TransportOptions
-from symmerge.transporting.teaching import healed, learned
+from symmerge.transporting.teaching import healed, learned, makes_inputs
 from symmerge.transporting.transport_results import BASE, CARRIED, OTHER, TUNED, TransportVerdict
 
 UNALIGNED = "not aligned: the change is added as it is"
@@ -66,15 +66,20 @@ def transport(
     opened = open_model(base), open_model(other)
     adapter = _adapter(tuned, opened[0])
     change = adapted(opened[0], adapter) if adapter else open_model(tuned)
-    pair, change, narrow = fitted_widths(opened, change, adapter is not None)
+    check_same_kind(opened, "carried")
+    first, change, second = tied_alike(opened[0], change, opened[1])
+    pair, change, narrow = fitted_widths((first, second), change, adapter is not None)
     check_transport(pair[0], change, pair[1])
     passage, method = find_passage(*pair, how, tell)
     if has_more(pair[0], change):
         passage = headed(passage, change)
+    if adapter:
+        carried_adapter(passage, adapter)  # refused before anything is learned
     passage, scales, steps = learned(passage, pair[0], change, how, tell, adapter is not None)
     moved = None
     if adapter:
         moved = carried_adapter(passage, adapter, scales)
+        warn_unmerged(moved, passage.other)
         model = adapted(passage.other, moved)
     else:
         model = carried(passage, change, scales, untie=how.untie, narrow=narrow)
@@ -161,16 +166,18 @@ def find_passage(
         return Passage(base, other, Alignment.identity(_frame(base)), ()), UNALIGNED
     # An effort's alignment is by weights alone: what is learned afterwards is made for carrying.
     name = options.method or "fast"
-    chosen = replace(
-        options_named(name), seed=options.seed, device=options.device, data=_data(options, name)
-    )
+    data = _data(options, name, base)
+    chosen = replace(options_named(name), seed=options.seed, device=options.device, data=data)
     recipe = recipe_for(chosen, [base, other])
     result = solve_pair(base, other, recipe, progress=progress)
     return Passage.of(result), recipe.about
 
 
-def _data(options: TransportOptions, name: str) -> str | None:
-    return options.data if name != "fast" and name != "weights" else None
+def _data(options: TransportOptions, name: str, base: Model) -> str | None:
+    """What OTHER is aligned on: without data, what the models make themselves."""
+    if name in ("fast", "weights"):
+        return None
+    return options.data or ("self" if makes_inputs(base) else None)
 
 
 def _file(path: Path) -> Path:

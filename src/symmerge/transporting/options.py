@@ -39,6 +39,12 @@ class TransportOptions:
             raise MismatchError("--method and --effort: give one of them")
         if self.alignment and self.method:
             raise MismatchError("--alignment and --method: the alignment is there already")
+        if self.steps and not self.learns:
+            raise MismatchError(
+                "--steps: with --scale or --method nothing is learned; leave it out"
+            )
+        if self.effort and self.scale is not None:
+            raise MismatchError("--effort and --scale: with --scale nothing is learned; give one")
         if self.heal < 0:
             raise MismatchError(f"--heal {self.heal}: give a number of steps")
         if self.scale is not None and not 0 < self.scale < 100:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from symmerge.aligning.choices import check_choice
 from symmerge.aligning.inputs import ModelLike, open_model
 from symmerge.errors import MismatchError
 from symmerge.merging.combining import METHODS, combine
@@ -26,11 +27,17 @@ def transport_all(
     Every (BASE, TUNED) is carried to `other`, then they are combined there by a method of
     `combine`, with `other` as the base. `options` are those of `transport`.
     """
-    if not fine_tunes:
-        raise MismatchError("no fine-tunes: give pairs of a base and what it became")
+    check_choice("method", method, METHODS)
+    pairs = [] if isinstance(fine_tunes, str) else [tuple(each) for each in fine_tunes]
+    if not pairs or any(len(pair) != 2 for pair in pairs):
+        raise MismatchError("fine_tunes: give pairs, each of a base and what it became")
+    if weights is not None and len(weights) != len(pairs):
+        raise MismatchError(
+            f"{len(pairs)} fine-tunes but {len(weights)} weights: give one for each"
+        )
     target, seed = open_model(other), options.get("seed", 0)
     options = {"verdict": False, **options}
-    models = [transport(base, tuned, target, **options).model for base, tuned in fine_tunes]
+    models = [transport(base, tuned, target, **options).model for base, tuned in pairs]
     if len(models) == 1:
         return models[0]
     thin = method in METHODS and METHODS[method].thin is not None

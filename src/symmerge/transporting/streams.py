@@ -28,9 +28,19 @@ from symmerge.symmetry.groups import OrthogonalFixingOnes
 from symmerge.verification.modules import full_module
 
 HOW = "rotation", "regression"
+USES = "added", "compared"
 INPUTS = {"clm": (128, 128), "mlm": (128, 128), "image": (512, None)}  # rows, tokens of each
 RIDGE = 1e-3  # of the mean variance of a coordinate
 PENALTY, STEPS = 1e-4, 100  # of a logistic probe
+
+
+def check_numbers(tensor: object, what: str) -> None:
+    """Refuse what is no tensor of finite floating-point numbers."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise MismatchError(f"{what} is {kind}: give a torch tensor of floating-point numbers")
+    if not tensor.isfinite().all():
+        raise MismatchError(f"{what} has entries that are NaN or infinite")
 
 
 @final
@@ -54,13 +64,16 @@ class StreamMap:
 
     def carry(self, vector: Tensor, use: str = "added") -> Tensor:
         """A direction [..., coordinates] of BASE as one of OTHER."""
-        if vector.shape[-1] != self.compared.shape[1]:
+        if use not in USES:
+            raise MismatchError(f"use {use}: there are {', '.join(USES)}")
+        check_numbers(vector, "a direction")
+        if vector.shape[-1:] != self.compared.shape[1:]:
             raise MismatchError(
                 f"a direction in the stream ends in [{self.compared.shape[1]}],"
                 f" not {list(vector.shape)}"
             )
         matrix = self.compared if use == "compared" else self.added
-        return vector @ matrix.mT.to(vector)
+        return (vector.to(matrix) @ matrix.mT).to(vector)
 
     def probe(self, weight: Tensor, bias: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
         """A linear probe of BASE as one of OTHER; the bias accounts for the means of both."""
@@ -122,6 +135,12 @@ def carry_probe(
     moved: a new probe is fitted to the old one's answers, without labels and without data.
     """
     first, second = both_streams(base, other, layer=layer, data=data, seed=seed, device=device)
+    check_numbers(weight, "a probe")
+    if weight.shape != first.shape[1:]:
+        raise MismatchError(
+            f"a probe has the shape [{first.shape[1]}], not {list(weight.shape)}: give one at a"
+            " time, as wide as BASE's stream"
+        )
     answers = (first @ weight.to(first) + bias).sigmoid()
     spread = second.std(0).clamp_min(1e-12)
     x = (second - second.mean(0)) / spread
@@ -162,7 +181,7 @@ def both_streams(
     """
     pair = open_model(base), open_model(other)
     check_same_kind(pair, "compared")
-    if not 0 <= layer <= min(map(layer_count, pair)):
+    if layer not in range(min(map(layer_count, pair)) + 1):
         raise MismatchError(f"layer {layer}: give 0 (embeddings) to {layer_count(pair[0])}")
     task = data if isinstance(data, Task) else _inputs(pair, data or "self", seed, device)
     return tuple(_stream(model, task, layer, device) for model in pair)  # type: ignore[return-value]
@@ -180,7 +199,13 @@ def _stream(model: Model, task: Task, layer: int, device: str) -> Tensor:
     stream, states_by_batch = model.spec.spaces[model.spec.stream], []
     for batch in task.batches:
         inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
-        states = module(**inputs, output_hidden_states=True).hidden_states[layer].double()
+        every = getattr(module(**inputs, output_hidden_states=True), "hidden_states", None) or ()
+        if layer >= len(every):
+            raise MismatchError(
+                f"{model.where}: a {model.spec.architecture} shows no stream after layer {layer}:"
+                " carry the direction by an alignment"
+            )
+        states = every[layer].double()
         mask = inputs.get("attention_mask")
         states = states.flatten(0, 1) if mask is None else states[mask.bool()]
         if isinstance(stream.group, OrthogonalFixingOnes):

@@ -33,7 +33,7 @@ def learned(
     """The passage made for this change, and its scales: by module in an adapter."""
     if not options.learns:
         return passage, options.scale or 1.0, 0
-    if options.data is None and not (_makes_inputs(tuned) or _reads_texts_of(writer, tuned)):
+    if options.data is None and not (makes_inputs(tuned) or _reads_texts_of(writer, tuned)):
         warnings.warn(
             f"{tuned.where} makes no inputs itself: the change is carried at scale 1, by weights;"
             " give --data for more",
@@ -75,7 +75,8 @@ def healed(
     return adapted(other, after), after, options.heal
 
 
-def _makes_inputs(model: Model) -> bool:
+def makes_inputs(model: Model) -> bool:
+    """Whether there are inputs without data for a model."""
     has_task = model.spec.task in {one for task in TASKS.values() for one in task.purposes}
     return has_task and task_of(model) in SELF_SOURCES
 

@@ -69,6 +69,9 @@ def grade(losses: Mapping[str, float]) -> tuple[float | None, str, str]:
         sentence = "OTHER is as good as TUNED here already: there is no gap to close."
         return None, "unknown", sentence
     share = (losses[OTHER] - losses[CARRIED]) / gap
+    if share < 0:
+        sentence = "Nothing of what TUNED learned has arrived: OTHER does worse with the change."
+        return share, "lost", sentence
     word = "arrived" if share >= ARRIVED else "partly" if share >= SOME else "lost"
     what = {
         "arrived": "Most of what TUNED learned has arrived",

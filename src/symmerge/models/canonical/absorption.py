@@ -76,10 +76,16 @@ def _mean_reader(gain: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
 
 
 def _reader(weights: Weights, norm: Norm, name: str, axis: int) -> Tensor:
-    weight = weights[name].movedim(axis, -1)
-    # The mean of the shift is read as before.
-    from_rest = _mean_reader(weights[norm.gain].double()).to(weight) + 1 / weight.shape[-1]
-    return (weight + weight.sum(-1, keepdim=True) * from_rest).movedim(-1, axis)
+    return with_mean(weights[name].movedim(axis, -1), weights[norm.gain]).movedim(-1, axis)
+
+
+def with_mean(readers: Float[Tensor, "rows d"], gain: Float[Tensor, " d"]) -> Tensor:
+    """Readers of the norm's output as readers of the output without its mean.
+
+    The mean of the shift is read as before.
+    """
+    from_rest = _mean_reader(gain.double()).to(readers) + 1 / readers.shape[-1]
+    return readers + readers.sum(-1, keepdim=True) * from_rest
 
 
 def _shift(weights: Weights, norm: Norm) -> Tensor:
