@@ -15,7 +15,7 @@ from symmerge.derivation.deciding import Choice, Kind
 from symmerge.derivation.own_data import Loss, check_task, own_task
 from symmerge.derivation.parameters import model_of, parameters_of
 from symmerge.derivation.proposals import Proposal, largest_proposal
-from symmerge.derivation.proving import Larger, Prover, SpaceProof
+from symmerge.derivation.proving import Prover, SpaceProof
 from symmerge.derivation.running import (
     EXACT,
     Read,
@@ -33,7 +33,7 @@ from symmerge.errors import SymmergeError, SymmetryError, UnsupportedModel
 from symmerge.evaluation.tasks.base import Task
 from symmerge.models.model import Model
 from symmerge.models.progress import Progress, ProgressLike, reporter
-from symmerge.symmetry.groups import Group, Permutation, ScaledPermutation, SignedPermutation
+from symmerge.symmetry.groups import Permutation, ScaledPermutation, SignedPermutation
 from symmerge.symmetry.notation import unparse
 from symmerge.symmetry.spec import Spec, listing
 
@@ -179,13 +179,19 @@ def _prove_one(
         table = Table(followed, kinds, picked)
         names = tuple(table.names[root] for root in joined if picked.get(root, 0) == 0)
         spec = replace(table.spec(kind, ties), untied=untied, joined=names)
-        proofs, failed = _attempt(spec, table, runner, seed, report)
-        if failed is None:
-            break
-        root, space, change = failed
-        if isinstance(change, Larger):  # a larger group is a symmetry as well
-            _enlarge(kinds[root], picked.get(root, 0), change.symmetry)
+        outcome = _attempt(spec, table, runner, seed, report)
+        if isinstance(outcome, Evidence):
+            spec = replace(spec, read_means=outcome.read_means)
+            return _Proved(spec, outcome.proofs, dropped, outcome.together)
+        if isinstance(outcome, Unseen):
+            picked |= {root: len(kinds[root].choices) - 1 for root in outcome.spaces}
+            dropped += [
+                f"{space}: the example inputs do not show what its elements do: it stays as it is;"
+                " give inputs that reach it"
+                for space in outcome.spaces.values()
+            ]
             continue
+        root, space, change = outcome.root, outcome.space, outcome.change
         refused = table.group(root).name  # before the next is picked: the table shares `picked`
         picked[root] = picked.get(root, 0) + 1
         if picked[root] >= len(kinds[root].choices):
@@ -195,25 +201,48 @@ def _prove_one(
             f"{space}: {refused} is not proved ({why}):"
             f" {kinds[root].choices[picked[root]].group.name} instead"
         )
-    return _Proved(spec, proofs[0], dropped, proofs[1])
 
 
-def _enlarge(kind: Kind, at: int, group: Group) -> None:
-    """Offer a larger group, which acts on the same tensors in the same roles."""
-    kind.choices.insert(at, Choice(group, kind.choices[at].powers))
+@dataclass(frozen=True)
+class Evidence:
+    """The proof of every space, of all at once, and streams whose mean is read."""
+
+    proofs: dict[str, SpaceProof]
+    together: float
+    read_means: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A space whose group changes the outputs."""
+
+    root: int
+    space: str
+    change: float
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Spaces, by root, of which the example inputs show nothing."""
+
+    spaces: Mapping[int, str]
 
 
 def _attempt(
     spec: Spec, table: Table, runner: Runner, seed: int, report: Progress
-) -> tuple[tuple[dict[str, SpaceProof], float], tuple[int, str, float | Larger] | None]:
+) -> Evidence | Refused | Unseen:
     roots = {name: root for root, name in table.names.items()}
     model = model_of(spec, runner.module, runner)
     try:
         prover = Prover(model, runner)
     except SymmergeError:
-        return ({}, 0.0), _rotating(spec, roots, float("inf"))
+        return _rotating(spec, roots, float("inf"))
     if prover.folding > EXACT:
-        return ({}, 0.0), _rotating(spec, roots, prover.folding)
+        return _rotating(spec, roots, prover.folding)
+    spaces = prover.model.spec.hidden
+    unseen = [one for one in roots if one in spaces and not prover.observed(spaces[one], seed)]
+    if unseen:
+        return Unseen({roots[name]: name for name in unseen})
     proofs: dict[str, SpaceProof] = {}
     for name, space in prover.model.spec.hidden.items():
         if name not in roots:
@@ -221,9 +250,7 @@ def _attempt(
         report(f"proving {name}: {space.group.name}({space.group.size})")
         proof = prover.prove(space, seed)
         if not proof.exact:
-            return ({}, 0.0), (roots[name], name, proof.change)
-        if allowed := [one for one in proof.larger if one.state == "allowed"]:
-            return ({}, 0.0), (roots[name], name, allowed[-1])
+            return Refused(roots[name], name, proof.change)
         proofs[name] = proof
     together = max([prover.all_at_once(seed), *prover.while_tied(seed).values()])
     if together > EXACT:
@@ -231,7 +258,7 @@ def _attempt(
             f"{spec.architecture}: every space alone is exact, all together change the outputs by"
             f" {together:.0e}: no table"
         )
-    return (proofs, together), None
+    return Evidence(proofs, together, prover.read_means())
 
 
 def prove_table(spec: Spec, module: nn.Module, example_inputs: Any, *, seed: int = 0) -> Derivation:
@@ -257,11 +284,11 @@ def prove_table(spec: Spec, module: nn.Module, example_inputs: Any, *, seed: int
     return Derivation(spec, proofs, (), changes["all spaces"], (), runner)
 
 
-def _rotating(spec: Spec, roots: Mapping[str, int], change: float) -> tuple[int, str, float]:
+def _rotating(spec: Spec, roots: Mapping[str, int], change: float) -> Refused:
     """The space to blame if folding the gains changes the outputs."""
     for name in spec.hidden:
         if spec.rotates(name) and name in roots:
-            return roots[name], name, change
+            return Refused(roots[name], name, change)
     raise UnsupportedModel(
         f"{spec.architecture}: preparing the module changes its outputs by {change:.0e}: no table"
     )

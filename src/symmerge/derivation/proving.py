@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -32,7 +32,7 @@ from symmerge.symmetry.spec import Space, Spec
 FORBIDDEN = 1e-2  # the least that an element of a larger group changes the outputs by
 TRIES = 3
 SMALL_GROUP = 8  # coordinates
-State = Literal["refused", "allowed", "unsure"]
+State = Literal["refused", "unsure"]
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,19 @@ class Prover:
         """How much folding the gains changes the outputs."""
         return difference(self.runner.outputs(self.tensors), self.source)
 
+    def read_means(self) -> tuple[str, ...]:
+        """Streams whose mean something else than a norm reads: the canonical form leaves it in."""
+        spec = self.model.spec
+        streams = [
+            one.name for one in spec.hidden.values() if isinstance(one.group, OrthogonalFixingOnes)
+        ]
+        return tuple(one for one in streams if self._centring(set(streams) - {one}) > EXACT)
+
+    def _centring(self, kept: Collection[str]) -> float:
+        spec = replace(self.model.spec, read_means=tuple(kept))
+        centred = canonicalize(replace(self.model, spec=spec), ("centre",))
+        return difference(self.runner.outputs_of_model(centred), self.source)
+
     def change(self, space: Space, seed: int) -> float:
         """How much a random element of a space changes the outputs."""
         spec = replace(self.model.spec, spaces={**self.model.spec.spaces, space.name: space})
@@ -186,7 +199,27 @@ class Prover:
             change = max(change, self.change(space, seed + at))
             if change >= FORBIDDEN:
                 return Larger(space.group, change, "refused")
-        return Larger(space.group, change, "allowed" if change <= EXACT else "unsure")
+        # no change at all proves nothing either: no number may have left the linear part of a ReLU6
+        return Larger(space.group, change, "unsure")
+
+    def observed(self, space: Space, seed: int) -> bool:
+        """Whether the outputs for the example inputs depend on the tensors of a space at all.
+
+        Those of an expert that no input chose, or of the scores of one token, do not.
+        """
+        try:
+            names = {one.piece.tensor for one in self.model.spec.occurrences(space.name)}
+        except SymmergeError:  # for the proof to say
+            return True
+        return any(self._with_noise(name, seed) > EXACT for name in sorted(names))
+
+    def _with_noise(self, name: str, seed: int) -> float:
+        tensor, generator = self.tensors[name], torch.Generator().manual_seed(seed)
+        noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        tensors = {**self.tensors, name: tensor + noise * tensor.std(correction=0).clamp_min(0.1)}
+        ties = self.model.spec.ties
+        tensors |= {alias: tensors[name] for alias, target in ties.items() if target == name}
+        return difference(self.runner.outputs(tensors), self.source)
 
     def prove(self, space: Space, seed: int) -> SpaceProof:
         """The evidence for a space."""
