@@ -3,6 +3,7 @@
 import pytest
 import torch
 from custom_modules import Units
+from torch.nn.utils import prune
 
 import symmerge as sm
 from symmerge.errors import UnsupportedModel
@@ -53,6 +54,36 @@ def test_parameters_that_share_a_part_of_their_memory_are_refused():
     module.other = torch.nn.Parameter(whole[1:])
     with pytest.raises(UnsupportedModel, match="share a part"):
         sm.derive(module, torch.randn(2, 4))
+
+
+def without_shape():
+    return torch.nn.LazyLinear(3)
+
+
+def compiled():
+    return torch.jit.trace(torch.nn.Linear(4, 3), torch.randn(2, 4))
+
+
+def complex_numbers():
+    return torch.nn.Linear(4, 3, dtype=torch.complex64)
+
+
+def pruned():
+    return prune.l1_unstructured(torch.nn.Linear(4, 3), "weight", 0.5)
+
+
+UNFIT = {
+    without_shape: "run the module once",
+    compiled: "give the module that it was made from",
+    complex_numbers: "view_as_complex",
+    pruned: "cannot be copied.*remove",
+}
+
+
+@pytest.mark.parametrize("made", UNFIT, ids=lambda made: made.__name__)
+def test_a_module_that_cannot_be_copied_in_float64_is_refused_with_a_remedy(made):
+    with pytest.raises(UnsupportedModel, match=UNFIT[made]):
+        sm.derive(made(), torch.randn(2, 4))
 
 
 def test_inputs_without_a_tensor_are_refused():

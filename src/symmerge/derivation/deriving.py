@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,9 +12,10 @@ from torch import nn
 
 from symmerge.derivation.deciding import Choice, Kind
 from symmerge.derivation.own_data import Loss, check_task, own_task
-from symmerge.derivation.parameters import model_of, parameters_of
+from symmerge.derivation.parameters import model_of, own_copy, parameters_of
 from symmerge.derivation.proposals import Proposal, largest_proposal
 from symmerge.derivation.proving import Prover, SpaceProof
+from symmerge.derivation.recording import tensors_of
 from symmerge.derivation.running import (
     EXACT,
     Read,
@@ -27,6 +27,7 @@ from symmerge.derivation.running import (
     perturb_parameters,
     used_unseen,
 )
+from symmerge.derivation.state import train_buffers
 from symmerge.derivation.tables import Table
 from symmerge.derivation.walking import Followed
 from symmerge.errors import SymmergeError, SymmetryError, UnsupportedModel
@@ -64,7 +65,7 @@ class Derivation:
     def module(self, model: Model) -> nn.Module:
         """A copy of the module with a model's weights; what is tied no longer may have copies."""
         made = self.runner.module_of(model, model.dtype)
-        for one in made.parameters():
+        for one in (*made.parameters(), *made.buffers()):
             one.data = one.data.clone()  # it may be trained, and the model stays as it is
         return made
 
@@ -99,15 +100,16 @@ def derive(
     `read` picks the tensors that are the module's answer; all others may change.
     """
     report = reporter(progress) or (lambda line: None)
-    parameters_of(module)  # before copies that would share no memory
-    module = copy.deepcopy(module).double().eval()
+    module = own_copy(module)
     perturb_parameters(module, seed)
     inputs = named_inputs(example_inputs)
     both = (inputs, other_inputs(inputs, seed + 1))
-    tensors, ties = parameters_of(module)
-    frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
+    state = train_buffers(module, both, seed)
+    tensors, ties = parameters_of(module, state)
+    own = tensors_of(module, buffers=False)
+    frozen = [name for name, one in own.items() if not one.requires_grad]
     proposal = largest_proposal(module, tensors, ties, frozen, both, read)
-    runner = Runner(module, both, read)
+    runner = Runner(module, both, read, state)
     check_repeatable(runner, tensors)
     return _proved(proposal, runner, ties, seed, report)
 
@@ -119,7 +121,7 @@ def _proved(
     used = proposal.followed.used
     used = used | {target for alias, target in ties.items() if alias in used}
     unused = sorted(proposal.followed.parameters.keys() - used)
-    tensors, _ = parameters_of(runner.module)
+    tensors, _ = parameters_of(runner.module, runner.state)
     notes += [
         f"{name} reaches the outputs in a way that leaves no trace (.numpy(), .data): it stays as"
         " it is"
@@ -180,7 +182,7 @@ def _prove_one(
         names = tuple(table.names[root] for root in joined if picked.get(root, 0) == 0)
         spec = replace(table.spec(kind, ties), untied=untied, joined=names)
         outcome = _attempt(spec, table, runner, seed, report)
-        if isinstance(outcome, Evidence):
+        if isinstance(outcome, TableProof):
             spec = replace(spec, read_means=outcome.read_means)
             return _Proved(spec, outcome.proofs, dropped, outcome.together)
         if isinstance(outcome, Unseen):
@@ -204,7 +206,7 @@ def _prove_one(
 
 
 @dataclass(frozen=True)
-class Evidence:
+class TableProof:
     """The proof of every space, of all at once, and streams whose mean is read."""
 
     proofs: dict[str, SpaceProof]
@@ -230,7 +232,7 @@ class Unseen:
 
 def _attempt(
     spec: Spec, table: Table, runner: Runner, seed: int, report: Progress
-) -> Evidence | Refused | Unseen:
+) -> TableProof | Refused | Unseen:
     roots = {name: root for root, name in table.names.items()}
     model = model_of(spec, runner.module, runner)
     try:
@@ -258,15 +260,16 @@ def _attempt(
             f"{spec.architecture}: every space alone is exact, all together change the outputs by"
             f" {together:.0e}: no table"
         )
-    return Evidence(proofs, together, prover.read_means())
+    return TableProof(proofs, together, prover.read_means())
 
 
 def prove_table(spec: Spec, module: nn.Module, example_inputs: Any, *, seed: int = 0) -> Derivation:
     """Prove a table that somebody wrote; an error names the first space that is no symmetry."""
-    module = copy.deepcopy(module).double().eval()
+    module = own_copy(module)
     perturb_parameters(module, seed)
     inputs = named_inputs(example_inputs)
-    runner = Runner(module, (inputs, other_inputs(inputs, seed + 1)))
+    both = (inputs, other_inputs(inputs, seed + 1))
+    runner = Runner(module, both, state=train_buffers(module, both, seed))
     if spec.untied:  # the groups in question
         spaces = {name: spec.spaces.get(name, one) for name, one in spec.untied.spaces.items()}
         spec = replace(spec, untied=replace(spec.untied, spaces=spaces))

@@ -34,7 +34,7 @@ from symmerge.derivation.terms import Versions as Versions
 def add(step: TracedStep, x: Operand, y: Operand, alpha: float = 1, **_: object) -> State:
     for one, other in ((x, y), (y, x)):
         if isinstance(one, State) and _nothing(other):
-            return replace(one, axes=matched(step, one, None, "multiply"))
+            return replace(one, axes=matched(step, one, other, "multiply"))
         if isinstance(one, State) and isinstance(other, float | int):
             return _shifted(step, one)
     return _sum(step, x, y)
@@ -42,7 +42,7 @@ def add(step: TracedStep, x: Operand, y: Operand, alpha: float = 1, **_: object)
 
 def _nothing(one: Operand) -> bool:
     if isinstance(one, Tensor):
-        return one.ndim == 0 and not one.any()
+        return not one.any()
     return isinstance(one, float | int) and one == 0
 
 

@@ -18,6 +18,11 @@ from symmerge.errors import UnsupportedModel
 Shape = tuple[int, ...]
 Outputs = Callable[[Any], list[Tensor]]
 LOOKS_AT_VALUES = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select"}
+# Of a tensor they look at its shape alone: what they return depends on no parameter.
+LOOKS_AT_SHAPES = {
+    *("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
+    *("new_zeros", "new_ones", "new_full", "new_empty"),
+}
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,19 @@ def call(module: nn.Module, tensors: Mapping[str, Tensor], inputs: Mapping[str, 
     return torch.func.functional_call(module, dict(tensors), positional, named, tie_weights=False)
 
 
+def tensors_of(module: nn.Module, *, buffers: bool = True) -> dict[str, Tensor]:
+    """Parameters, and buffers after them; those of a module that is used twice have one name."""
+    owners = [(f"{name}." if name else "", one) for name, one in module.named_modules()]
+    own = [(prefix, one._parameters) for prefix, one in owners]
+    own += [(prefix, one._buffers) for prefix, one in owners] if buffers else []
+    return {
+        f"{prefix}{key}": tensor
+        for prefix, tensors in own
+        for key, tensor in tensors.items()
+        if tensor is not None
+    }
+
+
 def arguments(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs by position, which are named by their number, and by name."""
     named = {name: value for name, value in inputs.items() if not name.isdigit()}
@@ -105,7 +123,7 @@ def arguments(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any
 
 def reason_of(error: Exception) -> str:
     """What another library, or a user's code, says of an error, in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(" .:")
 
 
 @contextmanager
@@ -204,6 +222,7 @@ class _Recorder(TorchDispatchMode):
         self.last = name
         flat, _ = tree_flatten((args, kwargs))
         tracked = any(self.value_of(one) for one in flat if isinstance(one, Tensor))
+        tracked = tracked and name not in LOOKS_AT_SHAPES
         if tracked:
             self._refuse(name, place, args)
         before = tree_map(self._argument, (args, kwargs)) if tracked else None
