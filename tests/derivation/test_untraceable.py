@@ -6,6 +6,7 @@ from custom_modules import Units
 from torch.nn.utils import prune
 
 import symmerge as sm
+from symmerge.derivation.stock import derive_stock
 from symmerge.errors import UnsupportedModel
 
 
@@ -98,3 +99,8 @@ def test_what_leaves_no_trace_is_noticed():
     names = {note.partition(" ")[0] for note in left.notes if "no trace" in note}
     assert names == {"first.weight", "first.bias"}
     assert not any("no trace" in note for note in stayed.notes)
+
+
+def test_a_stock_class_whose_inputs_are_not_made_here_is_refused_with_a_remedy():
+    with pytest.raises(UnsupportedModel, match=r"input_values cannot be made.*sm\.derive"):
+        derive_stock("Wav2Vec2ForCTC")

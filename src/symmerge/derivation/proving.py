@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -32,6 +32,7 @@ from symmerge.symmetry.spec import Space, Spec
 FORBIDDEN = 1e-2  # the least that an element of a larger group changes the outputs by
 TRIES = 3
 SMALL_GROUP = 8  # coordinates
+FEW = 256  # coordinates that an element of a wide larger group moves
 State = Literal["refused", "unsure"]
 
 
@@ -104,6 +105,26 @@ def larger_groups(group: Group, *, holds: bool = False) -> list[Group]:
     return [one for one in groups if n > 2 or not isinstance(one, OrthogonalFixingOnes)]
 
 
+def _element_of_larger(
+    group: Group, generator: torch.Generator, batch: tuple[int, ...]
+) -> Mapping[str, Tensor]:
+    """A random element, of wide matrix groups one that moves few coordinates: seconds less each."""
+    if (
+        not isinstance(group, GeneralLinear | Orthogonal | OrthogonalFixingOnes)
+        or group.size <= FEW
+    ):
+        return group.random(generator, batch)
+    few = replace(group, size=FEW).random(generator, batch)["matrix"]
+    dual = torch.linalg.inv(few).mT if isinstance(group, GeneralLinear) else few
+    return {"matrix": _padded(few, group.size), "dual": _padded(dual, group.size)}
+
+
+def _padded(matrix: Tensor, size: int) -> Tensor:
+    whole = torch.eye(size, dtype=matrix.dtype).repeat(*matrix.shape[:-2], 1, 1)
+    whole[..., : matrix.shape[-1], : matrix.shape[-1]] = matrix
+    return whole
+
+
 class Prover:
     """Applies elements of one space at a time to a model, and runs its module."""
 
@@ -134,8 +155,10 @@ class Prover:
     def change(self, space: Space, seed: int) -> float:
         """How much a random element of a space changes the outputs."""
         spec = replace(self.model.spec, spaces={**self.model.spec.spaces, space.name: space})
-        element = space.group.random(torch.Generator().manual_seed(seed), spec.batch(space.name))
-        return self.moved(spec, {space.name: element})
+        generator = torch.Generator().manual_seed(seed)
+        own = space.group == self.model.spec.spaces[space.name].group
+        random = space.group.random if own else partial(_element_of_larger, space.group)
+        return self.moved(spec, {space.name: random(generator, spec.batch(space.name))})
 
     def while_tied(self, seed: int) -> dict[str, float]:
         """The changes by the table before tied tensors get their own copies.

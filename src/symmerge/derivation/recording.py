@@ -162,7 +162,7 @@ def _stopped(module: nn.Module, recorder: _Recorder, place: str, error: Exceptio
     last = f" (the last operation was {recorder.last})" if recorder.last else ""
     return (
         f"{type(module).__name__} cannot be traced: it stopped in {place or 'its forward'}{last}:"
-        f" {reason}; give example inputs that it takes"
+        f" {reason}; give sm.derive example inputs that it takes"
     )
 
 
