@@ -25,6 +25,16 @@ def written_into(y, x):
     return y
 
 
+def whole_after_part(y, x):
+    y[:, :2].relu_()
+    return y * 2
+
+
+def half_by_half(y, x):
+    first, second = y.chunk(2, -1)
+    return torch.cat([first.relu_(), second], -1)
+
+
 def fails(y, x):
     raise ValueError("no such shape")
 
@@ -33,6 +43,7 @@ BAD = {
     "branch on values": (lambda y, x: y if y.sum() > 0 else -y, "_local_scalar_dense|is_nonzero"),
     "branch on inputs": (lambda y, x: y.relu() if x[0, 0] == 1 else y.tanh(), "for one input"),
     "writes into a part": (written_into, "writes into a part|torch.cat"),
+    "reads what it wrote into": (whole_after_part, "relu_ in its forward writes into a part"),
     "fails": (fails, "cannot be traced.*no such shape"),
     "random": (lambda y, x: y + torch.randn(4), "other outputs the second time"),
     "no numbers": (lambda y, x: (y - 1e9).log(), "not finite"),
@@ -46,6 +57,10 @@ def test_a_module_that_cannot_be_traced_says_why(case):
     x = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8]])
     with pytest.raises(UnsupportedModel, match=message):
         sm.derive(Broken(how), x)
+
+
+def test_a_half_may_be_written_into_where_nobody_reads_the_whole():
+    assert sm.derive(Broken(half_by_half), torch.randn(2, 4)).together == 0
 
 
 def test_parameters_that_share_a_part_of_their_memory_are_refused():

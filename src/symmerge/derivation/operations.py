@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from symmerge.derivation.following import (
@@ -41,6 +42,8 @@ def add(step: TracedStep, x: Operand, y: Operand, alpha: float = 1, **_: object)
 
 
 def _nothing(one: Operand) -> bool:
+    if isinstance(one, State):
+        return one.zero
     if isinstance(one, Tensor):
         return not one.any()
     return isinstance(one, float | int) and one == 0
@@ -81,6 +84,8 @@ def multiply(step: TracedStep, x: Operand, y: Operand) -> State:
         return State(matched(step, x, y, "multiply"))
     one, other = (x, y) if isinstance(x, State) else (y, x)
     assert isinstance(one, State)
+    if isinstance(other, Tensor) and other.ndim and not other.any():
+        return State(constant_axes(torch.zeros(step.shape)), zero=True)
     if isinstance(other, Tensor) and other.numel() > 1 and any(True for _ in one.mets()):
         kept = _along(one, other)
         if not kept:

@@ -23,7 +23,9 @@ from symmerge.derivation.terms import Versions as Versions
 
 
 def contracted(step: TracedStep, x: Operand, y: Operand, at: int, other: int) -> None:
-    """Contract an axis of x with one of y."""
+    """Contract an axis of x with one of y; a product with zeros, where a state begins, is zero."""
+    if any(isinstance(side, Tensor) and not side.any() for side in (x, y)):
+        return
     one, two = axes_of(x)[at], axes_of(y)[other]
     plain = any(isinstance(side, State) and (side.parameter or side.rows) for side in (x, y))
     for side, opposite, axis, place in ((x, y, one, at), (y, x, two, other)):
