@@ -230,6 +230,10 @@ WRONG = {
         RegisterViT,
         lambda s: with_axes(s, "blocks.0.proj.weight", "residual (vo.0* head.0)"),
     ),
+    "a basis without its heads": (
+        TinyGPT,
+        lambda s: with_axes(s, "h.0.attn.c_proj.weight", "residual (head.1 vo.0*)"),
+    ),
     "units of another layer": (
         Mixer,
         lambda s: with_axes(s, "blocks.0.channels.2.weight", "residual blocks_channels.1*"),

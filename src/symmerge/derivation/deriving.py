@@ -265,6 +265,7 @@ def _attempt(
 
 def prove_table(spec: Spec, module: nn.Module, example_inputs: Any, *, seed: int = 0) -> Derivation:
     """Prove a table that somebody wrote; an error names the first space that is no symmetry."""
+    _check_beside(spec)
     module = own_copy(module)
     perturb_parameters(module, seed)
     inputs = named_inputs(example_inputs)
@@ -285,6 +286,19 @@ def prove_table(spec: Spec, module: nn.Module, example_inputs: Any, *, seed: int
         )
     proofs = tuple(prover.prove(space, seed) for space in hidden)
     return Derivation(spec, proofs, (), changes["all spaces"], (), runner)
+
+
+def _check_beside(spec: Spec) -> None:
+    """Refuse a tensor with an element for each head whose heads are not beside it."""
+    for tensor, pieces in spec.pieces.items():
+        for piece in pieces:
+            spaces = {atom.space for atom in piece.atoms}
+            for name in spaces:
+                if (per := spec.spaces[name].per) and per not in spaces:
+                    raise SymmetryError(
+                        f"{tensor}: {name} has one element for each index of {per}, which is not"
+                        " beside it: this table is wrong"
+                    )
 
 
 def _rotating(spec: Spec, roots: Mapping[str, int], change: float) -> Refused:
