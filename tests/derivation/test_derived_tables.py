@@ -10,7 +10,7 @@ from custom_modules import Mixer, RegisterViT, TinyGPT, Units
 import symmerge as sm
 from symmerge.derivation.comparing import shortfalls
 from symmerge.derivation.deriving import prove_table
-from symmerge.derivation.proving import FORBIDDEN
+from symmerge.derivation.proving import FEW, FORBIDDEN, _element_of_larger
 from symmerge.derivation.results import text_of
 from symmerge.derivation.running import EXACT
 from symmerge.derivation.stock import derive_stock
@@ -126,6 +126,19 @@ def test_a_stock_class_of_stages_is_built_small():
     assert "h.{i}.c_fc.weight" in plain and not any("{0}" in name for name in plain)
 
 
+def test_a_stock_class_with_its_own_names_for_sizes_is_built_small():
+    derivation = derive_stock("TrOCRForCausalLM")  # decoder_layers, decoder_ffn_dim
+    assert max(space.group.size for space in derivation.spec.hidden.values()) < 100
+    assert derivation.together <= EXACT
+
+
+def test_an_element_of_a_wide_larger_group_is_one_of_it():
+    element = _element_of_larger(GeneralLinear(300), torch.Generator().manual_seed(0), (2,))
+    inverse = torch.linalg.inv(element["matrix"]).mT
+    torch.testing.assert_close(element["dual"], inverse)
+    assert (element["matrix"][:, :FEW, :FEW].abs() > 1e-3).double().mean() > 0.5  # control
+
+
 def tensor_lines(derivation):
     """The lines of a table's tensors, as they are shown for review."""
     return text_of(derivation).split("# Tensors", 1)[1].split("\n\n", 1)[0].splitlines()[1:]
@@ -216,6 +229,10 @@ WRONG = {
     "heads inside their coordinates": (
         RegisterViT,
         lambda s: with_axes(s, "blocks.0.proj.weight", "residual (vo.0* head.0)"),
+    ),
+    "a basis without its heads": (
+        TinyGPT,
+        lambda s: with_axes(s, "h.0.attn.c_proj.weight", "residual (head.1 vo.0*)"),
     ),
     "units of another layer": (
         Mixer,

@@ -8,7 +8,7 @@ from torch.nn import functional
 import symmerge as sm
 from symmerge.models.canonical.form import canonicalize
 from symmerge.models.orbit import random_member
-from symmerge.symmetry.groups import GeneralLinear, Orthogonal
+from symmerge.symmetry.groups import GeneralLinear, Orthogonal, SignedPermutation
 
 TOKENS = torch.randint(1, 40, (3, 7), generator=torch.Generator().manual_seed(0))
 WIDTH, HEADS = 16, 2
@@ -86,3 +86,37 @@ def test_parts_that_the_example_inputs_do_not_reach_stay():
     assert any("places: 5 coordinates of axis 0 are not reached" in one for one in derivation.notes)
     whole = sm.derive(made(CosineAttention), TOKENS.repeat(1, 2)[:, :12])
     assert not whole.notes
+
+
+class Recurrent(nn.Module):
+    """Gates are written in their place, and states begin with zeros."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.inner = kind(5, 6, batch_first=True, **options)
+        self.head = nn.Linear(6 * (1 + self.inner.bidirectional), 3)
+
+    def forward(self, x):
+        return self.head(self.inner(x)[0])
+
+
+CELLS = {
+    "LSTM": (nn.LSTM, {"num_layers": 2}),
+    "GRU": (nn.GRU, {"bidirectional": True}),
+    "RNN": (nn.RNN, {}),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cell", CELLS)
+def test_units_of_recurrent_networks_permute_with_signs(cell):
+    kind, options = CELLS[cell]
+    x = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    module = Recurrent(kind, **options)
+    derivation = sm.derive(module, x)
+    spaces = derivation.spec.hidden.values()
+    assert [space.group for space in spaces] == [SignedPermutation(6)] * (1 if cell == "RNN" else 2)
+    assert not any(proof.unsure for proof in derivation.proofs)
+    moved = derivation.module(random_member(derivation.load(module), 1)[1])
+    torch.testing.assert_close(moved(3 * x.repeat(1, 2, 1)), module(3 * x.repeat(1, 2, 1)))

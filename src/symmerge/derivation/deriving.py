@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,9 +12,10 @@ from torch import nn
 
 from symmerge.derivation.deciding import Choice, Kind
 from symmerge.derivation.own_data import Loss, check_task, own_task
-from symmerge.derivation.parameters import model_of, parameters_of
+from symmerge.derivation.parameters import model_of, own_copy, parameters_of
 from symmerge.derivation.proposals import Proposal, largest_proposal
-from symmerge.derivation.proving import Larger, Prover, SpaceProof
+from symmerge.derivation.proving import Prover, SpaceProof
+from symmerge.derivation.recording import tensors_of
 from symmerge.derivation.running import (
     EXACT,
     Read,
@@ -27,13 +27,14 @@ from symmerge.derivation.running import (
     perturb_parameters,
     used_unseen,
 )
+from symmerge.derivation.state import train_buffers
 from symmerge.derivation.tables import Table
 from symmerge.derivation.walking import Followed
 from symmerge.errors import SymmergeError, SymmetryError, UnsupportedModel
 from symmerge.evaluation.tasks.base import Task
 from symmerge.models.model import Model
 from symmerge.models.progress import Progress, ProgressLike, reporter
-from symmerge.symmetry.groups import Group, Permutation, ScaledPermutation, SignedPermutation
+from symmerge.symmetry.groups import Permutation, ScaledPermutation, SignedPermutation
 from symmerge.symmetry.notation import unparse
 from symmerge.symmetry.spec import Spec, listing
 
@@ -64,7 +65,7 @@ class Derivation:
     def module(self, model: Model) -> nn.Module:
         """A copy of the module with a model's weights; what is tied no longer may have copies."""
         made = self.runner.module_of(model, model.dtype)
-        for one in made.parameters():
+        for one in (*made.parameters(), *made.buffers()):
             one.data = one.data.clone()  # it may be trained, and the model stays as it is
         return made
 
@@ -99,15 +100,16 @@ def derive(
     `read` picks the tensors that are the module's answer; all others may change.
     """
     report = reporter(progress) or (lambda line: None)
-    parameters_of(module)  # before copies that would share no memory
-    module = copy.deepcopy(module).double().eval()
+    module = own_copy(module)
     perturb_parameters(module, seed)
     inputs = named_inputs(example_inputs)
     both = (inputs, other_inputs(inputs, seed + 1))
-    tensors, ties = parameters_of(module)
-    frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
+    state = train_buffers(module, both, seed)
+    tensors, ties = parameters_of(module, state)
+    own = tensors_of(module, buffers=False)
+    frozen = [name for name, one in own.items() if not one.requires_grad]
     proposal = largest_proposal(module, tensors, ties, frozen, both, read)
-    runner = Runner(module, both, read)
+    runner = Runner(module, both, read, state)
     check_repeatable(runner, tensors)
     return _proved(proposal, runner, ties, seed, report)
 
@@ -119,7 +121,7 @@ def _proved(
     used = proposal.followed.used
     used = used | {target for alias, target in ties.items() if alias in used}
     unused = sorted(proposal.followed.parameters.keys() - used)
-    tensors, _ = parameters_of(runner.module)
+    tensors, _ = parameters_of(runner.module, runner.state)
     notes += [
         f"{name} reaches the outputs in a way that leaves no trace (.numpy(), .data): it stays as"
         " it is"
@@ -179,13 +181,19 @@ def _prove_one(
         table = Table(followed, kinds, picked)
         names = tuple(table.names[root] for root in joined if picked.get(root, 0) == 0)
         spec = replace(table.spec(kind, ties), untied=untied, joined=names)
-        proofs, failed = _attempt(spec, table, runner, seed, report)
-        if failed is None:
-            break
-        root, space, change = failed
-        if isinstance(change, Larger):  # a larger group is a symmetry as well
-            _enlarge(kinds[root], picked.get(root, 0), change.symmetry)
+        outcome = _attempt(spec, table, runner, seed, report)
+        if isinstance(outcome, TableProof):
+            spec = replace(spec, read_means=outcome.read_means)
+            return _Proved(spec, outcome.proofs, dropped, outcome.together)
+        if isinstance(outcome, Unseen):
+            picked |= {root: len(kinds[root].choices) - 1 for root in outcome.spaces}
+            dropped += [
+                f"{space}: the example inputs do not show what its elements do: it stays as it is;"
+                " give inputs that reach it"
+                for space in outcome.spaces.values()
+            ]
             continue
+        root, space, change = outcome.root, outcome.space, outcome.change
         refused = table.group(root).name  # before the next is picked: the table shares `picked`
         picked[root] = picked.get(root, 0) + 1
         if picked[root] >= len(kinds[root].choices):
@@ -195,25 +203,48 @@ def _prove_one(
             f"{space}: {refused} is not proved ({why}):"
             f" {kinds[root].choices[picked[root]].group.name} instead"
         )
-    return _Proved(spec, proofs[0], dropped, proofs[1])
 
 
-def _enlarge(kind: Kind, at: int, group: Group) -> None:
-    """Offer a larger group, which acts on the same tensors in the same roles."""
-    kind.choices.insert(at, Choice(group, kind.choices[at].powers))
+@dataclass(frozen=True)
+class TableProof:
+    """The proof of every space, of all at once, and streams whose mean is read."""
+
+    proofs: dict[str, SpaceProof]
+    together: float
+    read_means: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A space whose group changes the outputs."""
+
+    root: int
+    space: str
+    change: float
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Spaces, by root, of which the example inputs show nothing."""
+
+    spaces: Mapping[int, str]
 
 
 def _attempt(
     spec: Spec, table: Table, runner: Runner, seed: int, report: Progress
-) -> tuple[tuple[dict[str, SpaceProof], float], tuple[int, str, float | Larger] | None]:
+) -> TableProof | Refused | Unseen:
     roots = {name: root for root, name in table.names.items()}
     model = model_of(spec, runner.module, runner)
     try:
         prover = Prover(model, runner)
     except SymmergeError:
-        return ({}, 0.0), _rotating(spec, roots, float("inf"))
+        return _rotating(spec, roots, float("inf"))
     if prover.folding > EXACT:
-        return ({}, 0.0), _rotating(spec, roots, prover.folding)
+        return _rotating(spec, roots, prover.folding)
+    spaces = prover.model.spec.hidden
+    unseen = [one for one in roots if one in spaces and not prover.observed(spaces[one], seed)]
+    if unseen:
+        return Unseen({roots[name]: name for name in unseen})
     proofs: dict[str, SpaceProof] = {}
     for name, space in prover.model.spec.hidden.items():
         if name not in roots:
@@ -221,9 +252,7 @@ def _attempt(
         report(f"proving {name}: {space.group.name}({space.group.size})")
         proof = prover.prove(space, seed)
         if not proof.exact:
-            return ({}, 0.0), (roots[name], name, proof.change)
-        if allowed := [one for one in proof.larger if one.state == "allowed"]:
-            return ({}, 0.0), (roots[name], name, allowed[-1])
+            return Refused(roots[name], name, proof.change)
         proofs[name] = proof
     together = max([prover.all_at_once(seed), *prover.while_tied(seed).values()])
     if together > EXACT:
@@ -231,15 +260,17 @@ def _attempt(
             f"{spec.architecture}: every space alone is exact, all together change the outputs by"
             f" {together:.0e}: no table"
         )
-    return (proofs, together), None
+    return TableProof(proofs, together, prover.read_means())
 
 
 def prove_table(spec: Spec, module: nn.Module, example_inputs: Any, *, seed: int = 0) -> Derivation:
     """Prove a table that somebody wrote; an error names the first space that is no symmetry."""
-    module = copy.deepcopy(module).double().eval()
+    _check_beside(spec)
+    module = own_copy(module)
     perturb_parameters(module, seed)
     inputs = named_inputs(example_inputs)
-    runner = Runner(module, (inputs, other_inputs(inputs, seed + 1)))
+    both = (inputs, other_inputs(inputs, seed + 1))
+    runner = Runner(module, both, state=train_buffers(module, both, seed))
     if spec.untied:  # the groups in question
         spaces = {name: spec.spaces.get(name, one) for name, one in spec.untied.spaces.items()}
         spec = replace(spec, untied=replace(spec.untied, spaces=spaces))
@@ -257,11 +288,24 @@ def prove_table(spec: Spec, module: nn.Module, example_inputs: Any, *, seed: int
     return Derivation(spec, proofs, (), changes["all spaces"], (), runner)
 
 
-def _rotating(spec: Spec, roots: Mapping[str, int], change: float) -> tuple[int, str, float]:
+def _check_beside(spec: Spec) -> None:
+    """Refuse a tensor with an element for each head whose heads are not beside it."""
+    for tensor, pieces in spec.pieces.items():
+        for piece in pieces:
+            spaces = {atom.space for atom in piece.atoms}
+            for name in spaces:
+                if (per := spec.spaces[name].per) and per not in spaces:
+                    raise SymmetryError(
+                        f"{tensor}: {name} has one element for each index of {per}, which is not"
+                        " beside it: this table is wrong"
+                    )
+
+
+def _rotating(spec: Spec, roots: Mapping[str, int], change: float) -> Refused:
     """The space to blame if folding the gains changes the outputs."""
     for name in spec.hidden:
         if spec.rotates(name) and name in roots:
-            return roots[name], name, change
+            return Refused(roots[name], name, change)
     raise UnsupportedModel(
         f"{spec.architecture}: preparing the module changes its outputs by {change:.0e}: no table"
     )

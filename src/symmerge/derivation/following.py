@@ -63,6 +63,7 @@ class State:
     `parameter`: it is this parameter, reshaped. `embedding`: rows of this one. `site`: the output
     of a gain. `square`: it was squared, and what squares allow is not decided yet. `writer`: the
     output of this linear map. `rows`: a choice among the first axis of this parameter (experts).
+    `zero`: all its numbers are, as where the state of a recurrence begins.
     """
 
     axes: tuple[Axis, ...]
@@ -72,6 +73,7 @@ class State:
     writer: str | None = None
     embedding: str | None = None
     rows: str | None = None
+    zero: bool = False
 
     def mets(self) -> Iterator[Met]:
         """Every leaf of the tensor."""

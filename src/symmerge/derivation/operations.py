@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from symmerge.derivation.following import (
@@ -34,15 +35,17 @@ from symmerge.derivation.terms import Versions as Versions
 def add(step: TracedStep, x: Operand, y: Operand, alpha: float = 1, **_: object) -> State:
     for one, other in ((x, y), (y, x)):
         if isinstance(one, State) and _nothing(other):
-            return replace(one, axes=matched(step, one, None, "multiply"))
+            return replace(one, axes=matched(step, one, other, "multiply"))
         if isinstance(one, State) and isinstance(other, float | int):
             return _shifted(step, one)
     return _sum(step, x, y)
 
 
 def _nothing(one: Operand) -> bool:
+    if isinstance(one, State):
+        return one.zero
     if isinstance(one, Tensor):
-        return one.ndim == 0 and not one.any()
+        return not one.any()
     return isinstance(one, float | int) and one == 0
 
 
@@ -81,6 +84,8 @@ def multiply(step: TracedStep, x: Operand, y: Operand) -> State:
         return State(matched(step, x, y, "multiply"))
     one, other = (x, y) if isinstance(x, State) else (y, x)
     assert isinstance(one, State)
+    if isinstance(other, Tensor) and other.ndim and not other.any():
+        return State(constant_axes(torch.zeros(step.shape)), zero=True)
     if isinstance(other, Tensor) and other.numel() > 1 and any(True for _ in one.mets()):
         kept = _along(one, other)
         if not kept:

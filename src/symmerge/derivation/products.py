@@ -23,7 +23,9 @@ from symmerge.derivation.terms import Versions as Versions
 
 
 def contracted(step: TracedStep, x: Operand, y: Operand, at: int, other: int) -> None:
-    """Contract an axis of x with one of y."""
+    """Contract an axis of x with one of y; a product with zeros, where a state begins, is zero."""
+    if any(isinstance(side, Tensor) and not side.any() for side in (x, y)):
+        return
     one, two = axes_of(x)[at], axes_of(y)[other]
     plain = any(isinstance(side, State) and (side.parameter or side.rows) for side in (x, y))
     for side, opposite, axis, place in ((x, y, one, at), (y, x, two, other)):
@@ -89,14 +91,14 @@ def convolution(step: TracedStep, x: Operand, weight: State, bias: Operand, *res
     spatial = tuple((Plain(size),) for size in step.shape[2:])
     step.walk.freeze(axes_of(x)[2:])
     step.walk.freeze(weight.axes[2:])
-    if groups == 1 and not flipped:
-        contracted(step, x, weight, 1, 1)
-        channels = weight.axes[0]
+    if groups == 1:  # a transposed one has its inputs first
+        contracted(step, x, weight, 1, 0 if flipped else 1)
+        channels = weight.axes[1 if flipped else 0]
     elif groups == length(weight.axes[0]) == length(axes_of(x)[1]) and not flipped:
         step.settle(x)
         channels = step.walk.match(axes_of(x)[1], weight.axes[0], "multiply")
     else:
-        raise Unfollowed("a grouped or transposed convolution")
+        raise Unfollowed("a grouped convolution")
     result = State((axes_of(x)[0], channels, *spatial), writer=weight.parameter)
     if isinstance(bias, State):
         channels = step.walk.match(channels, bias.axes[0], "add")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -32,7 +32,8 @@ from symmerge.symmetry.spec import Space, Spec
 FORBIDDEN = 1e-2  # the least that an element of a larger group changes the outputs by
 TRIES = 3
 SMALL_GROUP = 8  # coordinates
-State = Literal["refused", "allowed", "unsure"]
+FEW = 256  # coordinates that an element of a wide larger group moves
+State = Literal["refused", "unsure"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,26 @@ def larger_groups(group: Group, *, holds: bool = False) -> list[Group]:
     return [one for one in groups if n > 2 or not isinstance(one, OrthogonalFixingOnes)]
 
 
+def _element_of_larger(
+    group: Group, generator: torch.Generator, batch: tuple[int, ...]
+) -> Mapping[str, Tensor]:
+    """A random element, of wide matrix groups one that moves few coordinates: seconds less each."""
+    if (
+        not isinstance(group, GeneralLinear | Orthogonal | OrthogonalFixingOnes)
+        or group.size <= FEW
+    ):
+        return group.random(generator, batch)
+    few = replace(group, size=FEW).random(generator, batch)["matrix"]
+    dual = torch.linalg.inv(few).mT if isinstance(group, GeneralLinear) else few
+    return {"matrix": _padded(few, group.size), "dual": _padded(dual, group.size)}
+
+
+def _padded(matrix: Tensor, size: int) -> Tensor:
+    whole = torch.eye(size, dtype=matrix.dtype).repeat(*matrix.shape[:-2], 1, 1)
+    whole[..., : matrix.shape[-1], : matrix.shape[-1]] = matrix
+    return whole
+
+
 class Prover:
     """Applies elements of one space at a time to a model, and runs its module."""
 
@@ -118,11 +139,26 @@ class Prover:
         """How much folding the gains changes the outputs."""
         return difference(self.runner.outputs(self.tensors), self.source)
 
+    def read_means(self) -> tuple[str, ...]:
+        """Streams whose mean something else than a norm reads: the canonical form leaves it in."""
+        spec = self.model.spec
+        streams = [
+            one.name for one in spec.hidden.values() if isinstance(one.group, OrthogonalFixingOnes)
+        ]
+        return tuple(one for one in streams if self._centring(set(streams) - {one}) > EXACT)
+
+    def _centring(self, kept: Collection[str]) -> float:
+        spec = replace(self.model.spec, read_means=tuple(kept))
+        centred = canonicalize(replace(self.model, spec=spec), ("centre",))
+        return difference(self.runner.outputs_of_model(centred), self.source)
+
     def change(self, space: Space, seed: int) -> float:
         """How much a random element of a space changes the outputs."""
         spec = replace(self.model.spec, spaces={**self.model.spec.spaces, space.name: space})
-        element = space.group.random(torch.Generator().manual_seed(seed), spec.batch(space.name))
-        return self.moved(spec, {space.name: element})
+        generator = torch.Generator().manual_seed(seed)
+        own = space.group == self.model.spec.spaces[space.name].group
+        random = space.group.random if own else partial(_element_of_larger, space.group)
+        return self.moved(spec, {space.name: random(generator, spec.batch(space.name))})
 
     def while_tied(self, seed: int) -> dict[str, float]:
         """The changes by the table before tied tensors get their own copies.
@@ -186,7 +222,27 @@ class Prover:
             change = max(change, self.change(space, seed + at))
             if change >= FORBIDDEN:
                 return Larger(space.group, change, "refused")
-        return Larger(space.group, change, "allowed" if change <= EXACT else "unsure")
+        # no change at all proves nothing either: no number may have left the linear part of a ReLU6
+        return Larger(space.group, change, "unsure")
+
+    def observed(self, space: Space, seed: int) -> bool:
+        """Whether the outputs for the example inputs depend on the tensors of a space at all.
+
+        Those of an expert that no input chose, or of the scores of one token, do not.
+        """
+        try:
+            names = {one.piece.tensor for one in self.model.spec.occurrences(space.name)}
+        except SymmergeError:  # for the proof to say
+            return True
+        return any(self._with_noise(name, seed) > EXACT for name in sorted(names))
+
+    def _with_noise(self, name: str, seed: int) -> float:
+        tensor, generator = self.tensors[name], torch.Generator().manual_seed(seed)
+        noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        tensors = {**self.tensors, name: tensor + noise * tensor.std(correction=0).clamp_min(0.1)}
+        ties = self.model.spec.ties
+        tensors |= {alias: tensors[name] for alias, target in ties.items() if target == name}
+        return difference(self.runner.outputs(tensors), self.source)
 
     def prove(self, space: Space, seed: int) -> SpaceProof:
         """The evidence for a space."""

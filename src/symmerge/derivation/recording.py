@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +13,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from symmerge.derivation.memory import SharedMemory, in_part
 from symmerge.errors import UnsupportedModel
 
 Shape = tuple[int, ...]
 Outputs = Callable[[Any], list[Tensor]]
 LOOKS_AT_VALUES = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select"}
+# They give a tensor another shape in its place, and write nothing.
+OTHER_SHAPES = {"transpose_", "t_", "unsqueeze_", "squeeze_", "detach_", "as_strided_"}
+# Of a tensor they look at its shape alone: what they return depends on no parameter.
+LOOKS_AT_SHAPES = {
+    *("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
+    *("new_zeros", "new_ones", "new_full", "new_empty"),
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,7 @@ def record(
         except Exception as error:  # torch and user code raise every kind
             raise UnsupportedModel(_stopped(module, recorder, places.deepest, error)) from error
     recording = recorder.recording
+    recorder.refuse_stale(answers)
     for tensor in answers:
         if (value := recorder.value_of(tensor)) is not None:
             recording.outputs.append(value)
@@ -97,6 +106,19 @@ def call(module: nn.Module, tensors: Mapping[str, Tensor], inputs: Mapping[str, 
     return torch.func.functional_call(module, dict(tensors), positional, named, tie_weights=False)
 
 
+def tensors_of(module: nn.Module, *, buffers: bool = True) -> dict[str, Tensor]:
+    """Parameters, and buffers after them; those of a module that is used twice have one name."""
+    owners = [(f"{name}." if name else "", one) for name, one in module.named_modules()]
+    own = [(prefix, one._parameters) for prefix, one in owners]
+    own += [(prefix, one._buffers) for prefix, one in owners] if buffers else []
+    return {
+        f"{prefix}{key}": tensor
+        for prefix, tensors in own
+        for key, tensor in tensors.items()
+        if tensor is not None
+    }
+
+
 def arguments(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs by position, which are named by their number, and by name."""
     named = {name: value for name, value in inputs.items() if not name.isdigit()}
@@ -105,7 +127,7 @@ def arguments(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any
 
 def reason_of(error: Exception) -> str:
     """What another library, or a user's code, says of an error, in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(" .:")
 
 
 @contextmanager
@@ -144,7 +166,7 @@ def _stopped(module: nn.Module, recorder: _Recorder, place: str, error: Exceptio
     last = f" (the last operation was {recorder.last})" if recorder.last else ""
     return (
         f"{type(module).__name__} cannot be traced: it stopped in {place or 'its forward'}{last}:"
-        f" {reason}; give example inputs that it takes"
+        f" {reason}; give sm.derive example inputs that it takes"
     )
 
 
@@ -184,12 +206,14 @@ class _Recorder(TorchDispatchMode):
         self.last = ""
         self.values: dict[int, Value] = {}
         self.kept: list[object] = []  # so that no id is used twice
+        self.memory = SharedMemory()
         self.recording = Recording({name: self._new(tensor) for name, tensor in tensors.items()})
 
     def _new(self, tensor: Tensor) -> Value:
         value = Value(len(self.kept), tuple(tensor.shape))
         self.kept.append(tensor)
         self.values[id(tensor)] = value
+        self.memory.add(tensor)
         return value
 
     def value_of(self, tensor: object) -> Value | None:
@@ -204,8 +228,9 @@ class _Recorder(TorchDispatchMode):
         self.last = name
         flat, _ = tree_flatten((args, kwargs))
         tracked = any(self.value_of(one) for one in flat if isinstance(one, Tensor))
+        tracked = tracked and name not in LOOKS_AT_SHAPES
         if tracked:
-            self._refuse(name, place, args)
+            self._refuse(name, place, args, [one for one in flat if isinstance(one, Tensor)])
         before = tree_map(self._argument, (args, kwargs)) if tracked else None
         result = func(*args, **kwargs)
         if before is not None:
@@ -213,6 +238,9 @@ class _Recorder(TorchDispatchMode):
             results = tuple(self._new(one) if isinstance(one, Tensor) else None for one in flat)
             operation = Operation(name, before[0], before[1], results, place)
             self.recording.operations.append(operation)
+            if _in_place(name):
+                where = f"in {place}" if place else "in its forward"
+                self.memory.written(args[0], f"the operation {name} {where}")
         return result
 
     def _argument(self, one: object) -> object:
@@ -223,21 +251,31 @@ class _Recorder(TorchDispatchMode):
             self.kept.append(one)
         return one if value is None else value
 
-    def _refuse(self, name: str, place: str, args: tuple[Any, ...]) -> None:
+    def _refuse(
+        self, name: str, place: str, args: tuple[Any, ...], operands: Sequence[Tensor]
+    ) -> None:
         where = f"in {place}" if place else "in its forward"
         if name in LOOKS_AT_VALUES:
             raise UnsupportedModel(
                 f"the operation {name} {where} reads values that depend on parameters: control flow"
                 " that depends on the data has no table; replace it by torch.where"
             )
-        in_place = name.endswith("_") and not name.startswith("_")
-        if in_place and args[0].numel() != args[0].untyped_storage().nbytes() // max(
-            args[0].element_size(), 1
-        ):
+        # a part that was followed itself may change, if nobody reads the whole afterwards
+        unknown = _in_place(name) and in_part(args[0]) and not self.value_of(args[0])
+        self.refuse_stale(operands, f"the operation {name} {where}" if unknown else None)
+
+    def refuse_stale(self, tensors: Sequence[Tensor], written: str | None = None) -> None:
+        """Refuse tensors of which a part was `written` by way of another one."""
+        stale = (self.memory.stale.get(id(one)) for one in tensors)
+        if written := written or next(filter(None, stale), None):
             raise UnsupportedModel(
-                f"the operation {name} {where} writes into a part of a tensor, which cannot be"
-                " followed: build the tensor with torch.cat or torch.stack"
+                f"{written} writes into a part of a tensor, which cannot be followed: build the"
+                " tensor with torch.cat or torch.stack"
             )
+
+
+def _in_place(name: str) -> bool:
+    return name.endswith("_") and not name.startswith("_") and name not in OTHER_SHAPES
 
 
 def check_same_operations(first: Recording, second: Recording, where: str) -> None:

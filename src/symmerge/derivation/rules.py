@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from symmerge.derivation.networks import (
+    batch_norm,
+    group_norm,
+    largest,
+    pooled_largest,
+    pooled_mean,
+    prelu,
+    weight_norm,
+)
 from symmerge.derivation.operations import (
     add,
     divide,
@@ -27,6 +36,7 @@ from symmerge.derivation.shapes import (
     cat,
     chosen_by_size,
     constant_pad,
+    copied,
     expand,
     gather,
     index,
@@ -48,6 +58,17 @@ from symmerge.derivation.shapes import (
     view,
 )
 
+MEANS = {
+    1: ("avg_pool1d", "upsample_linear1d", "upsample_nearest1d"),
+    2: ("avg_pool2d", "_adaptive_avg_pool2d", "upsample_bilinear2d", "upsample_nearest2d"),
+    3: ("avg_pool3d", "_adaptive_avg_pool3d", "upsample_trilinear3d", "upsample_nearest3d"),
+}
+LARGEST = {
+    1: ("max_pool1d",),
+    2: ("max_pool2d_with_indices", "adaptive_max_pool2d"),
+    3: ("max_pool3d_with_indices", "adaptive_max_pool3d"),
+}
+
 RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
         ("clone", "_to_copy", "alias", "detach", "contiguous", "lift_fresh", "native_dropout"),
@@ -58,17 +79,24 @@ RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("add", "sub", "add_", "sub_"), add),
     **dict.fromkeys(("mul", "mul_"), multiply),
     **dict.fromkeys(("div", "div_"), divide),
-    **dict.fromkeys(("_softmax", "_safe_softmax"), softmax),
+    **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax"), softmax),
     **dict.fromkeys(("sum", "mean"), reduced),
     **dict.fromkeys(("var", "var_mean", "std"), spread),
     **dict.fromkeys(("masked_fill", "masked_fill_"), masked_fill),
     **dict.fromkeys(("maximum", "minimum"), extreme),
     **dict.fromkeys(("neg", "neg_"), negated),
-    "transpose": transpose,
-    "t": turned,
+    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit_no_training"), batch_norm),
+    **{name: pooled_mean(count) for count, names in MEANS.items() for name in names},
+    **{name: pooled_largest(count) for count, names in LARGEST.items() for name in names},
+    **dict.fromkeys(("max", "min", "amax", "amin"), largest),
+    "native_group_norm": group_norm,
+    "_weight_norm_interface": weight_norm,
+    "_prelu_kernel": prelu,
+    **dict.fromkeys(("transpose", "transpose_"), transpose),
+    **dict.fromkeys(("t", "t_"), turned),
     "permute": permute,
-    "unsqueeze": unsqueeze,
-    "squeeze": squeeze,
+    **dict.fromkeys(("unsqueeze", "unsqueeze_"), unsqueeze),
+    **dict.fromkeys(("squeeze", "squeeze_"), squeeze),
     "repeat": repeat,
     "roll": roll,
     "constant_pad_nd": constant_pad,
@@ -76,8 +104,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "slice": slice_,
     "select": select,
     "unbind": unbind,
-    "split": split,
-    "split_with_sizes": split_sizes,
+    **dict.fromkeys(("split", "unsafe_split"), split),
+    **dict.fromkeys(("split_with_sizes", "unsafe_split_with_sizes"), split_sizes),
+    "copy_": copied,
     "cat": cat,
     "stack": stack,
     "mm": mm,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from symmerge.checkpoints.provenance import Verdict
-from symmerge.derivation.recording import Outputs, arguments, call, reason_of, running
+from symmerge.derivation.recording import Outputs, arguments, call, reason_of, running, tensors_of
 from symmerge.errors import DataError, UnsupportedModel
 from symmerge.models.model import Model
 
@@ -47,11 +47,12 @@ def perturb_parameters(module: nn.Module, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Runner:
-    """A module, example inputs, and how to read its answer."""
+    """A module, example inputs, how to read its answer, and which buffers training changes."""
 
     module: nn.Module
     inputs: tuple[Inputs, ...]
     read: Outputs = outputs_of
+    state: frozenset[str] = frozenset()
 
     def outputs(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """The answers to all inputs, with these parameters."""
@@ -70,14 +71,15 @@ class Runner:
         """A copy of the module that shares the memory of a model's weights."""
         made = copy.deepcopy(self.module)
         with torch.no_grad():
-            for name, _ in list(made.named_parameters(remove_duplicate=False)):
+            for name, one in tensors_of(made).items():
                 if name in model.weights:
-                    owner, _, key = name.rpartition(".")
-                    value = nn.Parameter(model.weights[name].to(dtype))
-                    setattr(made.get_submodule(owner), key, value)
+                    value = model.weights[name].to(dtype)
+                    _put(
+                        made, name, nn.Parameter(value) if isinstance(one, nn.Parameter) else value
+                    )
+            tensors = tensors_of(made)
             for alias, target in model.spec.ties.items():
-                owner, _, key = alias.rpartition(".")
-                setattr(made.get_submodule(owner), key, made.get_parameter(target))
+                _put(made, alias, tensors[target])
         return made.to(dtype)
 
     def runnable(self, model: Model, dtype: torch.dtype) -> nn.Module:
@@ -111,6 +113,11 @@ class Runner:
         )
 
 
+def _put(module: nn.Module, name: str, value: Tensor) -> None:
+    owner, _, key = name.rpartition(".")
+    setattr(module.get_submodule(owner), key, value)
+
+
 def _named_answer(
     forward: Callable[..., Any], read: Outputs, dtype: torch.dtype, **inputs: Tensor
 ) -> dict[str, Tensor]:
@@ -132,8 +139,10 @@ def _named_answer(
 def parameters_of(module: nn.Module, model: Model) -> dict[str, Tensor]:
     """A model's weights by the names of a module's parameters; tied names share theirs."""
     tensors = {}
-    for name, own in module.named_parameters(remove_duplicate=False):
+    for name, own in tensors_of(module).items():
         stored = model.spec.ties.get(name, name)
+        if stored not in model.weights and not isinstance(own, nn.Parameter):
+            continue  # a buffer that is no part of the table
         tensor = model.weights[stored] if stored in model.weights else own.detach()
         tensors[name] = tensor.double() if tensor.is_floating_point() else tensor
     return tensors

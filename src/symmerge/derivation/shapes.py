@@ -73,6 +73,13 @@ def expand(step: TracedStep, x: State, *_: object, **__: object) -> State:
     return x.reshaped(wide)
 
 
+def copied(step: TracedStep, x: Operand, source: Operand, *_: object) -> State:
+    """Other numbers in the place of a tensor."""
+    if not isinstance(source, State):
+        raise Unfollowed("constants in the place of what was computed")
+    return expand(step, replace(source, parameter=None))
+
+
 def repeat(step: TracedStep, x: State, times: Sequence[int]) -> State:
     axes = ((),) * (len(times) - len(x.axes)) + x.axes
     pairs = zip(times, axes, strict=True)

@@ -20,15 +20,25 @@ ROWS, LENGTH = 3, 11  # of the example tokens: neither is a size of the small mo
 LAYERS, VOCABULARY, POSITIONS, PIXELS = 2, 101, 64, 4
 EXPERTS = "_experts_implementation"  # setting of transformers
 LARGEST = 20_000_000  # parameters of a module that is built here
+SIDES = ("encoder", "decoder")
 COUNTS = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": POSITIONS,
     "n_positions": POSITIONS,
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
+    **dict.fromkeys((f"num_{one}_layers" for one in SIDES), LAYERS),
+    **dict.fromkeys((f"{one}_layers" for one in SIDES), LAYERS),
 }
 WIDTHS = ("hidden_size", "n_embd", "dim", "d_model", "word_embed_proj_dim", "embedding_size")
-UNITS = ("intermediate_size", "n_inner", "hidden_dim", "ffn_dim", "d_ff")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+UNITS = (
+    *("intermediate_size", "n_inner", "hidden_dim", "ffn_dim", "d_ff", "dff", "dim_ff"),
+    *(f"{one}_ffn_dim" for one in SIDES),
+)
+HEADS = (
+    *("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    *(f"{one}_attention_heads" for one in SIDES),
+    *(f"num_{one}_attention_heads" for one in SIDES),
+)
 HEAD_SIZE, MOST_HEADS, MOST_UNITS = 12, 4, 96
 
 
@@ -112,8 +122,7 @@ def _shrunk(full: Mapping[str, Any]) -> dict[str, Any]:
     small |= dict.fromkeys((name for name in UNITS if full.get(name)), MOST_UNITS)
     if shared := full.get("num_key_value_heads"):
         small["num_key_value_heads"] = max(1, few * shared // heads)
-    if full.get("head_dim"):
-        small["head_dim"] = HEAD_SIZE
+    small |= dict.fromkeys((name for name in ("head_dim", "dim_head") if full.get(name)), HEAD_SIZE)
     if full.get("rotary_dim"):
         small["rotary_dim"] = HEAD_SIZE // 2 // 2 * 2
     if full.get("layer_types"):
@@ -133,9 +142,15 @@ def _shrunk(full: Mapping[str, Any]) -> dict[str, Any]:
 def example_inputs(module: Any) -> dict[str, torch.Tensor]:
     """Random tokens or pixels, as the class takes them."""
     generator, config = torch.Generator().manual_seed(0), module.config
-    if module.main_input_name == "pixel_values":
+    if module.main_input_name == "pixel_values" and getattr(config, "image_size", None):
         shape = (ROWS, config.num_channels, *pair(config.image_size))
         return {"pixel_values": torch.randn(shape, generator=generator, dtype=torch.float64)}
+    if module.main_input_name != "input_ids" or not getattr(config, "vocab_size", None):
+        raise UnsupportedModel(
+            f"{type(module).__name__}: its {module.main_input_name} cannot be made here, where its"
+            " config names no vocabulary and no size of pictures: build it yourself, and call"
+            " sm.derive(module, example_inputs)"
+        )
     rows = config.vocab_size - 1
     tokens = torch.randint(rows, (ROWS, LENGTH), generator=generator) + 1
     inputs = {"input_ids": tokens}

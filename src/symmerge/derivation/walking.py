@@ -54,7 +54,7 @@ def _cut(cuts: Cuts, request: Refine) -> None:
     old, template = cuts[name][at], NUMBER.sub("#", name)
     new = refined(old, path, request.cut, outer=request.outer)
     for other, own in cuts.items():
-        if NUMBER.sub("#", other) == template and own[at] == old:
+        if NUMBER.sub("#", other) == template and own[at : at + 1] == [old]:
             own[at] = new
 
 

@@ -97,7 +97,8 @@ class Spec:
     `end_token`: the token at whose place a text is read. `noise`: how many random numbers for each
     image decide what of it is hidden. `compared`: spaces whose vectors, one from
     each tower, are only compared by inner products.
-    `untied`: of a derived table, the one once tied tensors have their own copies.
+    `untied`: of a derived table, the one once tied tensors have their own copies; `read_means`:
+    of one, streams whose mean something else than a norm reads, so that it may not be taken out.
     """
 
     family: str
@@ -119,6 +120,7 @@ class Spec:
     constants: tuple[Constant, ...] = ()
     gain_offset: float = 0.0
     untied: Spec | None = None
+    read_means: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:

@@ -41,13 +41,15 @@ def balance(model: Model) -> Model:
 def _turns(spec: Spec) -> list[set[str]]:
     """The spaces that are balanced, apart where two of them meet in one matrix.
 
-    A space that one matrix both reads and writes is no product of two sides, and stays as it is.
+    A space that one matrix both reads and writes is no product of two sides, and stays as it is; so
+    does one that nothing reads (directions whose length is another parameter).
     """
     turns: list[set[str]] = []
     for name, space in spec.hidden.items():
         if type(space.group) in BALANCE:
-            pieces = [one.piece for one in spec.occurrences(name) if one.role is not Role.RIDES]
-            if len(pieces) > len({*pieces}):
+            sides = [one for one in spec.occurrences(name) if one.role is not Role.RIDES]
+            pieces = [one.piece for one in sides]
+            if len(pieces) > len({*pieces}) or len({one.role for one in sides}) < 2:
                 continue
             met = {atom.space for piece in pieces for atom in piece.atoms} - {name}
             turn = next((turn for turn in turns if not turn & met), None)

@@ -19,7 +19,8 @@ def centre(model: Model) -> Model:
     """Take the mean out of maps that write to or read from a LayerNorm stream."""
     model = absorb_constants(model)
     computed: Computed = {}
-    untouched, kept = _untouched(model), {*model.spec.compared, *_side_by_side(model)}
+    kept = {*model.spec.compared, *model.spec.read_means, *_side_by_side(model)}
+    untouched = _untouched(model)
     for name, space in model.spec.hidden.items():
         # an inner product of two outputs sees their means
         if not isinstance(space.group, OrthogonalFixingOnes) or name in kept:
