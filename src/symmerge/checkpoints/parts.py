@@ -20,11 +20,11 @@ Grid = tuple[tuple[str, ...], ...]
 
 
 class Block(NamedTuple):
-    """One of the `count` blocks of rows of a stored tensor."""
+    """One of several equal blocks of rows of a stored tensor."""
 
     stored: str
     place: int
-    count: int
+    blocks: int
 
 
 @final
@@ -44,7 +44,7 @@ class StackedWeights(StoredWeights):
             return self.base.shape(grid)
         if isinstance(grid, Block):
             rows, *rest = self.base.shape(grid.stored)
-            return (rows // grid.count, *rest)
+            return (rows // grid.blocks, *rest)
         rows, *rest = self.base.shape(grid[0][0])
         return (len(grid), rows * len(grid[0]), *rest)
 
@@ -59,7 +59,7 @@ class StackedWeights(StoredWeights):
         if isinstance(grid, str):
             return self.base.raw(grid)
         if isinstance(grid, Block):
-            return self.base.raw(grid.stored).chunk(grid.count)[grid.place]
+            return self.base.raw(grid.stored).chunk(grid.blocks)[grid.place]
         return torch.stack([torch.cat([self.base.raw(part) for part in parts]) for parts in grid])
 
     def select(self, stored_as: Mapping[str, str]) -> StoredWeights:
