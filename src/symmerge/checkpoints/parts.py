@@ -19,7 +19,7 @@ from symmerge.families.parts import Fused, Part
 Grid = tuple[tuple[str, ...], ...]
 
 
-class Block(NamedTuple):
+class StoredBlock(NamedTuple):
     """One of several equal blocks of rows of a stored tensor."""
 
     stored: str
@@ -33,7 +33,7 @@ class StackedWeights(StoredWeights):
     """Another collection, with some tensors put together from a grid of it, or cut out of one."""
 
     base: StoredWeights
-    grids: Mapping[str, str | Block | Grid]
+    grids: Mapping[str, str | StoredBlock | Grid]
 
     def names(self) -> list[str]:
         return list(self.grids)
@@ -42,7 +42,7 @@ class StackedWeights(StoredWeights):
         grid = self.grids[name]
         if isinstance(grid, str):
             return self.base.shape(grid)
-        if isinstance(grid, Block):
+        if isinstance(grid, StoredBlock):
             rows, *rest = self.base.shape(grid.stored)
             return (rows // grid.blocks, *rest)
         rows, *rest = self.base.shape(grid[0][0])
@@ -50,7 +50,7 @@ class StackedWeights(StoredWeights):
 
     def dtype(self, name: str) -> torch.dtype:
         grid = self.grids[name]
-        if isinstance(grid, Block):
+        if isinstance(grid, StoredBlock):
             return self.base.dtype(grid.stored)
         return self.base.dtype(grid if isinstance(grid, str) else grid[0][0])
 
@@ -58,7 +58,7 @@ class StackedWeights(StoredWeights):
         grid = self.grids[name]
         if isinstance(grid, str):
             return self.base.raw(grid)
-        if isinstance(grid, Block):
+        if isinstance(grid, StoredBlock):
             return self.base.raw(grid.stored).chunk(grid.blocks)[grid.place]
         return torch.stack([torch.cat([self.base.raw(part) for part in parts]) for parts in grid])
 
@@ -72,9 +72,9 @@ def put_together(
     weights: StoredWeights, parts: tuple[Part | Fused, ...], where: str
 ) -> StoredWeights:
     """The weights under today's names, if they are stored in such parts, or fused."""
-    whole: dict[str, str | Block | Grid] = {}
+    whole: dict[str, str | StoredBlock | Grid] = {}
     places_by_name: dict[str, dict[tuple[int, int], str]] = defaultdict(dict)
-    blocks: dict[str, Block] = {}
+    blocks: dict[str, StoredBlock] = {}
     for stored in weights.names():
         kind, match = _part_of(stored, parts)
         if not kind or not match:
@@ -100,7 +100,7 @@ def _part_of(
     return None, None
 
 
-def _blocks(match: re.Match[str], kind: Fused, shape: Shape, where: str) -> dict[str, Block]:
+def _blocks(match: re.Match[str], kind: Fused, shape: Shape, where: str) -> dict[str, StoredBlock]:
     """The tensors of today that are blocks of a stored one."""
     stored, count = match[0], len(kind.names)
     if not shape or shape[0] % count:
@@ -108,7 +108,9 @@ def _blocks(match: re.Match[str], kind: Fused, shape: Shape, where: str) -> dict
             f"{where}: {stored} has shape {list(shape)}, not {count} equal blocks of rows:"
             f" {RESTORE}"
         )
-    return {match.expand(name): Block(stored, at, count) for at, name in enumerate(kind.names)}
+    return {
+        match.expand(name): StoredBlock(stored, at, count) for at, name in enumerate(kind.names)
+    }
 
 
 def _grid(
