@@ -71,6 +71,13 @@ CONFIGS = {
         "pad_token_id": (200, -200),
     },
     "modernbert": {"norm_eps": EPSILONS, "local_attention": (-1, "all"), "pad_token_id": (10**9,)},
+    # which its config does not declare, and its class reads
+    "deberta-v2": {
+        "conv_act": ("foo", 5),
+        "attention_head_size": (24, 48),
+        "embedding_size": (-1, 24),
+    },
+    "deepseek_v3": {"n_group": (4,)},
     "neox": {"partial_rotary_factor": (2.0, "half")},
     "vit": {"image_size": ([16], "large", [16, 16, 16], -16, 10**9), "patch_size": (0, [])},
     "swin": {
@@ -116,6 +123,31 @@ def test_a_config_of_gigabytes(copy_of):
 def test_every_good_config_passes(sources):
     for name in CONFIGS:
         assert load(sources(name)).parameters > 0
+
+
+# Settings of files on the hub, most of them of who trained the model: no class reads them.
+HUB = {
+    "bloom": {"bias_dropout_fusion": True, "n_inner": None},
+    "cohere2": {"order_of_interleaved_layers": "local_attn_first"},
+    "deberta-v2": {"attention_head_size": 12},
+    "deepseek_v3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16,
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_settings_of_the_hub_pass(copy_of, name):
+    folder = copy_of(name)
+    set_config(folder, **HUB[name])
+    assert load(folder).config.items() >= HUB[name].items()
 
 
 def test_a_class_is_built_once_for_equal_configs_and_again_for_others(sources, copy_of):

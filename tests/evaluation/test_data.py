@@ -17,9 +17,10 @@ from symmerge.evaluation.data.embedded import (
     python_docs,
     python_topics,
 )
-from symmerge.evaluation.data.self_generated import sample_text
+from symmerge.evaluation.data.self_generated import longest_text, sample_text
 from symmerge.evaluation.data.text import read_rows, read_text
 from symmerge.evaluation.tasks import make_task
+from symmerge.lab.small_models import small_model
 from symmerge.models.model import load
 from symmerge.verification.modules import full_module
 
@@ -153,6 +154,15 @@ def test_much_text_is_sampled_in_chunks(model, monkeypatch):
     assert torch.equal(chunked[:3], once) and not torch.equal(
         chunked[3:6], once
     )  # the second part is other text, not the first once more
+
+
+@pytest.mark.parametrize("name", ["mpt", "llama", "gpt2"])
+def test_no_text_is_longer_than_the_model_allows(name):
+    field = {"mpt": "max_seq_len", "gpt2": "n_positions"}.get(name, "max_position_embeddings")
+    model = load(small_model(name, **{field: 9}))
+    text = sample_text(model, full_module(model, torch.float32), rows=2, length=30, seed=0)
+    assert text.shape[1] == longest_text(model, 30) <= 9
+    assert longest_text(load(small_model(name)), 30) == 30  # the control
 
 
 # Hugging Face data sets

@@ -165,6 +165,7 @@ SETTINGS = {
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
     ),
     "epsilon": ("llama", {"rms_norm_eps": 1e-5}),
+    "which its config does not declare": ("deberta-v2-classifier", {"conv_act": "relu"}),
 }
 
 

@@ -1,4 +1,4 @@
-"""Put tensors together that files hold in parts: experts one by one, branches apart."""
+"""Today's tensors of files that hold them in parts (experts one by one), or fused with another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -14,18 +14,26 @@ from torch import Tensor
 from symmerge.checkpoints.files import RESTORE
 from symmerge.checkpoints.weights import Shape, StoredWeights
 from symmerge.errors import CheckpointError
-from symmerge.families.parts import Part
+from symmerge.families.parts import Fused, Part
 
 Grid = tuple[tuple[str, ...], ...]
+
+
+class StoredBlock(NamedTuple):
+    """One of several equal blocks of rows of a stored tensor."""
+
+    stored: str
+    place: int
+    blocks: int
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class StackedWeights(StoredWeights):
-    """Another collection, with some tensors put together from a grid of it: experts by parts."""
+    """Another collection, with some tensors put together from a grid of it, or cut out of one."""
 
     base: StoredWeights
-    grids: Mapping[str, str | Grid]
+    grids: Mapping[str, str | StoredBlock | Grid]
 
     def names(self) -> list[str]:
         return list(self.grids)
@@ -34,17 +42,24 @@ class StackedWeights(StoredWeights):
         grid = self.grids[name]
         if isinstance(grid, str):
             return self.base.shape(grid)
+        if isinstance(grid, StoredBlock):
+            rows, *rest = self.base.shape(grid.stored)
+            return (rows // grid.blocks, *rest)
         rows, *rest = self.base.shape(grid[0][0])
         return (len(grid), rows * len(grid[0]), *rest)
 
     def dtype(self, name: str) -> torch.dtype:
         grid = self.grids[name]
+        if isinstance(grid, StoredBlock):
+            return self.base.dtype(grid.stored)
         return self.base.dtype(grid if isinstance(grid, str) else grid[0][0])
 
     def raw(self, name: str) -> Tensor:
         grid = self.grids[name]
         if isinstance(grid, str):
             return self.base.raw(grid)
+        if isinstance(grid, StoredBlock):
+            return self.base.raw(grid.stored).chunk(grid.blocks)[grid.place]
         return torch.stack([torch.cat([self.base.raw(part) for part in parts]) for parts in grid])
 
     def select(self, stored_as: Mapping[str, str]) -> StoredWeights:
@@ -53,30 +68,49 @@ class StackedWeights(StoredWeights):
         )
 
 
-def put_together(weights: StoredWeights, parts: tuple[Part, ...], where: str) -> StoredWeights:
-    """The weights under today's names, if they are stored in such parts."""
-    whole: dict[str, str | Grid] = {}
+def put_together(
+    weights: StoredWeights, parts: tuple[Part | Fused, ...], where: str
+) -> StoredWeights:
+    """The weights under today's names, if they are stored in such parts, or fused."""
+    whole: dict[str, str | StoredBlock | Grid] = {}
     places_by_name: dict[str, dict[tuple[int, int], str]] = defaultdict(dict)
+    blocks: dict[str, StoredBlock] = {}
     for stored in weights.names():
-        part, match = _part_of(stored, parts)
-        if part and match:
-            places_by_name[match[1] + part.name][int(match[2]), part.place] = stored
-        else:
+        kind, match = _part_of(stored, parts)
+        if not kind or not match:
             whole[stored] = stored
-    if not places_by_name:
+        elif isinstance(kind, Part):
+            places_by_name[match[1] + kind.name][int(match[2]), kind.place] = stored
+        else:
+            blocks |= _blocks(match, kind, weights.shape(stored), where)
+    if not places_by_name and not blocks:
         return weights
-    for name, places in places_by_name.items():
-        if name in whole:
-            raise CheckpointError(f"{where}: {name} is stored whole and in parts: {RESTORE}")
-        whole[name] = _grid(name, places, weights, where)
-    return StackedWeights(weights, whole)
+    grids = {name: _grid(name, at, weights, where) for name, at in places_by_name.items()}
+    if both := sorted(whole.keys() & (grids | blocks).keys()):
+        raise CheckpointError(f"{where}: {both[0]} is stored whole and in parts: {RESTORE}")
+    return StackedWeights(weights, {**whole, **grids, **blocks})
 
 
-def _part_of(stored: str, parts: tuple[Part, ...]) -> tuple[Part | None, re.Match[str] | None]:
+def _part_of(
+    stored: str, parts: tuple[Part | Fused, ...]
+) -> tuple[Part | Fused | None, re.Match[str] | None]:
     for part in parts:
         if match := re.fullmatch(part.stored, stored):
             return part, match
     return None, None
+
+
+def _blocks(match: re.Match[str], kind: Fused, shape: Shape, where: str) -> dict[str, StoredBlock]:
+    """The tensors of today that are blocks of a stored one."""
+    stored, count = match[0], len(kind.names)
+    if not shape or shape[0] % count:
+        raise CheckpointError(
+            f"{where}: {stored} has shape {list(shape)}, not {count} equal blocks of rows:"
+            f" {RESTORE}"
+        )
+    return {
+        match.expand(name): StoredBlock(stored, at, count) for at, name in enumerate(kind.names)
+    }
 
 
 def _grid(

@@ -137,6 +137,7 @@ def _family(name: str, stem: str, sums: str) -> Family:
             "model.encoder.embed_tokens.weight": "model.shared.weight",
             "model.decoder.embed_tokens.weight": "model.shared.weight",
         },
+        buffers=(r"(^|\.)(encoder|decoder)\.version$",),  # of fairseq's files
     )
     words = {f"{stem}{ALONE}": Head("causal-lm", f"{_DECODER_TOKENS}.weight")}
     family = with_names(family, r"model\.shared", _DECODER_TOKENS, words)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from symmerge.errors import UnsupportedModel
-from symmerge.families.parts import Part
+from symmerge.families.parts import Fused, Part
 from symmerge.families.reading import Reading, expand, per_layer, with_spaces
 from symmerge.symmetry.groups import (
     GeneralLinear,
@@ -47,7 +47,8 @@ class Family:
     | `tied_spaces` | space -> the one it becomes while tied |
     | `renames` | patterns of old tensor names -> today's |
     | `buffers` | patterns of stored tensors that are not weights |
-    | `parts` | tensors that files hold in parts, as experts one by one |
+    | `unread` | patterns of stored tensors that no class reads, unless the table has them |
+    | `parts` | tensors that files hold in parts, as experts one by one, or fused |
     | `copies` | names under which a class has a tensor again, always the same |
     | `explicit` | settings that transformers reads off others, and that configs leave out |
     | `variants` | the same for further classes: without heads, or with other names of modules |
@@ -67,7 +68,8 @@ class Family:
     tied_spaces: Mapping[str, str] = field(default_factory=dict)
     renames: tuple[tuple[str, str], ...] = ()
     buffers: tuple[str, ...] = ()
-    parts: tuple[Part, ...] = ()
+    unread: tuple[str, ...] = ()
+    parts: tuple[Part | Fused, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     explicit: tuple[str, ...] = ()
     variants: tuple[Family, ...] = ()
@@ -112,7 +114,7 @@ class Family:
             if head.marker in names:
                 return architecture
         raise UnsupportedModel(
-            f"{self.name}: the config names no class, and no tensor tells which; {supported}"
+            f"{self.name}: no tensor tells the class: add it to config.json; {supported}"
         )
 
     def bind(self, config: Any, names: Collection[str], architecture: str) -> Spec:

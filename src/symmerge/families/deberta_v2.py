@@ -118,9 +118,10 @@ def _flags(config: Any) -> dict[str, bool]:
 def _check(config: Any) -> None:
     """Refuse what the table does not have."""
     width = config.hidden_size
+    head = width // config.num_attention_heads
     odd = {
         "embedding_size": getattr(config, "embedding_size", width) != width,
-        "attention_head_size": getattr(config, "attention_head_size", None) not in (None, width),
+        "attention_head_size": getattr(config, "attention_head_size", head) != head,
         "conv_groups": getattr(config, "conv_groups", 1) != 1,
         "pooler_hidden_size": config.pooler_hidden_size != width,
         "legacy": not config.legacy and config.architectures[0].endswith("ForMaskedLM"),
@@ -152,5 +153,7 @@ HEADED = Family(
     tied_spaces={"transform": "residual"},
     renames=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
     buffers=(r"\.position_ids$",),
+    # of its pretraining, beside the encoder: heads, and positions that the encoder does not add
+    unread=(r"^(lm|mask)_predictions\.", r"embeddings\.position_embeddings\.weight$"),
 )
 FAMILY = with_bare(HEADED, "deberta.", "text-features", ("DebertaV2Model",))

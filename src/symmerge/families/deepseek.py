@@ -130,7 +130,10 @@ def _expert_group(config: Any) -> Group:
     if config.model_type == "deepseek_v2" and config.topk_method == "greedy":
         return Permutation(config.n_routed_experts)
     if config.topk_group < config.n_group:
-        raise UnsupportedModel("groups of experts")
+        raise UnsupportedModel(
+            f"{config.model_type} with topk_group {config.topk_group} of n_group {config.n_group}"
+            " chooses experts by groups, which no table describes yet: use a model without groups"
+        )
     return Permutation(config.n_routed_experts)
 
 

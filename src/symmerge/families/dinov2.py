@@ -7,6 +7,7 @@ from typing import Any
 
 from symmerge.families import vit
 from symmerge.families.base import Family, Head, Reading, feed_forward, gated, with_bare
+from symmerge.families.parts import Fused
 
 LAYER = "{base}.encoder.layer.{i}"
 NAMES = {"{layer}": LAYER, "layernorm_before": "norm1", "layernorm_after": "norm2"}
@@ -60,6 +61,13 @@ SCALES = """
 """
 
 
+# Files hold both branches of a gated unit as one (and transformers 5 still writes them so).
+BRANCHES = Fused(
+    r"((?:\w+\.)?encoder\.layer\.\d+\.mlp\.)weights_in\.(weight|bias)",
+    (r"\1gate_proj.\2", r"\1up_proj.\2"),
+)
+
+
 def read(config: Any, names: Collection[str]) -> Reading:
     units = int(config.hidden_size * config.mlp_ratio)
     if is_gated := config.use_swiglu_ffn:
@@ -91,7 +99,8 @@ def _family(base: str, stem: str) -> Family:
         norms=NORMS.replace("{base}", base),
         scales=SCALES.replace("{base}", base),
         read=read,
-        renames=vit.renames(base)[1:-2],
+        renames=(*vit.renames(base)[1:-2], (r"\.mlp\.weights_out\.", ".mlp.down_proj.")),
+        parts=(BRANCHES,),
     )
     return with_bare(family, f"{base}.", "image-features", (f"{stem}Model",))
 

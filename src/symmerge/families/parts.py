@@ -1,4 +1,4 @@
-"""Tensors that files hold in parts: transformers 5 keeps the experts of a layer in one tensor."""
+"""Tensors that files hold otherwise: in parts (experts one by one), or fused with another."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ class Part(NamedTuple):
     stored: str
     name: str
     place: int = 0
+
+
+class Fused(NamedTuple):
+    """What files hold as one tensor: its blocks of rows, one after the other, are today's tensors.
+
+    `stored` is a pattern; `names` are what its blocks are called, as in `re.sub`.
+    """
+
+    stored: str
+    names: tuple[str, ...]

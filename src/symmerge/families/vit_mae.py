@@ -96,6 +96,10 @@ HEADED = Family(
     table=TABLE,
     norms=NORMS,
     read=read,
-    renames=vit.renames("vit"),
+    # transformers 5 writes the decoder's layers so, and reads them again
+    renames=(
+        (r"^decoder\.decoder_encoder\.layer\.", "decoder.decoder_layers."),
+        *vit.renames("vit"),
+    ),
 )
 FAMILY = with_bare(HEADED, "vit.", "image-features", ("ViTMAEModel",))

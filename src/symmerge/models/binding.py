@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -86,6 +87,15 @@ def current_names(family: Family, weights: Weights, where: str) -> dict[str, str
             )
         names[name] = stored
     return names
+
+
+def drop_unread(family: Family, spec: Spec, stored_as: Mapping[str, str]) -> dict[str, str]:
+    """The stored tensors without those that no class reads under this config."""
+    return {
+        name: stored
+        for name, stored in stored_as.items()
+        if name in spec.tensors or not any(re.search(one, name) for one in family.unread)
+    }
 
 
 def drop_copies(family: Family, weights: Weights, stored_as: dict[str, str], where: str) -> None:

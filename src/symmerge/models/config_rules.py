@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from math import isfinite
 from typing import Any
 
@@ -23,6 +24,22 @@ LAYER_FIELDS = (
     "depths",  # of stages
 )
 LABEL_FIELDS = ("num_labels", "_num_labels", "id2label", "label2id")
+SHARED = frozenset(
+    (
+        *("sliding_window", "layer_types", "attention_chunk_size"),
+        *("conv_act", "conv_groups", "conv_kernel_size"),  # DeBERTa's, to the end
+        *("norm_rel_ebd", "position_buckets", "share_att_key"),
+    )
+)
+"""Settings that classes read, and compute otherwise for, although their config declares none."""
+UNDECLARED = SHARED | frozenset(
+    (
+        *("attention_head_size", "embedding_size", "head_dim", "hidden_size"),
+        *("dense_act_fn", "partial_rotary_factor"),
+        *(f"{part}_config" for part in ("text", "vision", "audio", "encoder", "decoder")),
+    )
+)
+"""The same, with sizes and what is computed from other settings."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +104,7 @@ RULES = (
         "a positive whole number",
     ),
     Rule(
-        r"(n|num)_(?!labels|heads).*|(?!no_rope_|attention_layers|mlp_only_|use_).*_(dim|position_embeddings|stride|layers|vocab_size)"
+        r"(n|num)_(?!labels|heads).*|(?!no_rope_|attention_layers|mlp_only_|use_|mscale_).*_(dim|position_embeddings|stride|layers|vocab_size)"
         r"|(embedding|intermediate|chunk)_size.*|sliding_window|local_attention",
         lambda value: _whole(value, 0),
         "a whole number from 0 up, within 32 bits",
@@ -133,7 +150,7 @@ def check_counts(config: Mapping[str, object], weights: Weights, where: str) -> 
 
 def check_values(typed: Any, where: str) -> None:
     """Refuse a config with a value out of its range; the error names the field and the range."""
-    for field, name, value in _items(vars(typed)):
+    for field, name, value in _items(typed):
         for rule in RULES:
             if value is not None and re.fullmatch(rule.fields, name) and not rule.allowed(value):
                 raise UnsupportedModel(
@@ -142,12 +159,24 @@ def check_values(typed: Any, where: str) -> None:
                 )
 
 
-def _items(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Path, name and value of every field, also inside objects such as rope_parameters."""
+def _items(config: Any, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Path, name and value of every field that is read, also inside such as rope_parameters."""
+    content = config if isinstance(config, dict) else _read_fields(config)
     for key, value in content.items():
         if key in LABEL_FIELDS:
             continue
         yield f"{prefix}{key}", str(key), value
-        inside = vars(value) if hasattr(value, "model_type") else value
-        if isinstance(inside, dict):
-            yield from _items(inside, f"{prefix}{key}.")
+        if isinstance(value, dict) or hasattr(value, "model_type"):
+            yield from _items(value, f"{prefix}{key}.")
+
+
+def _read_fields(config: Any) -> dict[str, Any]:
+    """What classes may read of a config. Files of the hub have more, from who trained the model."""
+    known = _declared(type(config)) | UNDECLARED
+    return {key: value for key, value in vars(config).items() if key in known}
+
+
+@cache
+def _declared(kind: Any) -> frozenset[str]:
+    """The settings of a class of configs, also under their other names."""
+    return frozenset((*(field.name for field in fields(kind)), *kind.attribute_map))

@@ -39,6 +39,7 @@ from symmerge.models.binding import (
     bind,
     current_names,
     drop_copies,
+    drop_unread,
     untangle_ties,
     written_out,
 )
@@ -269,6 +270,7 @@ def _model(
     config = untangle_ties(family, weights, stored_as, config, where)
     spec = bind(family, config, stored_as.keys(), where)
     spec = inflated(spec) if config.get(INFLATED) else spec
+    stored_as = drop_unread(family, spec, stored_as)
     try:
         spec.check({name: weights.shape(stored) for name, stored in stored_as.items()})
     except MismatchError as error:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from symmerge.models.binding import typed_config
+from symmerge.models.config_rules import SHARED
 from symmerge.models.model import Model
 
 WIDTHS = {
@@ -42,8 +43,6 @@ NO_MATTER = re.compile(
     "|pos_embed_(shift|jitter|rescale)|stage_names|out_(features|indices)|apply_layernorm|reshape"
 )
 """Other keys that may differ: training, loading and what a backbone returns. Ties are undone."""
-SHARED = {"sliding_window", "layer_types", "attention_chunk_size"}
-"""Keys that code shared by many classes reads, although their own config has none."""
 
 
 def behaviour(model: Model) -> Mapping[str, object]:

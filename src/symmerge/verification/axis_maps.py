@@ -157,10 +157,11 @@ def _inside(outer: _Terms, inner: _Terms) -> _Terms:
     """Every coordinate of `outer` holds all of `inner`, with the elements of its own index."""
     if inner.per is not None and inner.per in outer.spaces:
         own = outer.spaces[inner.per]
-        factor, index = inner.factor[own][None], inner.index[own][None]
+        factor, index, per = inner.factor[own][None], inner.index[own][None], outer.per
     else:
-        assert inner.per == outer.per or len(inner.factor) == 1
-        factor, index = inner.factor[:, None], inner.index[:, None]
+        # Queries that keep their places are the same in every head; their coordinates are not.
+        assert inner.per == outer.per or 1 in (len(inner.factor), len(outer.factor))
+        factor, index, per = inner.factor[:, None], inner.index[:, None], outer.per or inner.per
     n = inner.factor.shape[1]
     count = outer.factor.shape[1]
     factors = outer.factor[:, :, None, :, None] * factor[:, :, :, None, :]
@@ -168,7 +169,7 @@ def _inside(outer: _Terms, inner: _Terms) -> _Terms:
     shape = (len(factors), count * n, -1)
     spaces = {name: places.repeat_interleave(n) for name, places in outer.spaces.items()}
     spaces |= {name: places.repeat(count) for name, places in inner.spaces.items()}
-    return _Terms(factors.reshape(shape), places.reshape(shape), outer.per, spaces)
+    return _Terms(factors.reshape(shape), places.reshape(shape), per, spaces)
 
 
 def _sum(alignment: Alignment, fused: Sum) -> _Terms:

@@ -20,7 +20,7 @@ MASKING = 0.15  # share of tokens that are masked again at the end
 CACHE_BYTES, SHARE_OF_GPU = 1 << 30, 0.25  # on a processor; of what is free on a GPU
 MAX_LOGITS = 1 << 28  # of a masked model at once: 1 GB
 SEQ2SEQ = "seq2seq-lm"
-TRAINED = ("max_position_embeddings", "n_positions")  # config fields: tokens at once in training
+TRAINED = ("max_position_embeddings", "n_positions", "max_seq_len")  # tokens at once in training
 Tell = Callable[[int, int], None]  # tokens that are there, and their number in the end
 
 
