@@ -40,8 +40,12 @@ if TYPE_CHECKING:
     from symmerge.models.alignment import Alignment, apply
     from symmerge.models.canonical.form import canonicalize
     from symmerge.models.interpolation import mean
-    from symmerge.models.model import Model, load, save
+    from symmerge.models.model import (
+        Model,
+        load,
+    )
     from symmerge.models.orbit import random_member
+    from symmerge.models.saving import save
     from symmerge.models.widening import widen
     from symmerge.report.published import publish
     from symmerge.transporting.directions import carry_direction, carry_moments

@@ -11,7 +11,8 @@ import symmerge
 from symmerge.checkpoints.files import refuse_foreign, set_aside, write_text
 from symmerge.checkpoints.folders import CONTENTS, add_to_contents, new_folder
 from symmerge.errors import CheckpointError, SymmergeWarning
-from symmerge.models.model import load, save
+from symmerge.models.model import load
+from symmerge.models.saving import save
 
 SOURCES = sorted(Path(symmerge.__file__).parent.rglob("*.py"))
 

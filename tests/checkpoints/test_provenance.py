@@ -8,8 +8,8 @@ from symmerge.checkpoints.provenance import Provenance
 from symmerge.errors import SymmergeError
 from symmerge.lab.small_models import small_model
 from symmerge.merging.means import average
-from symmerge.models.model import provenance_of
 from symmerge.models.orbit import random_member
+from symmerge.models.saving import provenance_of
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from strange import (
     sources,
 )
 
-from symmerge.families.base import ACTIVATIONS
+from symmerge.families.spaces import ACTIVATIONS
 from symmerge.models import stock
 from symmerge.models.model import load
 

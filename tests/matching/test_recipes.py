@@ -19,8 +19,8 @@ from symmerge.matching.recipes import DATA_FREE, RECIPES, get_recipe, with_optio
 from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.sweeps import Sweeps
 from symmerge.models.distances import distance
-from symmerge.models.model import save
 from symmerge.models.orbit import random_member
+from symmerge.models.saving import save
 from symmerge.observation.probe import make_probe
 from symmerge.symmetry.groups import Gram
 from symmerge.symmetry.groups.invertible import descend_invertible, nearest_invertible

@@ -6,8 +6,9 @@ import torch
 import symmerge as sm
 from symmerge.checkpoints.weights import DerivedWeights
 from symmerge.lab.small_models import small_model
-from symmerge.models.model import Model, save
+from symmerge.models.model import Model
 from symmerge.models.orbit import random_member
+from symmerge.models.saving import save
 
 
 def written(model: Model, folder, **changed) -> Model:

@@ -12,7 +12,7 @@ import symmerge as sm
 from symmerge.errors import MismatchError
 from symmerge.lab.small_models import small_model
 from symmerge.models.canonical.form import canonicalize
-from symmerge.models.model import save
+from symmerge.models.saving import save
 
 # Names of tensors that change nothing: a softmax ignores a constant in all of its scores.
 KEY_BIASES = ("k_proj.bias", "key.bias")

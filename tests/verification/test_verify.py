@@ -13,8 +13,9 @@ import symmerge as sm
 from symmerge.errors import MismatchError
 from symmerge.lab.small_models import SMALL, small_model
 from symmerge.models.canonical.form import canonicalize
-from symmerge.models.model import Model, save
+from symmerge.models.model import Model
 from symmerge.models.orbit import random_member
+from symmerge.models.saving import save
 
 Change = Callable[[dict[str, Tensor]], None]
 

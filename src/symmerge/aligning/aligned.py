@@ -23,9 +23,10 @@ from symmerge.matching.search import Matching
 from symmerge.models.alignment import apply
 from symmerge.models.alignment_results import SolutionFile
 from symmerge.models.distances import SAME_BASIN, distance, likeness
-from symmerge.models.model import Model, Progress, save
+from symmerge.models.model import Model
 from symmerge.models.orbit import keep
-from symmerge.models.progress import Notice
+from symmerge.models.progress import Notice, Progress
+from symmerge.models.saving import save
 from symmerge.models.structure import structure_of
 from symmerge.symmetry.threads import same_bytes
 from symmerge.verification.written import gate

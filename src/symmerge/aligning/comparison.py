@@ -19,7 +19,8 @@ from symmerge.matching.efforts import EFFORTS, effort_recipe
 from symmerge.matching.learning.options import LearningOptions
 from symmerge.matching.recipes import RECIPES, Recipe, with_options
 from symmerge.models.alignment_results import SolutionFile, UniverseFile
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
 
 PLAIN = "plain average"
 ALIGNED = "aligned"  # the line between models of an aligned folder

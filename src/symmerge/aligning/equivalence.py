@@ -19,7 +19,8 @@ from symmerge.matching.recipes import RECIPES
 from symmerge.models.canonical.form import canonicalize
 from symmerge.models.canonical.means import gather_rows
 from symmerge.models.distances import distances_by_space
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
 from symmerge.verification.rounding import relative_rounding
 from symmerge.verification.verdict import Verdict, verify
 

@@ -18,8 +18,9 @@ from symmerge.matching.forecasts import announcement
 from symmerge.matching.recipes import Recipe
 from symmerge.matching.resume import ResumeFile
 from symmerge.models.distances import RELATED, SAME_BASIN, likeness
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
 from symmerge.models.precision import dtype_name, to_dtype
+from symmerge.models.progress import Progress
 
 WORTH_KEEPING = 60.0  # seconds
 PLAIN = "no alignment: the models are combined as they are"

@@ -20,9 +20,10 @@ from symmerge.matching.search import Matching
 from symmerge.matching.universes import MEDOID, ROUNDS, match_universe
 from symmerge.models.alignment import apply
 from symmerge.models.alignment_results import UniverseFile
-from symmerge.models.model import Model, Progress, save
+from symmerge.models.model import Model
 from symmerge.models.orbit import keep
-from symmerge.models.progress import Notice, ProgressLike, reporter
+from symmerge.models.progress import Notice, Progress, ProgressLike, reporter
+from symmerge.models.saving import save
 from symmerge.symmetry.threads import same_bytes
 from symmerge.verification.written import gate
 

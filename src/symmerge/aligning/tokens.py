@@ -13,7 +13,8 @@ from torch import Tensor
 
 from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks.preprocessing import check_tokens, tokenizer_of
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
 from symmerge.verification.inputs import Sample, samples
 from symmerge.verification.verdict import Verdict, compare
 

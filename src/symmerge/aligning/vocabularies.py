@@ -26,7 +26,8 @@ from symmerge.matching.search import Matching
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import apply
 from symmerge.models.distances import distance
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
 from symmerge.models.tables import check_same_table
 from symmerge.symmetry.spec import Spec, listing
 from symmerge.verification.verdict import describe

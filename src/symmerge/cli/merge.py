@@ -44,8 +44,9 @@ from symmerge.merging.plan import MergePlan
 from symmerge.merging.proof import NEW
 from symmerge.merging.verdict_results import MergeVerdict
 from symmerge.merging.verdict_words import advice, check_worth
-from symmerge.models.model import Model, provenance_of
+from symmerge.models.model import Model
 from symmerge.models.precision import check_dtype, to_dtype
+from symmerge.models.saving import provenance_of
 from symmerge.report.published import publish
 
 REMEDY = "there is nothing to merge it with; give two models or more, symmerge merge A B --out DIR"

@@ -17,7 +17,7 @@ from symmerge.cli import console
 from symmerge.cli.options.common import Device, Json, Out, Overwrite, Seed
 from symmerge.cli.options.groups import verb
 from symmerge.cli.verdicts import show_arrival
-from symmerge.models.model import save
+from symmerge.models.saving import save
 from symmerge.transporting.adapter_files import save_adapter
 from symmerge.transporting.job import Transported
 from symmerge.transporting.job import transport as carry

@@ -8,7 +8,8 @@ from pathlib import Path
 from symmerge.checkpoints.memory import return_freed_memory
 from symmerge.cli import console
 from symmerge.cli.options.common import Written
-from symmerge.models.model import Model, save
+from symmerge.models.model import Model
+from symmerge.models.saving import save
 from symmerge.verification.written import PASSES, gate
 
 

@@ -16,7 +16,8 @@ import torch
 from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.results import Metrics
 from symmerge.evaluation.tasks.preprocessing import tokenizer_of
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
 from symmerge.verification.modules import full_module
 
 INSTALL = "pip install 'symmerge[lm-eval]'"

@@ -27,8 +27,8 @@ from symmerge.evaluation.results import (
 )
 from symmerge.evaluation.tasks import Task
 from symmerge.models.circuit_form import circuit_ends
-from symmerge.models.model import Model, Progress
-from symmerge.models.progress import ProgressLike, reporter
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress, ProgressLike, reporter
 
 
 @dataclass(frozen=True)

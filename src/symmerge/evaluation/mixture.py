@@ -19,7 +19,11 @@ from symmerge.evaluation.results import Metrics
 from symmerge.evaluation.tasks import Task
 from symmerge.evaluation.tasks.base import Batch
 from symmerge.models.label_sets import with_all_labels
-from symmerge.models.model import Model, Progress, device_of
+from symmerge.models.model import (
+    Model,
+    device_of,
+)
+from symmerge.models.progress import Progress
 from symmerge.models.tables import check_same_table
 from symmerge.verification.modules import full_module
 

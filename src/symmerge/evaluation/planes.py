@@ -12,7 +12,8 @@ from symmerge.errors import MismatchError
 from symmerge.evaluation.mixture import Mixture, evaluate_mixture
 from symmerge.evaluation.results import Corners, Metrics, PlaneFile, PlanePoint
 from symmerge.evaluation.tasks import Task
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
 
 Triple = tuple[float, float, float]
 

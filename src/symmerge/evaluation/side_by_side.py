@@ -24,8 +24,12 @@ from symmerge.evaluation.tasks import SELF_SOURCES, Task, make_task, task_of
 from symmerge.evaluation.tasks.base import Batch
 from symmerge.evaluation.tasks.catalog import OWN, SELF_LABELLED
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers, max_length
-from symmerge.models.model import Model, Progress, device_of, load
-from symmerge.models.progress import Counted, Phase
+from symmerge.models.model import (
+    Model,
+    device_of,
+    load,
+)
+from symmerge.models.progress import Counted, Phase, Progress
 from symmerge.verification.inputs import image_shape
 from symmerge.verification.modules import full_module
 

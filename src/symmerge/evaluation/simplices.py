@@ -27,7 +27,8 @@ from symmerge.evaluation.results import (
 )
 from symmerge.evaluation.tasks import Task
 from symmerge.models.alignment_results import UniverseFile
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
 
 # Chosen so that the triangle's edges coincide with points of the lines and are measured once.
 POINTS, STEPS = 5, 12  # on a line; along a side of the triangle

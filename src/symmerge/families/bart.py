@@ -13,8 +13,6 @@ from symmerge.families.base import (
     Family,
     Head,
     Reading,
-    feed_forward,
-    visible,
     with_bare,
     with_names,
 )
@@ -35,6 +33,10 @@ from symmerge.families.seq2seq import (
     head_flags,
     head_lines,
     head_spaces,
+)
+from symmerge.families.spaces import (
+    feed_forward,
+    visible,
 )
 from symmerge.symmetry.groups import GeneralLinear, Permutation
 from symmerge.symmetry.spec import Space

@@ -7,7 +7,14 @@ from typing import Any
 
 from symmerge.errors import UnsupportedModel
 from symmerge.families import vit
-from symmerge.families.base import Family, Head, Reading, feed_forward, pair, with_bare
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+    pair,
+    with_bare,
+)
+from symmerge.families.spaces import feed_forward
 
 TABLE = (
     vit.PATCHES

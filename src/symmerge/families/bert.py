@@ -11,10 +11,12 @@ from symmerge.families.base import (
     Family,
     Head,
     Reading,
+    with_bare,
+)
+from symmerge.families.spaces import (
     attention,
     feed_forward,
     visible,
-    with_bare,
 )
 from symmerge.symmetry.groups import GeneralLinear, Group, Permutation, SignedPermutation, Trivial
 from symmerge.symmetry.spec import Space

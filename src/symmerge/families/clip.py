@@ -11,7 +11,13 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families import towers
-from symmerge.families.base import Family, Head, Reading, visible, with_bare
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+    with_bare,
+)
+from symmerge.families.spaces import visible
 from symmerge.families.towers import alone, beside
 from symmerge.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation, Trivial
 from symmerge.symmetry.spec import Space

@@ -12,7 +12,15 @@ from typing import Any
 
 from symmerge.errors import UnsupportedModel
 from symmerge.families import bert, encoders
-from symmerge.families.base import Family, Reading, feed_forward, visible, with_bare
+from symmerge.families.base import (
+    Family,
+    Reading,
+    with_bare,
+)
+from symmerge.families.spaces import (
+    feed_forward,
+    visible,
+)
 from symmerge.symmetry.groups import GeneralLinear, Permutation
 from symmerge.symmetry.spec import Space
 

@@ -10,13 +10,15 @@ from symmerge.families.base import (
     Family,
     Head,
     Reading,
-    attention,
     check_last_token,
-    visible,
     with_bare,
     with_names,
 )
 from symmerge.families.parts import Part
+from symmerge.families.spaces import (
+    attention,
+    visible,
+)
 from symmerge.symmetry.groups import GeneralLinear, Group
 from symmerge.symmetry.spec import Space
 

@@ -12,8 +12,12 @@ from typing import Any
 
 from symmerge.errors import UnsupportedModel
 from symmerge.families import experts, llama
-from symmerge.families.base import Reading, gated, visible
+from symmerge.families.base import Reading
 from symmerge.families.decoders import CLASSIFIER, TOKENS, decoder, head_flags
+from symmerge.families.spaces import (
+    gated,
+    visible,
+)
 from symmerge.symmetry.groups import (
     GeneralLinear,
     Group,

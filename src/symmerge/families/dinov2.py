@@ -6,8 +6,17 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families import vit
-from symmerge.families.base import Family, Head, Reading, feed_forward, gated, with_bare
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+    with_bare,
+)
 from symmerge.families.parts import Fused
+from symmerge.families.spaces import (
+    feed_forward,
+    gated,
+)
 
 LAYER = "{base}.encoder.layer.{i}"
 NAMES = {"{layer}": LAYER, "layernorm_before": "norm1", "layernorm_after": "norm2"}

@@ -15,10 +15,12 @@ from symmerge.families.base import (
     Family,
     Head,
     Reading,
+    pair,
+)
+from symmerge.families.spaces import (
     attention,
     feed_forward,
     gated,
-    pair,
     visible,
 )
 from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes, RotaryPairs, Trivial

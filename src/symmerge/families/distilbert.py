@@ -9,10 +9,12 @@ from symmerge.families import encoders
 from symmerge.families.base import (
     Family,
     Reading,
+    with_bare,
+)
+from symmerge.families.spaces import (
     attention,
     feed_forward,
     visible,
-    with_bare,
 )
 from symmerge.symmetry.groups import GeneralLinear, Permutation
 from symmerge.symmetry.spec import Space

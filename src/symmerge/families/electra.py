@@ -7,8 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from symmerge.families import bert, encoders
-from symmerge.families.base import Family, Head, Reading, feed_forward, with_bare
-from symmerge.families.spaces import factorised
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+    with_bare,
+)
+from symmerge.families.spaces import factorised, feed_forward
 from symmerge.symmetry.groups import OrthogonalFixingOnes, Permutation, Trivial
 from symmerge.symmetry.spec import Space
 

@@ -12,9 +12,13 @@ from typing import Any
 
 from symmerge.errors import UnsupportedModel
 from symmerge.families import llama, olmo2, qwen3
-from symmerge.families.base import Family, Reading, gated
+from symmerge.families.base import (
+    Family,
+    Reading,
+)
 from symmerge.families.decoders import ANSWERS, CLASSIFIER, TASKS, TOKENS, decoder
 from symmerge.families.parts import Part
+from symmerge.families.spaces import gated
 from symmerge.symmetry.groups import Permutation, Trivial
 from symmerge.symmetry.spec import Space
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.errors import UnsupportedModel
-from symmerge.families.base import Reading, feed_forward
+from symmerge.families.base import Reading
 from symmerge.families.decoders import (
     DOUBLE,
     GPT_HEADS,
@@ -16,6 +16,7 @@ from symmerge.families.decoders import (
     gpt_spaces,
     head_flags,
 )
+from symmerge.families.spaces import feed_forward
 from symmerge.symmetry.groups import OrthogonalFixingOnes
 
 TABLE = (

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from symmerge.families import experts, llama
-from symmerge.families.base import Reading, visible
+from symmerge.families.base import Reading
 from symmerge.families.decoders import CLASSIFIER, TOKENS, decoder
+from symmerge.families.spaces import visible
 from symmerge.symmetry.groups import Permutation
 from symmerge.symmetry.spec import Space
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Reading, feed_forward
+from symmerge.families.base import Reading
 from symmerge.families.decoders import GPT_HEADS, decoder, gpt_last_norm, gpt_spaces, head_flags
+from symmerge.families.spaces import feed_forward
 from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
 
 TABLE = (

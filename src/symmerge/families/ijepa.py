@@ -6,7 +6,13 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families import vit
-from symmerge.families.base import Family, Head, Reading, feed_forward, with_bare
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+    with_bare,
+)
+from symmerge.families.spaces import feed_forward
 
 _, *PATCHES = vit.PATCHES.strip().splitlines()  # the first line is the class token
 TABLE = (

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Reading, attention, gated, visible
+from symmerge.families.base import Reading
 from symmerge.families.decoders import ANSWERS, CLASSIFIER, TOKENS, decoder, head_flags
+from symmerge.families.spaces import (
+    attention,
+    gated,
+    visible,
+)
 from symmerge.symmetry.groups import GeneralLinear, Group, Orthogonal, RotaryPairs
 from symmerge.symmetry.spec import Space
 

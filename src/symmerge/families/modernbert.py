@@ -6,7 +6,16 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families import encoders
-from symmerge.families.base import Family, Reading, attention, gated, visible, with_bare
+from symmerge.families.base import (
+    Family,
+    Reading,
+    with_bare,
+)
+from symmerge.families.spaces import (
+    attention,
+    gated,
+    visible,
+)
 from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes, Permutation, RotaryPairs
 from symmerge.symmetry.spec import Space
 

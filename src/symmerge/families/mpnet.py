@@ -7,7 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from symmerge.families import bert, encoders
-from symmerge.families.base import Family, Reading, visible, with_bare
+from symmerge.families.base import (
+    Family,
+    Reading,
+    with_bare,
+)
+from symmerge.families.spaces import visible
 from symmerge.symmetry.groups import GeneralLinear, Permutation
 from symmerge.symmetry.spec import Space
 

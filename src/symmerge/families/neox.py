@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from symmerge.families.base import Reading, feed_forward, rotary_size
+from symmerge.families.base import Reading
 from symmerge.families.decoders import (
     GPT_HEADS,
     TASKS,
@@ -13,6 +13,10 @@ from symmerge.families.decoders import (
     gpt_last_norm,
     gpt_spaces,
     head_flags,
+)
+from symmerge.families.spaces import (
+    feed_forward,
+    rotary_size,
 )
 from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
 

@@ -13,11 +13,13 @@ from symmerge.families.base import (
     Family,
     Head,
     Reading,
-    attention,
     check_last_token,
+    with_bare,
+)
+from symmerge.families.spaces import (
+    attention,
     feed_forward,
     visible,
-    with_bare,
 )
 from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes, Permutation
 from symmerge.symmetry.spec import Space

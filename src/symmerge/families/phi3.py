@@ -6,8 +6,12 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families import llama
-from symmerge.families.base import Reading, gated, rotary_size
+from symmerge.families.base import Reading
 from symmerge.families.decoders import decoder, head_flags
+from symmerge.families.spaces import (
+    gated,
+    rotary_size,
+)
 from symmerge.symmetry.groups import Orthogonal, RotaryPairs
 
 TABLE = (

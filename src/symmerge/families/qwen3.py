@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from symmerge.families import llama
-from symmerge.families.base import Reading, visible
+from symmerge.families.base import Reading
 from symmerge.families.decoders import decoder
+from symmerge.families.spaces import visible
 from symmerge.symmetry.groups import Signs
 from symmerge.symmetry.spec import Space
 

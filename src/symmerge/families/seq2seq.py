@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from symmerge.families.base import Head, visible
+from symmerge.families.base import Head
+from symmerge.families.spaces import visible
 from symmerge.symmetry.groups import Group, Permutation, SignedPermutation
 from symmerge.symmetry.spec import Space
 

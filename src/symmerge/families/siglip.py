@@ -10,7 +10,15 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families import towers
-from symmerge.families.base import Family, Head, Reading, feed_forward, visible
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+)
+from symmerge.families.spaces import (
+    feed_forward,
+    visible,
+)
 from symmerge.families.towers import alone, beside
 from symmerge.symmetry.groups import GeneralLinear, Group, OrthogonalFixingOnes, Trivial
 from symmerge.symmetry.spec import Space

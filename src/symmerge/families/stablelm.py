@@ -7,8 +7,12 @@ from typing import Any
 
 from symmerge.errors import UnsupportedModel
 from symmerge.families import llama
-from symmerge.families.base import Reading, gated, rotary_size
+from symmerge.families.base import Reading
 from symmerge.families.decoders import decoder, head_flags
+from symmerge.families.spaces import (
+    gated,
+    rotary_size,
+)
 from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
 
 TABLE = (

@@ -6,8 +6,9 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families import llama
-from symmerge.families.base import Reading, feed_forward
+from symmerge.families.base import Reading
 from symmerge.families.decoders import decoder, head_flags
+from symmerge.families.spaces import feed_forward
 from symmerge.symmetry.groups import OrthogonalFixingOnes, RotaryPairs
 
 TABLE = (

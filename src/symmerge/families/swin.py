@@ -14,7 +14,15 @@ from typing import Any
 
 from symmerge.errors import UnsupportedModel
 from symmerge.families import vit
-from symmerge.families.base import Family, Head, Reading, feed_forward, visible
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+)
+from symmerge.families.spaces import (
+    feed_forward,
+    visible,
+)
 from symmerge.families.towers import marked, tower_spaces
 from symmerge.symmetry.groups import Group, OrthogonalFixingOnes, Permutation, Trivial
 from symmerge.symmetry.spec import Space

@@ -15,9 +15,6 @@ from symmerge.families.base import (
     Family,
     Head,
     Reading,
-    feed_forward,
-    gated,
-    visible,
     with_bare,
     with_names,
 )
@@ -33,6 +30,11 @@ from symmerge.families.seq2seq import (
     head_flags,
     head_lines,
     head_spaces,
+)
+from symmerge.families.spaces import (
+    feed_forward,
+    gated,
+    visible,
 )
 from symmerge.symmetry.groups import GeneralLinear, Orthogonal
 from symmerge.symmetry.spec import Space

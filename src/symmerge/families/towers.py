@@ -9,7 +9,10 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from symmerge.families.base import attention, feed_forward
+from symmerge.families.spaces import (
+    attention,
+    feed_forward,
+)
 from symmerge.families.vit import patch_sizes
 from symmerge.symmetry.groups import GeneralLinear, Group
 from symmerge.symmetry.spec import Space

@@ -9,11 +9,13 @@ from symmerge.families.base import (
     Family,
     Head,
     Reading,
+    pair,
+    with_bare,
+)
+from symmerge.families.spaces import (
     attention,
     feed_forward,
-    pair,
     visible,
-    with_bare,
 )
 from symmerge.symmetry.groups import GeneralLinear, Group, OrthogonalFixingOnes
 from symmerge.symmetry.spec import Space

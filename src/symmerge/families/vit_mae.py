@@ -9,7 +9,13 @@ from collections.abc import Collection
 from typing import Any
 
 from symmerge.families import vit
-from symmerge.families.base import Family, Head, Reading, visible, with_bare
+from symmerge.families.base import (
+    Family,
+    Head,
+    Reading,
+    with_bare,
+)
+from symmerge.families.spaces import visible
 from symmerge.families.towers import marked, tower_spaces
 from symmerge.symmetry.groups import OrthogonalFixingOnes
 from symmerge.symmetry.spec import Space

@@ -14,8 +14,6 @@ from symmerge.families.base import (
     Family,
     Head,
     Reading,
-    feed_forward,
-    visible,
     with_bare,
     with_names,
 )
@@ -30,6 +28,10 @@ from symmerge.families.seq2seq import (
     STREAM,
     attention_at,
     head_flags,
+)
+from symmerge.families.spaces import (
+    feed_forward,
+    visible,
 )
 from symmerge.symmetry.groups import GeneralLinear, OrthogonalFixingOnes, Permutation
 from symmerge.symmetry.spec import Space

@@ -39,8 +39,13 @@ from symmerge.merging.verdict_results import (
 )
 from symmerge.merging.verdict_words import conclude
 from symmerge.models.inspection import spaces
-from symmerge.models.model import Model, Progress, load, save
+from symmerge.models.model import (
+    Model,
+    load,
+)
 from symmerge.models.orbit import random_member
+from symmerge.models.progress import Progress
+from symmerge.models.saving import save
 from symmerge.report.published import publish
 from symmerge.symmetry.groups.linalg import one_thread
 from symmerge.verification.verdict import verify

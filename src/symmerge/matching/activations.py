@@ -14,8 +14,8 @@ from typing import ClassVar, Literal, final
 from symmerge.errors import MismatchError, SymmergeWarning
 from symmerge.evaluation.tasks.base import Task
 from symmerge.matching.search import Matching, WeightingGrid
-from symmerge.models.model import Model, Progress
-from symmerge.models.progress import Phase
+from symmerge.models.model import Model
+from symmerge.models.progress import Phase, Progress
 from symmerge.observation.activations import restrict_stream
 from symmerge.observation.calibration import calibrate, pair_header
 from symmerge.observation.probe import Probe, make_probe

@@ -27,8 +27,8 @@ from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.circuit_form import check_circuits, circuit_spaces, separate_heads
 from symmerge.models.label_sets import with_scaled_labels
-from symmerge.models.model import Model, Progress
-from symmerge.models.progress import Phase, reporter
+from symmerge.models.model import Model
+from symmerge.models.progress import Phase, Progress, reporter
 from symmerge.models.tables import check_same_table
 from symmerge.symmetry.spec import Spec
 

@@ -23,8 +23,8 @@ from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.sweeps import Sweeps
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.interpolation import interpolate
-from symmerge.models.model import Model, Progress
-from symmerge.models.progress import Phase, reporter
+from symmerge.models.model import Model
+from symmerge.models.progress import Phase, Progress, reporter
 from symmerge.models.tables import check_same_table
 from symmerge.observation.activations import Activations, Score
 from symmerge.observation.correlations import Correlations, measure_correlations

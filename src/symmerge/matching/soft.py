@@ -27,8 +27,8 @@ from symmerge.matching.optimization.loop import History, Hooks, Loop, evenly
 from symmerge.matching.resume import ResumeFile
 from symmerge.models.alignment import Alignment
 from symmerge.models.label_sets import with_scaled_labels
-from symmerge.models.model import Model, Progress
-from symmerge.models.progress import Phase, reporter
+from symmerge.models.model import Model
+from symmerge.models.progress import Phase, Progress, reporter
 from symmerge.models.tables import check_same_table
 from symmerge.symmetry.groups import Permutation
 from symmerge.symmetry.spec import Spec

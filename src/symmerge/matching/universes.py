@@ -24,8 +24,8 @@ from symmerge.matching.search import Matching
 from symmerge.models.alignment import Alignment, apply
 from symmerge.models.distances import distance
 from symmerge.models.interpolation import interpolate
-from symmerge.models.model import Model, Progress
-from symmerge.models.progress import Phase, reporter
+from symmerge.models.model import Model
+from symmerge.models.progress import Phase, Progress, reporter
 from symmerge.models.tables import check_same_table
 from symmerge.observation.probe import Probe
 from symmerge.symmetry.groups.linalg import total

@@ -17,8 +17,8 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from symmerge.matching.search import Matching, WeightingGrid
-from symmerge.models.model import Model, Progress
-from symmerge.models.progress import Phase
+from symmerge.models.model import Model
+from symmerge.models.progress import Phase, Progress
 from symmerge.observation.probe import Probe, make_probe
 from symmerge.observation.unigrams import token_frequencies
 

@@ -13,7 +13,7 @@ from symmerge.errors import MismatchError
 from symmerge.merging.mergekit import FORMS, mergekit_config
 from symmerge.merging.pipeline import MergeJob
 from symmerge.merging.plan import MergePlan
-from symmerge.models.model import Progress
+from symmerge.models.progress import Progress
 
 MARK = "# written by symmerge"
 """The first line of a config for mergekit; only files that have it are replaced."""

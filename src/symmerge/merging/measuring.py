@@ -18,8 +18,8 @@ from symmerge.evaluation.tasks.base import Batch
 from symmerge.evaluation.tasks.readouts import TokenReadout
 from symmerge.merging.verdict_results import ENSEMBLE, PARENT
 from symmerge.merging.verdict_words import UNLABELLED_METRICS
-from symmerge.models.model import Model, Progress
-from symmerge.models.progress import Counted
+from symmerge.models.model import Model
+from symmerge.models.progress import Counted, Progress
 from symmerge.verification.modules import full_module
 
 ROWS, IMAGES = 32, 256  # inputs made for a verdict

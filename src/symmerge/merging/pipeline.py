@@ -28,9 +28,9 @@ from symmerge.merging.plan import MergePlan
 from symmerge.merging.proof import prove_parents
 from symmerge.merging.verdict import judge_alignment, parents_of
 from symmerge.merging.verdict_results import MergeVerdict
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
 from symmerge.models.precision import check_dtype, to_dtype
-from symmerge.models.progress import Notice, ProgressLike, reporter
+from symmerge.models.progress import Notice, Progress, ProgressLike, reporter
 
 INPUTS = ("data", "samples", "calibration", "calibration_samples")
 """Options that an alignment and a merge share."""

@@ -19,7 +19,8 @@ from symmerge.merging.rescaling import Part, repair
 from symmerge.merging.shares import LR, STEPS, learn_shares
 from symmerge.merging.soups import soup
 from symmerge.models.interpolation import piece_time
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
 
 COMBINE = (*METHODS, "soup")
 LEARNED = "learned"  # shares of the parts

@@ -9,8 +9,8 @@ from symmerge.aligning.aligned import Aligned
 from symmerge.aligning.folders import AlignedFolder
 from symmerge.aligning.many import AlignedMany
 from symmerge.aligning.tokens import verify_shared
-from symmerge.models.model import Model, Progress
-from symmerge.models.progress import Phase
+from symmerge.models.model import Model
+from symmerge.models.progress import Phase, Progress
 from symmerge.verification.written import Run, check_function, run_briefly
 
 NEW = "the merge itself is a new function, which can only be measured"

@@ -27,7 +27,11 @@ from symmerge.errors import DataError, MismatchError
 from symmerge.evaluation.tasks.base import Task, split
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.merging.spreads import Spread, batches_for, measure_spreads, stages
-from symmerge.models.model import Model, Progress, device_of
+from symmerge.models.model import (
+    Model,
+    device_of,
+)
+from symmerge.models.progress import Progress
 from symmerge.symmetry.notation import atoms
 from symmerge.symmetry.spec import Spec
 from symmerge.verification.modules import full_module

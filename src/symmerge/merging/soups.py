@@ -10,7 +10,8 @@ from symmerge.evaluation.mixture import Mixture, Shares
 from symmerge.evaluation.tasks import Task
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
 from symmerge.models.interpolation import mean, merge_step
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
 
 
 def soup(

@@ -16,7 +16,7 @@ from symmerge.checkpoints.files import RESTORE
 from symmerge.checkpoints.limits import LONGEST_SIDE, MOST_LABELS
 from symmerge.checkpoints.weights import Weights
 from symmerge.errors import UnsupportedModel, shown
-from symmerge.families.base import ACTIVATIONS
+from symmerge.families.spaces import ACTIVATIONS
 
 LAYER_FIELDS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),

@@ -1,10 +1,9 @@
-"""A model: a table, a config and lazy weights. `load` opens one, `save` writes one."""
+"""A model: a table, a config and lazy weights. `load` opens one."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -14,15 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from symmerge.checkpoints.card import model_card
-from symmerge.checkpoints.files import write_json, write_text
-from symmerge.checkpoints.folders import new_folder
 from symmerge.checkpoints.hub import is_hub_name, local_folder
 from symmerge.checkpoints.licenses import read_license
 from symmerge.checkpoints.parts import put_together
-from symmerge.checkpoints.provenance import HistoryStep, Provenance, Verdict
+from symmerge.checkpoints.provenance import HistoryStep, Verdict
 from symmerge.checkpoints.reading import open_checkpoint
-from symmerge.checkpoints.versions import installed_versions
 from symmerge.checkpoints.weights import (
     CachedWeights,
     CheckedWeights,
@@ -32,7 +27,6 @@ from symmerge.checkpoints.weights import (
     Weights,
     stored_bytes,
 )
-from symmerge.checkpoints.writing import DEFAULT_SHARD, write_weights
 from symmerge.errors import MismatchError
 from symmerge.families import family_of
 from symmerge.models.binding import (
@@ -44,11 +38,9 @@ from symmerge.models.binding import (
     written_out,
 )
 from symmerge.models.config_rules import check_counts
-from symmerge.models.progress import Progress
 from symmerge.models.stock import check_stock
 from symmerge.symmetry.groups import GeneralLinear, Group, Permutation, RotaryPairs, Signs, Trivial
 from symmerge.symmetry.spec import Space, Spec, listing
-from symmerge.symmetry.threads import same_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -294,66 +286,3 @@ def rebind(
     spec = bind(family, config, weights.names(), model.where)
     spaces = {name: model.spec.spaces.get(name, space) for name, space in spec.spaces.items()}
     return model.derive(weights, step=step, config=config, spec=replace(spec, spaces=spaces))
-
-
-@same_bytes()
-def save(
-    model: Model,
-    target: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    max_shard_bytes: int = DEFAULT_SHARD,
-    progress: Progress | None = None,
-    gate: Gate | None = None,
-    beside: Callable[[Path], None] | None = None,
-    quality: str = "",
-    inputs: tuple[Path, ...] = (),
-) -> Path:
-    """Write a stock checkpoint: weights, config, tokenizer files, and a model card.
-
-    The folder appears complete or not at all. `gate` sees the written checkpoint, and the model
-    that was written, before it appears; its verdict goes into the record, and if it raises,
-    nothing appears. `beside` may write more files into the folder; `quality` is for the card, and
-    says how good the model is. `inputs` are files that were read beside the model: `target` may
-    not hold them.
-    """
-    inputs = (*inputs, model.path) if model.path else inputs
-    config = {**model.config, "architectures": [model.spec.architecture]}
-    with new_folder(
-        Path(target), overwrite=overwrite, needs_bytes=model.bytes, inputs=inputs
-    ) as folder:
-        for file in model.files:
-            shutil.copyfile(file, folder / file.name)
-        write_json(folder / "config.json", config)
-        write_weights(
-            folder,
-            model.weights,
-            stored_as=model.stored_as,
-            max_shard_bytes=max_shard_bytes,
-            progress=progress,
-        )
-        if beside:
-            beside(folder)
-        # The gate runs the stock class: no need to build it for a check before.
-        verdict = gate(load(folder, check_class=False), model) if gate else None
-        record = provenance_of(model, verdict)
-        record.write(folder / "symmerge.json")
-        write_text(folder / "README.md", model_card(record, quality))
-    return Path(target)
-
-
-def provenance_of(model: Model, verdict: Verdict | None) -> Provenance:
-    """Where a model came from, what was done to it, and how it was checked."""
-    return Provenance(
-        source=model.where,
-        source_sha256=model.digest(),
-        architecture=model.spec.architecture,
-        stock=model.stock,
-        family=model.spec.family,
-        spec_sha256=model.spec.fingerprint,
-        steps=model.history,
-        verified=verdict,
-        versions=installed_versions(),
-        task=model.spec.task,
-        license=model.license,
-    )

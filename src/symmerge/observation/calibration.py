@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from symmerge.evaluation.tasks.base import IGNORED, Batch, Task, split
 from symmerge.evaluation.tasks.preprocessing import check_same_tokenizers
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
 from symmerge.observation.gathering import gather
 from symmerge.observation.probe import MAX_TARGETS, Probe, ProbeBatch, predictions
 from symmerge.observation.statistics import Statistics, StatisticsHeader

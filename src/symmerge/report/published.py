@@ -11,7 +11,9 @@ from symmerge.checkpoints.files import replacing
 from symmerge.evaluation.results import LinePoint
 from symmerge.merging.verdict_results import AVERAGE, MERGE, MergeVerdict
 from symmerge.merging.verdict_words import markdown
-from symmerge.models.model import Model, Progress, save
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
+from symmerge.models.saving import save
 
 VERDICT, PICTURE = "verdict.json", "verdict.png"
 

@@ -17,7 +17,8 @@ from symmerge.evaluation.data.self_generated import (
 from symmerge.evaluation.tasks.base import IGNORED, Batch, Task, batched
 from symmerge.evaluation.tasks.preprocessing import tokenizer_of
 from symmerge.evaluation.tasks.readouts import UnlabelledReadout
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
 from symmerge.verification.modules import full_module
 
 LENGTH, SHORTEST, BATCH_ROWS = 64, 8, 32

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from symmerge.checkpoints.ahead import read_ahead
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
 from symmerge.models.outputs import with_logits
+from symmerge.models.progress import Progress
 from symmerge.models.stock import stock_module
 from symmerge.models.tables import stack_sizes
 from symmerge.symmetry.spec import Spec

@@ -21,7 +21,11 @@ from symmerge.checkpoints.memory import workers
 from symmerge.checkpoints.weights import working
 from symmerge.errors import FunctionChanged, SymmetryError
 from symmerge.models.alignment import Alignment, Moved
-from symmerge.models.model import Model, Progress, device_of
+from symmerge.models.model import (
+    Model,
+    device_of,
+)
+from symmerge.models.progress import Progress
 from symmerge.symmetry.groups.linalg import one_thread, threads_like_this
 from symmerge.symmetry.notation import Axes, Product, atoms, size
 from symmerge.symmetry.spec import Spec

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from symmerge.checkpoints.provenance import Verdict
 from symmerge.errors import MismatchError
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
 from symmerge.models.settings import differing_settings
 from symmerge.models.tables import has_decoder, layer_count
 from symmerge.symmetry.spec import listing

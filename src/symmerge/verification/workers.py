@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from symmerge.models.model import Progress
+from symmerge.models.progress import Progress
 from symmerge.symmetry.groups.linalg import one_thread, threads_like_this
 
 Result = TypeVar("Result")

@@ -8,7 +8,11 @@ from math import isfinite
 
 from symmerge.checkpoints.provenance import Verdict
 from symmerge.errors import OVERFLOW, FunctionChanged
-from symmerge.models.model import Gate, Model, Progress
+from symmerge.models.model import (
+    Gate,
+    Model,
+)
+from symmerge.models.progress import Progress
 from symmerge.verification.inputs import has_many_outputs, samples
 from symmerge.verification.transport import check_transport
 from symmerge.verification.verdict import check_comparable, compare, describe

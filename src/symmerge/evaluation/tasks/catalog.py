@@ -12,7 +12,8 @@ from symmerge.evaluation.tasks.language import causal_task, masked_task
 from symmerge.evaluation.tasks.sampling import Part, Sampling
 from symmerge.evaluation.tasks.seq2seq import seq2seq_task
 from symmerge.evaluation.tasks.text_classification import text_task
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
 
 OWN = "own"  # the task of a user's own module
 

@@ -23,7 +23,7 @@ import torch
 from symmerge import errors
 from symmerge.errors import SymmergeError
 from symmerge.lab.training.initialization import Origin
-from symmerge.models.model import Progress
+from symmerge.models.progress import Progress
 
 ACCELERATIONS = ("compile+graph", "graph", "eager")
 PATIENCE = 5.0  # seconds until a process that was told to end is killed

@@ -31,8 +31,13 @@ from symmerge.matching.optimization.loop import (
     NotFinite,
     Saver,
 )
-from symmerge.models.model import Model, Progress, device_of, load
+from symmerge.models.model import (
+    Model,
+    device_of,
+    load,
+)
 from symmerge.models.outputs import with_logits
+from symmerge.models.progress import Progress
 from symmerge.symmetry.groups.linalg import one_thread
 
 if TYPE_CHECKING:

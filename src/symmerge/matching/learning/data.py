@@ -34,8 +34,11 @@ from symmerge.matching.learning.targets import (
     log_likelihoods,
     row_likelihoods,
 )
-from symmerge.models.model import Model, Progress, device_of
-from symmerge.models.progress import Phase
+from symmerge.models.model import (
+    Model,
+    device_of,
+)
+from symmerge.models.progress import Phase, Progress
 from symmerge.verification.modules import full_module
 
 # to learn from, at most

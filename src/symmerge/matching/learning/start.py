@@ -17,7 +17,8 @@ from symmerge.matching.resume import ResumeEntry, ResumeFile
 from symmerge.matching.search import Matching
 from symmerge.matching.weights import WeightMatching
 from symmerge.models.alignment import Alignment
-from symmerge.models.model import Model, Progress
+from symmerge.models.model import Model
+from symmerge.models.progress import Progress
 
 # Samples for an activation-matching start: more have not helped.
 START_SAMPLES = {"clm": 24, "seq2seq": 24, "mlm": 48, "image": 256, "text": 256, OWN: 256}
