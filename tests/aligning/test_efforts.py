@@ -176,7 +176,7 @@ def test_a_full_memory_is_one_line_with_a_remedy(pair, tmp_path, monkeypatch, er
     out = tmp_path / "out"
     result = run("align", *pair, "--effort", "fast", "--out", out, expect=2)
     said = " ".join(result.output.split())
-    assert "the memory is full" in said and "--batch-size" in said and "--resume" in said
+    assert "out of memory" in said and "--batch-size" in said and "--resume" in said
     assert "report" not in said and not out.exists()
 
 
@@ -186,7 +186,7 @@ def test_other_errors_are_not_taken_for_a_full_memory(pair, tmp_path, monkeypatc
 
     monkeypatch.setattr("symmerge.matching.sweeps.Sweeps.sweep", fail)
     result = run("align", *pair, "--effort", "fast", "--out", tmp_path / "out", expect=2)
-    assert "the memory is full" not in result.output and "please report it" in result.output
+    assert "out of memory" not in result.output and "please report it" in result.output
 
 
 def test_learning_keeps_freed_memory_and_streaming_gives_it_back(monkeypatch):

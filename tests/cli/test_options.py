@@ -162,7 +162,7 @@ def test_a_file_of_mergekit_is_told_apart(pair, tmp_path):
     said = run("merge", *pair, "-o", tmp_path / "x", "--config", tmp_path / "c.yaml", expect=2)
     assert "names the models to merge: leave out" in said.stderr
     said = run("align", *pair, "-o", tmp_path / "x", "--config", tmp_path / "c.yaml", expect=2)
-    assert "is a config of mergekit: symmerge merge --config reads it" in said.stderr
+    assert "is a mergekit config: use symmerge merge --config" in said.stderr
 
 
 # --dtype

@@ -237,7 +237,7 @@ A, B, OTHER = (0, {}), (1, {}), (1, {"n_inner": 64})
 REFUSED = {
     "none": ([], (), "no model: a line has two ends; give two models or more"),
     "one": ([A], (), "gpt2-0: a line has two ends; give two models or more"),
-    "twice": ([A, B, A], (), "gpt2-0 is given twice: name every model once"),
+    "twice": ([A, B, A], (), "gpt2-0 is given twice: name every model only once"),
     "another size": ([A, B, OTHER], (), "cannot be joined by a line"),
     "one point": ([A, B], ("--points", 1), "points 1: a curve has at least two, its ends"),
     "unknown method": ([A, B], ("--method", "none,magic"), "no recipe called 'magic'"),

@@ -320,5 +320,5 @@ def test_other_files_and_options_beside_are_refused(folders, config, tmp_path):
     out = ("--out", tmp_path / "x")
     assert "leave out" in run("merge", folders[0], "--config", file, *out, expect=2).stderr
     said = run("align", "--config", file, *out, expect=2).stderr
-    assert "is a config of mergekit: symmerge merge --config reads it" in said
+    assert "is a mergekit config: use symmerge merge --config" in said
     run("merge", *folders[:2], "--config", tmp_path / "options.yml", "--method", "none", *out)
