@@ -125,7 +125,7 @@ def test_options_that_cannot_be_read(model, tmp_path, case):
 def test_options_from_a_pipe_are_refused(model, tmp_path):
     os.mkfifo(tmp_path / "c.yaml")
     options = ("--out", tmp_path / "o", "--config", tmp_path / "c.yaml")
-    assert "no plain file" in run("random", model, *options, expect=2).output
+    assert "not a regular file" in run("random", model, *options, expect=2).output
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "no-verify: true\nseed: 3\n"])

@@ -123,7 +123,7 @@ def test_unknown_recipe_lists_those_there_are():
 
 @pytest.mark.parametrize("name", ["weights-only", "learned", "soft"])
 def test_unknown_options_are_refused_with_the_list(name):
-    with pytest.raises(MismatchError, match=r"no option sweeps .* there are .*max_sweeps"):
+    with pytest.raises(MismatchError, match=r"no option sweeps .* choose from .*max_sweeps"):
         with_options(RECIPES[name], sweeps=3)
     with_options(RECIPES[name], max_sweeps=3, metric="cosine", seed=1)  # the control
 

@@ -49,7 +49,7 @@ def carry_direction(
     Along a map of `fit_streams` it is one of the stream after that layer.
     """
     if use not in ROLES:
-        raise MismatchError(f"use {use}: there are {', '.join(ROLES)}")
+        raise MismatchError(f"use {use}: choose one of {', '.join(ROLES)}")
     if isinstance(alignment, StreamMap):
         _check_place(alignment, space, layer)
         return alignment.carry(vector, use)
@@ -57,7 +57,7 @@ def carry_direction(
     spec, name = passage.end.spec, space if layer is None else f"{space}.{layer}"
     if name not in spec.spaces:
         raise MismatchError(
-            f"no space called {name} in {spec.family}: there are {listing(spec.hidden)};"
+            f"no space called {name} in {spec.family}: choose one of {listing(spec.hidden)};"
             " give layer= for those of a layer"
         )
     size, per = (*spec.batch(name), spec.sizes[name]), spec.spaces[name].per

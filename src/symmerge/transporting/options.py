@@ -38,7 +38,7 @@ class TransportOptions:
         if self.method and self.effort:
             raise MismatchError("--method and --effort: give one of them")
         if self.alignment and self.method:
-            raise MismatchError("--alignment and --method: the alignment is there already")
+            raise MismatchError("--alignment and --method: give one of them")
         if self.heal < 0:
             raise MismatchError(f"--heal {self.heal}: give a number of steps")
         if self.scale is not None and not 0 < self.scale < 100:

@@ -27,7 +27,7 @@ def transport_all(
     `combine`, with `other` as the base. `options` are those of `transport`.
     """
     if not fine_tunes:
-        raise MismatchError("no fine-tunes: give pairs of a base and what it became")
+        raise MismatchError("no fine-tunes: give pairs of a base and its fine-tune")
     target, seed = open_model(other), options.get("seed", 0)
     options = {"verdict": False, **options}
     models = [transport(base, tuned, target, **options).model for base, tuned in fine_tunes]

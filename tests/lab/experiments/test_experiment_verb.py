@@ -91,7 +91,7 @@ def test_a_folder_belongs_to_one_experiment_and_size(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     assert (
-        "holds no experiment"
+        "does not hold an experiment"
         in run("experiment", "sums", "--out", tmp_path / "mine", "--resume", expect=2).stderr
     )
     assert (
@@ -215,14 +215,14 @@ REFUSED = {
     ),
     "engine": (("sums", "--out", "x", "--engine", "dask"), "--engine dask: choose local or ray"),
     "address": (("sums", "--out", "x", "--address", "auto"), "add --engine ray"),
-    "device": (("sums", "--out", "x", "--device", "tpu"), "there are cpu and cuda"),
+    "device": (("sums", "--out", "x", "--device", "tpu"), "choose cpu or cuda"),
     "data": (
         ("sums", "--out", "x", "--size", "published"),
         "needs the data of shakespeare-gpt2: shakespeare does not come with the installation",
     ),
     "no such data": (
         ("sums", "--out", "x", "--size", "published", "--data-dir", "."),
-        "tinyshakespeare.txt is missing, and the data set shakespeare is read from it",
+        "tinyshakespeare.txt is missing, but the data set shakespeare is read from it",
     ),
     "no GPU": (
         ("shaky", "--out", "x", "--size", "published"),

@@ -379,7 +379,7 @@ def test_models_by_name_are_one_command(name, size, kind, asked, tmp_path, monke
     shown = run(*command, "--out", tmp_path / "out").stdout
     assert "missing" not in shown and all(row in shown for row in rows)
     refused = run(*command[:4], "--seeds", 99, "--out", tmp_path / "many", expect=2).stderr
-    assert "--seeds 99: there are" in refused
+    assert "--seeds 99: there are only" in refused
 
 
 def rows_of(tables, rows):
@@ -425,17 +425,17 @@ REFUSED = {
     "the same": (
         ("v-heads", "bert-0", "bert-1"),
         {"train": "./valid.txt"},
-        "--train-data ./valid.txt is what is measured on",
+        "--train-data ./valid.txt is also measured on",
     ),
     "no such data": (
         ("v-heads", "bert-0", "bert-1"),
         {"test": "nothing.txt"},
-        "nothing.txt is not there",
+        "nothing.txt does not exist",
     ),
     "no such data to learn from": (
         ("v-heads", "bert-0", "bert-1"),
         {"train": "nothing.txt"},
-        "nothing.txt is not there",
+        "nothing.txt does not exist",
     ),
     "wrong data": (("t-methods", "vit-0", "vit-1"), {}, "valid.txt holds no images"),
     "no such folder": (
