@@ -319,7 +319,7 @@ def test_ctrl_c_on_the_command_line_writes_the_best_so_far(tmp_path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(Sweeps, "sweep", interrupt_second)
-        assert "interrupted: wrote the best so far" in run_verb(*command).stdout
+        assert "interrupted: wrote the best alignment so far" in run_verb(*command).stdout
     record = json.loads((tmp_path / "found" / "solution.json").read_text())
     assert record["interrupted"] and len(record["trials"]) == 1
     assert (tmp_path / "found.partial.safetensors").exists()

@@ -160,6 +160,6 @@ def test_what_cannot_be_healed_is_refused_before_any_work(gpt2, tmp_path):
     texts = pair("bert-classifier")
     with pytest.raises(MismatchError, match="no inputs without data"):
         heal(sm.average(*texts), texts, options=1)
-    with pytest.raises(MismatchError, match="only a text tells"):
+    with pytest.raises(MismatchError, match="only text shows"):
         HealOptions(steps=1, target="bayes").check(sm.load(small_model("vit")))
     assert math.isfinite(healed(*gpt2, 1).after)  # the control
