@@ -69,7 +69,7 @@ def test_the_command_merges_a_folder(pair, tmp_path):
     record = json.loads((tmp_path / "merged" / "symmerge.json").read_text())
     assert record["steps"][-1]["parents"][1]["where"].endswith("seed-1")
     said = run("merge", folder, "--out", tmp_path / "x", "--effort", "best", expect=2).stderr
-    assert "is aligned already" in said and not (tmp_path / "x").exists()
+    assert "is already aligned" in said and not (tmp_path / "x").exists()
 
 
 def test_the_order_is_that_of_the_models(many):
@@ -85,13 +85,13 @@ def test_other_folders_are_refused_in_one_line(seeds, pair, tmp_path):
     _, folder = pair
     remedy = "symmerge align A B --out DIR makes one"
     for other, what in ((tmp_path / "gone", "no such folder"), (seeds[0], "a single checkpoint")):
-        with pytest.raises(CheckpointError, match=f"is no aligned folder: .*{what}.*{remedy}"):
+        with pytest.raises(CheckpointError, match=f"is not an aligned folder: .*{what}.*{remedy}"):
             sm.load_aligned(other)
     said = run("merge", seeds[0], "--out", tmp_path / "merged", expect=2).stderr
     assert "there is nothing to merge it with" in said and said.count("\n") == 1
     (tmp_path / "empty").mkdir()
     said = run("merge", tmp_path / "empty", "--out", tmp_path / "merged", expect=2).stderr
-    assert "is no aligned folder" in said and said.count("\n") == 1
+    assert "is not an aligned folder" in said and said.count("\n") == 1
     damaged = shutil.copytree(folder, tmp_path / "damaged")
     shutil.rmtree(damaged / "aligned")
     with pytest.raises(CheckpointError, match=f"aligned is missing; {remedy}"):
@@ -102,7 +102,7 @@ def test_other_folders_are_refused_in_one_line(seeds, pair, tmp_path):
     (damaged / "solution.json").unlink()
     with pytest.raises(CheckpointError, match=r"neither solution.json nor universe.json"):
         sm.load_aligned(damaged)
-    with pytest.raises(MismatchError, match="is aligned already: leave out"):
+    with pytest.raises(MismatchError, match="is already aligned: leave out"):
         sm.merge(folder, method="learned")
 
 
@@ -163,7 +163,7 @@ def test_a_barrier_needs_neither_task_nor_data_nor_a_folder(seeds, pair, tmp_pat
         "weight matching, permutations",
     ]
     said = measured(pair[1], "--method", "none", expect=2).stderr
-    assert "is measured as it is already; leave out none" in said
+    assert "is already measured as it is; leave out none" in said
 
 
 def test_many_models_of_a_folder(many, text, monkeypatch):

@@ -46,7 +46,7 @@ def test_models_by_folder_and_recipes_by_name(folders):
         sm.align(*folders[:2], "magic")
     with pytest.raises(MismatchError, match="activations need something to look at"):
         sm.align(*folders[:2], "activations")
-    with pytest.raises(SymmetryError, match="soft is no symmetry"):
+    with pytest.raises(SymmetryError, match="soft is not a symmetry"):
         sm.align(*folders[:2], "soft")
 
 
@@ -79,7 +79,7 @@ def test_merge_of_many_takes_weights_and_ways_to_combine(folders):
     for options, words in (
         ({"t": 0.3}, "give --weights"),
         ({"combine": "soup"}, "give --data"),
-        ({"reference": 3}, "a place from 0 to 2"),
+        ({"reference": 3}, "a number from 0 to 2"),
         ({"repair": "maps"}, "give --calibration"),
     ):
         with pytest.raises(MismatchError, match=words):

@@ -495,19 +495,13 @@ class Place(NamedTuple):
 
 
 PLACES = {
-    "inside the input": Place("model/out", (), ("lie inside each other", "choose another --out")),
+    "inside the input": Place("model/out", (), ("overlap", "choose another --out")),
     "deep inside the input": Place(
-        "model/a/b", ("--overwrite",), ("lie inside each other", "choose another --out")
+        "model/a/b", ("--overwrite",), ("overlap", "choose another --out")
     ),
-    "the input itself": Place(
-        "model", ("--overwrite",), ("lie inside each other", "choose another --out")
-    ),
-    "around the input": Place(
-        ".", ("--overwrite",), ("lie inside each other", "choose another --out")
-    ),
-    "through a link into the input": Place(
-        "link/out", (), ("lie inside each other", "choose another --out")
-    ),
+    "the input itself": Place("model", ("--overwrite",), ("overlap", "choose another --out")),
+    "around the input": Place(".", ("--overwrite",), ("overlap", "choose another --out")),
+    "through a link into the input": Place("link/out", (), ("overlap", "choose another --out")),
     "exists": Place("there", (), ("there exists", "--overwrite")),
     "a file": Place("file", ("--overwrite",), ("file is a file", "choose another --out")),
     "below a file": Place("file/out", (), ("cannot write", "choose another --out")),
@@ -545,7 +539,7 @@ def test_no_disk_space(folder, tmp_path, monkeypatch):
 
 
 FAILURES = {
-    "mkdir": (13, "Permission denied", ["cannot write beside"]),
+    "mkdir": (13, "Permission denied", ["cannot write next to"]),
     "copyfile": (28, "No space left on device", ["writing", "failed", "nothing was left"]),
 }
 
@@ -638,7 +632,7 @@ def test_a_tampered_alignment(saved, alignment, tmp_path):
         saved(),
         "--out",
         tmp_path / "out",
-        words=["'residual'", "no symmetry", "make the alignment again"],
+        words=["'residual'", "not a symmetry", "make the alignment again"],
     )
     save_file(found, tmp_path / "a.safetensors", header)  # the control: untouched elements pass
     assert (

@@ -109,7 +109,7 @@ def test_an_index_cannot_leave_the_folder(model, tmp_path, name):
     (tmp_path / "elsewhere.safetensors").write_bytes((model / "model.safetensors").read_bytes())
     (model / "model.safetensors").unlink()
     (model / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a": "{name}"}}}}')
-    with pytest.raises(CheckpointError, match="lies outside"):
+    with pytest.raises(CheckpointError, match="is outside"):
         load(model)
 
 
@@ -137,7 +137,7 @@ def test_links_of_the_hubs_cache_are_read(model, tmp_path):
 def test_a_fifo_does_not_hang(model, name):
     (model / name).unlink()
     os.mkfifo(model / name)
-    with pytest.raises(CheckpointError, match="no plain file"):
+    with pytest.raises(CheckpointError, match="not a regular file"):
         load(model)
 
 

@@ -99,7 +99,7 @@ def test_what_the_hub_refuses_has_a_remedy(monkeypatch):
     monkeypatch.setenv(USER_OFFLINE, "")
     with pytest.raises(
         CheckpointError,
-        match=r"the hub does not give it \(401: no such model\): check the name.*hf download",
+        match=r"cannot be fetched from the hub \(401: no such model\): check the name.*hf download",
     ):
         local_folder("owner/model")
 

@@ -69,7 +69,7 @@ REFUSED = {
     "classifiers of texts write nothing": (
         "bert-classifier",
         ("--method", "activations", "--data", "self"),
-        "no inputs without data for the task text",
+        "no inputs can be generated for the task text",
     ),
     "recipe against method": (
         "gpt2",
@@ -84,17 +84,17 @@ REFUSED = {
     "data that is not there, for weights": (
         "gpt2",
         ("--data", "nowhere.txt"),
-        "nowhere.txt is not there",
+        "nowhere.txt does not exist",
     ),
     "something to look at, for weights": (
         "gpt2",
         ("--calibration", "{place}/text.txt"),
-        "looks at no activations; add --method activations",
+        "does not look at activations; add --method activations",
     ),
     "samples of nothing": (
         "gpt2",
         ("--method", "activations", "--calibration-samples", 4),
-        "there is nothing to take them of; add --calibration",
+        "there is nothing to take them from; add --calibration",
     ),
     "score for weights": (
         "gpt2",
@@ -109,12 +109,12 @@ REFUSED = {
     "no symmetry": (
         "gpt2",
         ("--recipe", "residual-separate", "--data", "self"),
-        "residual-separate is no symmetry: what it gives is another function",
+        "residual-separate is not a symmetry: its result is not the function",
     ),
     "data that is not there": (
         "gpt2",
         ("--recipe", "correlation", "--data", "nowhere.txt"),
-        "nowhere.txt is not there",
+        "nowhere.txt does not exist",
     ),
     "data too short": (
         "gpt2",
@@ -339,7 +339,7 @@ REFUSED_STATISTICS = {
     "nothing": ((), "nothing to gather: give --calibration"),
     "it is there": (
         ("--calibration", "{place}/text.txt", "--out", "{place}/text.txt"),
-        "text.txt exists: choose another --out, or --overwrite",
+        "text.txt exists: choose another --out, or add --overwrite",
     ),
     "a recipe of weights": (
         ("--calibration", "{place}/text.txt", "--recipe", "orthogonal"),

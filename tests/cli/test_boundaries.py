@@ -93,19 +93,19 @@ MERGES = "a: &a {k: 1}\n" + "".join(
 )
 OPTIONS = {
     "aliases of aliases": (f"{LAUGHS}seed: *i\n", "has an alias"),
-    "merges of merges": (MERGES, "has lists in lists"),
+    "merges of merges": (MERGES, "has nested lists"),
     "many values for one": ("seed: [1, 2]\n", "'seed' must be one value"),
     "a number of many digits": (f"max_shard_size: {10**400}\n", "too large"),
     "an alias": ("out: &o out\nresidual: *o\n", "has an alias"),
-    "deep lists": ("seed: " + "[" * 30_000, "has lists in lists"),
-    "deep mappings": ("seed: " + "{a: " * 3_000, "has lists in lists"),
+    "deep lists": ("seed: " + "[" * 30_000, "has nested lists"),
+    "deep mappings": ("seed: " + "{a: " * 3_000, "has nested lists"),
     "a mapping": ("seed: {a: 1}", "neither a value nor a list"),
     "a date": ("seed: 2001-01-01", "neither a value nor a list"),
     "bytes": ("seed: !!binary aGVsbG8=", "neither a value nor a list"),
     "a tag": ("seed: !!python/object/apply:os.system ['true']", "cannot be read as YAML"),
     "two documents": ("seed: 1\n---\nseed: 2", "cannot be read as YAML"),
     "unknown options": ("colour: red", "unknown option colour"),
-    "a list of options": ("- seed", "holds no options"),
+    "a list of options": ("- seed", "has no options"),
     "too large": ("#" * 64_001, "64,000 at most"),
 }
 
@@ -125,7 +125,7 @@ def test_options_that_cannot_be_read(model, tmp_path, case):
 def test_options_from_a_pipe_are_refused(model, tmp_path):
     os.mkfifo(tmp_path / "c.yaml")
     options = ("--out", tmp_path / "o", "--config", tmp_path / "c.yaml")
-    assert "no plain file" in run("random", model, *options, expect=2).output
+    assert "not a regular file" in run("random", model, *options, expect=2).output
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "no-verify: true\nseed: 3\n"])

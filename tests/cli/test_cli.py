@@ -327,13 +327,13 @@ def test_help_names_every_recipe_and_choice():
 
 # option -> (a value it has not, what the line must say)
 WRONG = {
-    "--recipe": ("magic", "no recipe called 'magic': there are symmerge, weights-only"),
+    "--recipe": ("magic", "no recipe called 'magic': choose one of symmerge, weights-only"),
     "--method": ("magic", "--method magic: choose weights"),
     "--metric": ("length", "--metric length: choose best, frobenius, cosine or spectrum"),
     "--inside": ("out", "--inside out: choose rotation, general or gradient"),
     "--dtype": ("int8", "--dtype int8: choose float32, float16 or bfloat16"),
     "--solve-dtype": ("int8", "--solve-dtype int8: choose float32 or float64"),
-    "--device": ("abacus", "device abacus: there are cpu and cuda"),
+    "--device": ("abacus", "device abacus: choose cpu or cuda"),
 }
 
 

@@ -59,13 +59,13 @@ def test_an_index_of_fingerprints(place, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("seed-0",), "give two models"),
+        (("seed-0",), "give a model and one or more candidates"),
         ((), "no model"),
         (("seed-0", "nowhere"), "nowhere"),
         (("--add", "seed-0"), "--index FOLDER"),
         (("--index", "nowhere", "seed-0"), "holds no fingerprints"),
         (("--index", "nowhere", "seed-0", "seed-1"), "compares one model"),
-        (("seed-0", "seed-1", "merge", "--out", "x"), "two models alone"),
+        (("seed-0", "seed-1", "merge", "--out", "x"), "only a comparison of two models"),
     ],
 )
 def test_what_is_asked_wrongly_is_said_in_one_line(place, monkeypatch, arguments, words):

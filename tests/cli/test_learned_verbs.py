@@ -160,22 +160,22 @@ REFUSED = {
     "own text of a classifier": (
         "bert-classifier",
         ("--method", "learned", "--data", "self"),
-        "no inputs without data for the task text",
+        "no inputs can be generated for the task text",
     ),
     "steps without learning": (
         "gpt2",
         ("--steps", 5),
-        "--steps 5: nothing is learned by weights; add --method learned",
+        "--steps 5: weights learns nothing; add --method learned",
     ),
     "no such space": (
         "gpt2",
         (*LEARN, "--spaces", "tail"),
-        "nothing of this model is called 'tail': there are ff, heads, residual",
+        "this model has no part called 'tail': choose one of ff, heads, residual",
     ),
     "no such sampler": (
         "gpt2",
         (*LEARN, "--sampler", "dice"),
-        "no sampler called 'dice': there are narrow",
+        "no sampler called 'dice': choose one of narrow",
     ),
     "no such start": (
         "gpt2",
@@ -202,7 +202,7 @@ REFUSED = {
         ("--method", "soft", "--patience", 3),
         "--patience 3: only --method learned takes it",
     ),
-    "soft is no symmetry": ("gpt2", ("--recipe", "soft"), "recipe soft is no symmetry"),
+    "soft is no symmetry": ("gpt2", ("--recipe", "soft"), "recipe soft is not a symmetry"),
     "one sample": (
         "gpt2",
         (*LEARN[:-6], "--samples", 1, "--steps", 1),

@@ -141,14 +141,14 @@ def test_a_soup_is_chosen_by_held_out_data(three, tmp_path):
         (["-t", "0.3"], "give --weights"),
         (["--weights", "1,2"], "one weight per model"),
         (["--weights", "1,x,2"], "one number per model"),
-        (["--weights=-1,1,1"], "from 0 up"),
+        (["--weights=-1,1,1"], "0 or larger"),
         (["--combine", "slerp"], "use mean, ties or dare"),
         (["--combine", "stew"], "choose mean"),
         (["--combine", "soup"], "give --data"),
-        (["--combine", "soup", "--data", "none.txt"], "none.txt is not there"),
+        (["--combine", "soup", "--data", "none.txt"], "none.txt does not exist"),
         (["--attention", "svd"], "two models"),
         (["--at", "ff=0.3"], "two models"),
-        (["--reference", "3"], "place from 0 to 2"),
+        (["--reference", "3"], "number from 0 to 2"),
         (["--reference", "middle"], "medoid"),
     ],
 )
@@ -161,7 +161,7 @@ def test_what_does_not_go_together_is_refused_before_any_work(words, told, three
 
 def test_one_model_and_models_that_differ_are_refused(three, tmp_path):
     for verb in ("align", "merge"):
-        assert "two models or more" in " ".join(
+        assert "two or more models" in " ".join(
             run(verb, three[0], "--out", tmp_path / "out", expect=2).output.split()
         )
         assert "given twice" in " ".join(

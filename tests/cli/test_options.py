@@ -162,7 +162,7 @@ def test_a_file_of_mergekit_is_told_apart(pair, tmp_path):
     said = run("merge", *pair, "-o", tmp_path / "x", "--config", tmp_path / "c.yaml", expect=2)
     assert "names the models to merge: leave out" in said.stderr
     said = run("align", *pair, "-o", tmp_path / "x", "--config", tmp_path / "c.yaml", expect=2)
-    assert "is a config of mergekit: symmerge merge --config reads it" in said.stderr
+    assert "is a mergekit config: use symmerge merge --config" in said.stderr
 
 
 # --dtype
@@ -243,7 +243,7 @@ def test_learning_starts_from_calibration(place, pair):
         **options, start_from="activations", calibration=text, calibration_samples=4
     ).to_recipe(models)
     assert recipe.matching.data.samples == 6 and recipe.matching.start.data.samples == 4
-    with pytest.raises(MismatchError, match="looks at no activations"):
+    with pytest.raises(MismatchError, match="does not look at activations"):
         AlignOptions(**options, calibration=text).to_recipe(models)
 
 
@@ -256,7 +256,7 @@ def test_a_merge_hands_its_data_to_the_alignment(place, pair):
     assert job.repair_task and job.repair_task.samples == 6
     job = prepare_merge(pair, plan, "fast")
     assert isinstance(job.recipe and job.recipe.matching, WeightMatching)
-    with pytest.raises(MismatchError, match="looks at no activations"):
+    with pytest.raises(MismatchError, match="does not look at activations"):
         prepare_merge(pair, MergePlan(calibration=text), "fast")
 
 
@@ -366,7 +366,7 @@ def test_merge_hands_over_to_mergekit(place, pair, tmp_path):
     assert (config["dtype"], config["out_dtype"]) == ("float32", "bfloat16")
     assert [item["model"] for item in config["models"]] == [str(one) for one in pair]
     said = run("merge", *pair, "-o", tmp_path / "x", "--mergekit", file, "--at", "ff=0.3", expect=2)
-    assert "mergekit cannot make a merge with --at" in said.stderr
+    assert "mergekit cannot merge with --at" in said.stderr
 
 
 # errors

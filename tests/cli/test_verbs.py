@@ -235,17 +235,17 @@ def test_models_from_a_file_of_options(two, place, model):
 # models -> what the line must say; each is a list of (seed, changes)
 A, B, OTHER = (0, {}), (1, {}), (1, {"n_inner": 64})
 REFUSED = {
-    "none": ([], (), "no model: a line has two ends; give two models or more"),
-    "one": ([A], (), "gpt2-0: a line has two ends; give two models or more"),
-    "twice": ([A, B, A], (), "gpt2-0 is given twice: name every model once"),
+    "none": ([], (), "no model: a line has two ends; give two or more models"),
+    "one": ([A], (), "gpt2-0: a line has two ends; give two or more models"),
+    "twice": ([A, B, A], (), "gpt2-0 is given twice: name every model only once"),
     "another size": ([A, B, OTHER], (), "cannot be joined by a line"),
-    "one point": ([A, B], ("--points", 1), "points 1: a curve has at least two, its ends"),
+    "one point": ([A, B], ("--points", 1), "points 1: a curve needs at least two, its ends"),
     "unknown method": ([A, B], ("--method", "none,magic"), "no recipe called 'magic'"),
-    "unknown device": ([A, B], ("--device", "abacus"), "device abacus: there are cpu and cuda"),
+    "unknown device": ([A, B], ("--device", "abacus"), "device abacus: choose cpu or cuda"),
     "unknown task": (
         [A, B],
         ("--task", "chess"),
-        "task chess: there are mlm, clm, seq2seq, image, text",
+        "task chess: choose one of mlm, clm, seq2seq, image, text",
     ),
 }
 
@@ -351,7 +351,7 @@ def test_pages_of_both_kinds_of_folders(two, three, place, model, tmp_path):
         and "on average over 3 pairs" in pages["three"]
     )
     result = run("report", place / "text.txt", "--out", tmp_path / "x.html", expect=2)
-    assert "is no folder" in result.stderr and not (tmp_path / "x.html").exists()
+    assert "is not a folder" in result.stderr and not (tmp_path / "x.html").exists()
 
 
 # train, and what becomes of what was trained

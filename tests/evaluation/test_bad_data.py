@@ -75,7 +75,7 @@ def huge(info):
 
 
 TOO_MUCH = "100,000,000"
-NOT_PLAIN = "no plain file"
+NOT_PLAIN = "not a regular file"
 
 # model -> case -> what makes the data, what is said
 DATA = {
@@ -135,8 +135,8 @@ DATA = {
             lambda folder: (folder / "d.npz").mkdir() or folder / "d.npz",
             "no images in subfolders",
         ),
-        "scalars": (arrays(x=np.uint8(3), y=np.int64(1)), "do not belong together"),
-        "a scalar label": (arrays(x=IMAGES, y=np.int64(1)), "do not belong together"),
+        "scalars": (arrays(x=np.uint8(3), y=np.int64(1)), "do not match"),
+        "a scalar label": (arrays(x=IMAGES, y=np.int64(1)), "do not match"),
         "objects": (arrays(x=np.array([{}]), y=np.arange(1)), "without running code"),
         "objects as labels": (arrays(x=IMAGES, y=np.array([{}] * 4)), "without running code"),
         "text as images": (arrays(x=np.array(["a"] * 4), y=np.arange(4)), "holds <U1"),
@@ -167,7 +167,7 @@ DATA = {
         "labels between classes": (arrays(x=IMAGES, y=np.arange(4) / 2), "has the label 0.5"),
         "negative labels": (arrays(x=IMAGES, y=-np.arange(4)), "has the label -3"),
         "NaN as labels": (arrays(x=IMAGES, y=np.full(4, np.nan)), "has the label nan"),
-        "no rows": (arrays(x=IMAGES[:0], y=np.arange(0)), "0 there"),
+        "no rows": (arrays(x=IMAGES[:0], y=np.arange(0)), "0 available"),
         "no pixels": (arrays(x=IMAGES[:, :0], y=np.arange(4)), "one side"),
         "two channels": (arrays(x=IMAGES[..., :2], y=np.arange(4)), "1, 3 or 4 channels"),
         "a long strip": (arrays(x=np.zeros((4, 2, 200, 3), np.uint8), y=np.arange(4)), "50 times"),

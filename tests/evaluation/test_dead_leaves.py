@@ -178,7 +178,7 @@ def test_no_data_is_the_task_that_is_called_self(pair, monkeypatch):
         )
     first, same, other = (solution.objective for solution in solutions)
     assert first == same != other
-    assert said.count("making inputs to learn from: dead leaves are drawn") == 1
+    assert said.count("generating inputs to learn from: dead leaves are drawn") == 1
 
 
 def test_align_merge_and_barrier_need_no_data(saved, tmp_path):
@@ -232,7 +232,7 @@ def test_activations_are_seen_on_them_when_asked(saved, tmp_path):
 def test_without_labels_there_is_no_loss(pair):
     synthetic, real = (
         sm.make_task("image", "self", pair, samples=40),
-        "have no labels, .* give data with labels",
+        "have no labels, .* give labelled data",
     )
     wrong = {
         "barrier": lambda: sm.barrier(*pair, synthetic, 3),
@@ -271,6 +271,6 @@ def test_nobody_writes_for_classifiers_of_texts(tmp_path):
     a = sm.load(checkpoint(tmp_path / "a", "bert-classifier"))
     with pytest.raises(
         MismatchError,
-        match="no inputs without data for the task text, only for mlm, clm, seq2seq, image",
+        match="no inputs can be generated for the task text, only for mlm, clm, seq2seq, image",
     ):
         sm.make_task("text", "self", [a])

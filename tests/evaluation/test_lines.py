@@ -429,8 +429,8 @@ def test_a_loss_that_is_no_number():
     ("device", "words"),
     [
         ("cuda", "no CUDA devices here; use cpu"),
-        ("abacus", "cpu and cuda"),
-        ("meta", "cpu and cuda"),
+        ("abacus", "cpu or cuda"),
+        ("meta", "cpu or cuda"),
     ],
 )
 def test_devices_that_are_not_there(device, words):

@@ -357,10 +357,10 @@ def test_json_is_what_was_written(folder, measured, tmp_path):
 @pytest.mark.parametrize(
     ("models", "more", "told"),
     [
-        (2, (), "--together is for three models or more, and there are 2"),
-        (3, ("--method", "none,soft"), "soft aligns pairs alone"),
-        (3, ("--method", "soft-hardened"), "soft-hardened aligns pairs alone"),
-        (3, ("--points", 1), "points 1: a curve has at least two"),
+        (2, (), "--together needs three or more models, not 2"),
+        (3, ("--method", "none,soft"), "soft only aligns pairs"),
+        (3, ("--method", "soft-hardened"), "soft-hardened only aligns pairs"),
+        (3, ("--points", 1), "points 1: a curve needs at least two"),
         (3, ("--method", "magic"), "no recipe called 'magic'"),
     ],
 )

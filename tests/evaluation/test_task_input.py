@@ -76,13 +76,13 @@ BAD = {
     ("clm", "gpt2"): {
         "no such file": (
             lambda folder: folder / "none.txt",
-            "none.txt is not there ... python-docs ... hf:NAME",
+            "none.txt does not exist ... python-docs ... hf:NAME",
         ),
         "a folder as text": (lambda folder: folder, "cannot be read ... text file"),
         "empty text": (content("t.txt", ""), "t.txt ... 0 tokens ... give more data"),
         "text too short for one block": (
             content("t.txt", "a" * 63),
-            "63 tokens in blocks of 64 ... 0 there, 1 needed",
+            "63 tokens in blocks of 64 ... 0 available, 1 needed",
         ),
         "not text": (content("t.txt", b"\xff\xfe\x00a"), "t.txt is not text in UTF-8 ... convert"),
         "not xz": (content("t.txt.xz", b"plain"), "t.txt.xz cannot be read ... complete"),
@@ -153,8 +153,8 @@ BAD = {
         "pictures as text": (arrays(x=IMAGES, y=np.arange(4)), "no rows with labels"),
         "own rows": (
             lambda folder: "self",
-            "no inputs without data for the task text ... only for mlm, clm, seq2seq, image"
-            " ... data with labels",
+            "no inputs can be generated for the task text ... only for mlm, clm, seq2seq, image"
+            " ... labelled data",
         ),
     },
     ("image", "vit"): {
@@ -165,7 +165,7 @@ BAD = {
         ),
         "empty arrays": (
             arrays(x=IMAGES[:0], y=np.arange(0)),
-            "images: 0 there ... give more data",
+            "images: 0 available ... give more data",
         ),
         "other arrays": (
             arrays(a=IMAGES, b=np.arange(4)),
@@ -179,7 +179,7 @@ BAD = {
         "pickled arrays": (arrays(x=np.array([{}]), y=np.arange(1)), "without running code"),
         "not an npz": (content("data.npz", "text"), "data.npz is not an .npz file"),
         "cut npz": (content("data.npz", b"PK\x03\x04 cut"), "data.npz is not an .npz file"),
-        "no such npz": (lambda folder: folder / "none.npz", "none.npz is not there"),
+        "no such npz": (lambda folder: folder / "none.npz", "none.npz does not exist"),
         "ready pictures of another size": (
             arrays(x=FLOATS[:, :, 1:], y=np.arange(4)),
             "[3, 15, 16] ... takes [3, 16, 16]",
@@ -253,7 +253,7 @@ def test_too_many_samples(model):
         "clm",
         "python-docs",
         model("gpt2"),
-        "python-docs ... there, 100000 needed ... ask for fewer samples",
+        "python-docs ... available, 100000 needed ... ask for fewer samples",
         samples=100000,
     )
     for data in ("python-docs", "self"):
@@ -283,7 +283,7 @@ def test_values_for_a_regression(model, tmp_path):
         "text",
         content("t.tsv", CLASSES + "good\ta\n")(tmp_path),
         model("bert-classifier", num_labels=1),
-        "labels that are no numbers ... give numbers",
+        "labels that are not numbers ... give numbers",
     )
     multi_label = model("bert-classifier", problem_type="multi_label_classification")
     refused(

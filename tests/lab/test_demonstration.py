@@ -126,9 +126,9 @@ def test_the_verb(out, tmp_path, monkeypatch):
     monkeypatch.setattr(verb, "run_demo", lambda *_, **__: outcome)
     said = CliRunner().invoke(app, ["demo", "--out", str(place)]).stdout.splitlines()
     assert said[1].split("\t") == list(outcome.rows[0])
-    assert f"the page: {place / 'page.html'}" in said
+    assert f"page: {place / 'page.html'}" in said
     for folder, verdict in outcome.merged.items():
-        assert f"merged, a stock checkpoint: {folder}" in said and verdict.sentences[0] in said
+        assert f"merged into a stock checkpoint: {folder}" in said and verdict.sentences[0] in said
 
 
 def test_the_verdict_is_that_of_the_saved_model(out):

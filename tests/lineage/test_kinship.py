@@ -176,7 +176,7 @@ def test_shares_of_a_merge(pair):
 
 
 def test_shares_need_one_table(pair):
-    with pytest.raises(MismatchError, match="two candidates"):
+    with pytest.raises(MismatchError, match="two or more candidates"):
         shares(pair[0], [pair[1]])
     with pytest.raises(MismatchError, match="differ in"):
         shares(pair[0], [pair[1], model("gpt2-untied")])

@@ -594,7 +594,7 @@ def test_parts_have_the_spaces_of_their_kind():
 def test_an_unknown_space_is_refused_with_the_list(name):
     with pytest.raises(
         MismatchError,
-        match=f"nothing of this model is called '{name}': there are ff, heads, residual, and the",
+        match=f"this model has no part called '{name}': choose one of ff, heads, residual, or",
     ) as refused:
         learn(spaces=("vo", name))
     assert "spaces ff.0, head.0, qk.0, residual and 1 more" in str(refused.value)
@@ -659,7 +659,7 @@ def test_parents_write_where_there_is_no_data(monkeypatch):
     said = []
     solution = learn(data=None, steps=3, progress=said.append)
     assert (
-        "making inputs to learn from: the models sample text" in said
+        "generating inputs to learn from: the models sample text" in said
         and solution.settings["data"] == "self"
     )
     assert solution.objective == learn(steps=3).objective  # the same text as from the task
@@ -699,7 +699,8 @@ def test_steps_are_taken_where_the_sampler_says(sampler, monkeypatch):
 
 def test_an_unknown_sampler_is_refused_at_once():
     with pytest.raises(
-        MismatchError, match="no sampler called 'triangle': there are narrow, fixed, wide, normal"
+        MismatchError,
+        match="no sampler called 'triangle': choose one of narrow, fixed, wide, normal",
     ):
         options(sampler="triangle")
 

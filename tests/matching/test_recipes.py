@@ -123,7 +123,7 @@ def test_unknown_recipe_lists_those_there_are():
 
 @pytest.mark.parametrize("name", ["weights-only", "learned", "soft"])
 def test_unknown_options_are_refused_with_the_list(name):
-    with pytest.raises(MismatchError, match=r"no option sweeps .* there are .*max_sweeps"):
+    with pytest.raises(MismatchError, match=r"no option sweeps .* choose from .*max_sweeps"):
         with_options(RECIPES[name], sweeps=3)
     with_options(RECIPES[name], max_sweeps=3, metric="cosine", seed=1)  # the control
 
@@ -319,7 +319,7 @@ def test_ctrl_c_on_the_command_line_writes_the_best_so_far(tmp_path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(Sweeps, "sweep", interrupt_second)
-        assert "interrupted: wrote the best so far" in run_verb(*command).stdout
+        assert "interrupted: wrote the best alignment so far" in run_verb(*command).stdout
     record = json.loads((tmp_path / "found" / "solution.json").read_text())
     assert record["interrupted"] and len(record["trials"]) == 1
     assert (tmp_path / "found.partial.safetensors").exists()

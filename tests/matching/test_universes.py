@@ -235,7 +235,7 @@ def test_what_cannot_be_compared_is_named():
     with pytest.raises(MismatchError) as told:
         match_universe([*models, *odd], ONE)
     assert all(model.where in str(told.value) for model in odd)
-    with pytest.raises(MismatchError, match="give two models or more"):
+    with pytest.raises(MismatchError, match="give two or more models"):
         match_universe(models[:1], ONE)
-    with pytest.raises(MismatchError, match="a place from 0 to 1"):
+    with pytest.raises(MismatchError, match="a number from 0 to 1"):
         align_many(models, ONE, reference=2)

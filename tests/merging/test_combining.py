@@ -296,10 +296,10 @@ def test_the_card_says_how(three, tmp_path):
     ("options", "said"),
     [
         ({"weights": [0.5, 0.5]}, "3 models but 2 weights: give one"),
-        ({"weights": [1.5, -0.25, -0.25]}, "-0.25 for .*: a weight is a number from 0 up"),
+        ({"weights": [1.5, -0.25, -0.25]}, "-0.25 for .*: a weight is a number, 0 or larger"),
         ({"weights": [math.nan, 0.5, 0.5]}, "nan for"),
         ({"weights": [0.0, 0.0, 0.0]}, "all weights are 0"),
-        ({"method": "median"}, "method median: there are mean, slerp, ties, dare"),
+        ({"method": "median"}, "method median: choose one of mean, slerp, ties, dare"),
         ({"method": "slerp"}, "slerp takes 2; combine 2 at a time, or all by mean"),
         ({"method": "ties", "density": 0.0}, "density 0:"),
         ({"method": "dare", "density": 1.5}, "density 1.5:"),
@@ -317,7 +317,7 @@ def test_models_that_do_not_belong_together_are_refused(three):
     with pytest.raises(MismatchError, match=r"they differ in: ff\.0"):
         combine(three, "ties", base=wide)
     with pytest.raises(
-        MismatchError, match="mean takes no differences from a base; leave it out or use ties"
+        MismatchError, match="mean does not use differences from a base; leave it out or use ties"
     ):
         combine(three, base=three[0])
     with pytest.raises(MismatchError, match="1 models: there is nothing to combine"):

@@ -252,7 +252,7 @@ def test_whole_slices_are_models(folders, config, tmp_path):
 
 A, B = ({"model": name, "parameters": {"weight": 1.0}} for name in "ab")
 REFUSED = {
-    "merge_method breadcrumbs is not supported: there are linear": {"method": "breadcrumbs"},
+    "merge_method breadcrumbs is not supported: choose one of linear": {"method": "breadcrumbs"},
     "tokenizer_source is not supported: the merge keeps": {"tokenizer_source": "union"},
     "chat_template is not supported": {"chat_template": "auto"},
     "colour is not supported: symmerge does not know it": {"colour": "red"},
@@ -288,7 +288,7 @@ REFUSED = {
     r"parameters\.normalize is not supported: write true or false": {
         "parameters": {"normalize": 0.5}
     },
-    r"parameters\.weight is not supported: 'heavy' is no number": {
+    r"parameters\.weight is not supported: 'heavy' is not a number": {
         "models": [A, {"model": "b", "parameters": {"weight": "heavy"}}]
     },
     r"parameters\.weight\[0\]\.when is not supported": {
@@ -309,16 +309,16 @@ def test_what_cannot_be_done_is_named(config, words):
 
 def test_other_files_and_options_beside_are_refused(folders, config, tmp_path):
     (tmp_path / "options.yml").write_text("seed: 1\n")
-    with pytest.raises(MismatchError, match="is no config of mergekit: it has no merge_method"):
+    with pytest.raises(MismatchError, match="is not a mergekit config: it has no merge_method"):
         sm.read_mergekit(tmp_path / "options.yml")
     (tmp_path / "bad.yml").write_text("merge_method: [*a\n")
     with pytest.raises(MismatchError, match=r"cannot be read as YAML|has an alias"):
         sm.read_mergekit(tmp_path / "bad.yml")
     file = config("linear", weighed(folders))
-    with pytest.raises(MismatchError, match="says how to merge, and so does --combine"):
+    with pytest.raises(MismatchError, match="already says how to merge: leave out --combine"):
         merged(file, combine="ties")
     out = ("--out", tmp_path / "x")
     assert "leave out" in run("merge", folders[0], "--config", file, *out, expect=2).stderr
     said = run("align", "--config", file, *out, expect=2).stderr
-    assert "is a config of mergekit: symmerge merge --config reads it" in said
+    assert "is a mergekit config: use symmerge merge --config" in said
     run("merge", *folders[:2], "--config", tmp_path / "options.yml", "--method", "none", *out)

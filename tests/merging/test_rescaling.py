@@ -234,6 +234,6 @@ def test_bad_input_is_refused(text):
         repair(merged, [a, b], task, shares=(0.75, 0.75))
     few = sm.make_task("clm", "python-docs", [a, b], samples=MIN_SAMPLES - 1)
     with pytest.raises(
-        DataError, match=r"7 samples of python-docs are too few to repair by: give 8 or more"
+        DataError, match=r"7 samples of python-docs are too few for REPAIR: give 8 or more"
     ):
         repair(merged, [a, b], few)

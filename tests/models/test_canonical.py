@@ -509,7 +509,8 @@ def test_steps_can_be_chosen_and_unknown_ones_are_refused():
         "balance",
     ]
     with pytest.raises(
-        SymmetryError, match="no canonical step called center: there are untie, sums, fold, centre"
+        SymmetryError,
+        match="no canonical step called center: choose one of untie, sums, fold, centre",
     ):
         sm.canonicalize(loaded("vit"), ("center",))
 

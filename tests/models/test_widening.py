@@ -435,7 +435,7 @@ UNLIKE = {
         "llama",
         "llama",
         {"num_key_value_heads": 4},
-        ["narrower in: query 2 / 1", "query heads to a key"],
+        ["narrower in: query 2 / 1", "query heads per key"],
     ),
     "post-norm, rotary": (
         "roformer",
@@ -449,7 +449,7 @@ UNLIKE = {
         {"hidden_size": 72, "num_attention_heads": 6},
         [
             "'transform' (48 / 72) is normalised right after an activation",
-            "feed-forward units alone",
+            "only differs in its feed-forward units",
         ],
     ),
     "post-norm": (
@@ -503,7 +503,7 @@ def test_a_restricted_stream_and_unknown_units_are_refused():
     narrow, wide = pair("gpt2", "stream")
     with pytest.raises(MismatchError, match="restrict them afterwards"):
         widen(narrow.restrict(residual="permutation"), wide)
-    with pytest.raises(MismatchError, match="units mirrored: there are zero, split"):
+    with pytest.raises(MismatchError, match="units mirrored: choose one of zero, split"):
         inspect.unwrap(widen)(narrow, wide, units="mirrored")
 
 

@@ -224,7 +224,7 @@ def test_overwrite_replaces_only_statistics(models, tmp_path, what):
         "--overwrite",
     )
     said = " ".join(run("statistics", *options, expect=2).output.split())
-    assert "exists, and is no symmerge.statistics/1 file" in said
+    assert "exists, but is not a symmerge.statistics/1 file" in said
     assert (out.read_bytes() if out.is_file() else None) == before
     assert os.listdir(tmp_path) == [out.name]
 

@@ -125,7 +125,7 @@ def test_bad_places_are_one_line_with_a_remedy(tmp_path):
     for folder, out, said in (
         (results, results / "curve.json", r"ends in \.html"),
         (results, results / "curve.json" / "page.html", "choose another --out"),
-        (tmp_path / "nowhere", tmp_path / "page.html", "is no folder"),
+        (tmp_path / "nowhere", tmp_path / "page.html", "is not a folder"),
         (results / "broken", tmp_path / "page.html", "cannot be read as JSON"),
     ):
         with pytest.raises(SymmergeError, match=said):
@@ -217,7 +217,7 @@ def test_mixtures_that_are_none(tmp_path, change, said):
 
 def test_pipes_and_devices_are_refused(tmp_path):
     os.mkfifo(tmp_path / "curve.json")
-    with pytest.raises(SymmergeError, match="no plain file"):
+    with pytest.raises(SymmergeError, match="not a regular file"):
         report(tmp_path, tmp_path / "page.html")
 
 

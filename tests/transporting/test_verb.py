@@ -91,7 +91,7 @@ def same(a, b):
 
 
 BAD = {
-    "no fine-tune": ({"tuned": "stranger"}, (), "no fine-tune"),
+    "no fine-tune": ({"tuned": "stranger"}, (), "not a fine-tune"),
     "nothing to carry": ({"tuned": "base"}, (), "nothing to carry"),
     "fewer tokens": ({"tuned": "tokens"}, (), "smaller"),
     "heal": ({}, ("--heal", "-1"), "heal"),

@@ -165,7 +165,7 @@ def write_aligned(
     recipe, (a, b) = alignment.recipe, alignment.sources
     if recipe.non_symmetric:
         raise SymmetryError(
-            f"this recipe is no symmetry ({recipe.about}): what it gives is not the function of"
+            f"this recipe is not a symmetry ({recipe.about}): its result is not the function of"
             f" {b.where}; measure it with barrier"
         )
     run = partial(verify_shared, shared=alignment.shared) if alignment.shared else None

@@ -60,7 +60,7 @@ class Comparison:
         recipes = self.recipes(folder.models[0])
         if None in recipes.values():
             raise MismatchError(
-                f"--method none: {folder.path} is measured as it is already; leave out none, or"
+                f"--method none: {folder.path} is already measured as it is; leave out none, or"
                 " give the original models"
             )
         return recipes
@@ -141,7 +141,7 @@ class Comparison:
             raise no_inputs(model, what, "--calibration")
         if calibration != "self" and Path(calibration).resolve() == Path(data).resolve():
             raise MismatchError(
-                f"--calibration {calibration} is what is measured on: a merge fitted to it would"
+                f"--calibration {calibration} is also measured on: a merge fitted to it would"
                 " look better than it is; give other data"
             )
         return calibration
@@ -195,8 +195,7 @@ def check_together(count: int, recipes: Recipes) -> None:
     """Refuse --together for fewer than three models and for methods that only align pairs."""
     if count < 3:
         raise MismatchError(
-            f"--together is for three models or more, and there are {count}:"
-            " leave it out, or give more models"
+            f"--together needs three or more models, not {count}: leave it out, or give more models"
         )
     pairwise = [
         name
@@ -205,7 +204,7 @@ def check_together(count: int, recipes: Recipes) -> None:
     ]
     if pairwise:
         raise MismatchError(
-            f"--together: {', '.join(pairwise)} aligns pairs alone;"
+            f"--together: {', '.join(pairwise)} only aligns pairs;"
             " leave out --together, or this method"
         )
 

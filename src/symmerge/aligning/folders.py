@@ -92,7 +92,7 @@ def _record(path: Path) -> SolutionFile | UniverseFile:
     what = f"it has neither {' nor '.join(RECORDS)}" if path.is_dir() else "there is no such folder"
     if (path / "config.json").is_file():
         what = "it is a single checkpoint"
-    raise CheckpointError(f"{path} is no aligned folder: {what}; {REMEDY}")
+    raise CheckpointError(f"{path} is not an aligned folder: {what}; {REMEDY}")
 
 
 def _names(record: SolutionFile | UniverseFile) -> Iterator[str]:
@@ -108,5 +108,5 @@ def _names(record: SolutionFile | UniverseFile) -> Iterator[str]:
 def _checked(path: Path, name: str) -> Path:
     if not (path / name / "symmerge.json").is_file():
         what = "has no symmerge.json" if (path / name).is_dir() else "is missing"
-        raise CheckpointError(f"{path} is no aligned folder: {path / name} {what}; {REMEDY}")
+        raise CheckpointError(f"{path} is not an aligned folder: {path / name} {what}; {REMEDY}")
     return path / name

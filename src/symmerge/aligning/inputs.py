@@ -61,7 +61,7 @@ def _with_one_set_of_labels(models: list[Model]) -> list[Model]:
     changed = [old.where for old, new in zip(models, together, strict=True) if old is not new]
     if changed:
         warnings.warn(
-            f"{' and '.join(changed)} are classifiers of different labels: their heads are kept"
+            f"{' and '.join(changed)} are classifiers with different labels: their heads are kept"
             f" side by side ({together[0].spec.sizes['label']} labels)",
             SymmergeWarning,
             stacklevel=4,
@@ -73,7 +73,8 @@ def _as_wide_as(model: Model, widest: Model, units: str) -> Model:
     if not _narrower(model, widest):
         return model
     warnings.warn(
-        f"{model.where} is narrower than {widest.where}: widened, it computes the same function",
+        f"{model.where} is narrower than {widest.where}: it was widened, which does not change its"
+        " function",
         SymmergeWarning,
         stacklevel=4,
     )

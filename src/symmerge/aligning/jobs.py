@@ -129,8 +129,8 @@ def relations(models: Sequence[Model]) -> Iterator[str]:
         alike = likeness(a, b)
         if alike >= SAME_BASIN:
             yield (
-                f"{a.where} and {b.where} are aligned already (their weights agree by {alike:.2f}:"
-                " fine-tunes of one base?); a plain average will do: merge --method none"
+                f"{a.where} and {b.where} are already aligned (their weights agree by {alike:.2f}:"
+                " fine-tunes of one base?); a plain average is enough: merge --method none"
             )
         elif alike >= RELATED:
             yield (

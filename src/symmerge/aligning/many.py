@@ -92,7 +92,7 @@ def check_many(reference: int | str, count: int, rounds: int | None) -> None:
     """Refuse many-model options for a pair, and a reference that is out of range."""
     if count == 2 and (str(reference) != "0" or rounds is not None):
         raise MismatchError(
-            "--reference and --rounds are for three models or more:"
+            "--reference and --rounds are for three or more models: leave them out;"
             " of two, the first is the reference"
         )
     _place(reference, count)
@@ -103,7 +103,7 @@ def _place(reference: int | str, count: int) -> int | str:
         return reference
     if not str(reference).isdecimal() or int(reference) >= count:
         raise MismatchError(
-            f"--reference {reference}: give a place from 0 to {count - 1}, or {MEDOID}"
+            f"--reference {reference}: give a number from 0 to {count - 1}, or {MEDOID}"
         )
     return int(reference)
 
@@ -129,7 +129,7 @@ def align_many(
     recipe = recipe_for(method, sources)
     if recipe.non_symmetric:
         raise MismatchError(
-            f"this recipe is no symmetry ({recipe.about}): measure it with barrier, pair by pair"
+            f"this recipe is not a symmetry ({recipe.about}): measure it with barrier, pair by pair"
         )
     solver, prepared = recipe.matching, [recipe.prepare(model) for model in sources]
     start = solver.start_solver() if isinstance(solver, LearnedMatching) else solver

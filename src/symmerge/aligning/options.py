@@ -165,8 +165,8 @@ class AlignOptions(LearningOverrides):
             f" and {free / 1e9:.0f} GB are free"
         )
         if self.effort or self.data:
-            raise MismatchError(f"{why}: choose --effort fast, or a --device with more")
-        warnings.warn(f"{why}: weights alone are matched", SymmergeWarning, stacklevel=2)
+            raise MismatchError(f"{why}: choose --effort fast, or a --device with more memory")
+        warnings.warn(f"{why}: only weights are matched", SymmergeWarning, stacklevel=2)
         return False
 
     def _recipe(self) -> Recipe:
@@ -202,13 +202,13 @@ class AlignOptions(LearningOverrides):
         if self.calibration_samples is not None and self.calibration is None:
             raise MismatchError(
                 f"--calibration-samples {self.calibration_samples}: there is nothing to take them"
-                " of; add --calibration, or give --samples of --data"
+                " from; add --calibration, or use --samples for --data"
             )
         looks = recipe.method == "activations" or self.start_from == "activations"
         if self.calibration is not None and not looks:
             name = self.calibration.data if isinstance(self.calibration, Task) else self.calibration
             raise MismatchError(
-                f"--calibration {name}: {recipe.about} looks at no activations;"
+                f"--calibration {name}: {recipe.about} does not look at activations;"
                 " add --method activations or --start-from activations, or leave it out"
             )
 
@@ -218,7 +218,7 @@ class AlignOptions(LearningOverrides):
             return
         if recipe.method not in ("learned", "soft"):
             raise MismatchError(
-                f"--{flag} {value}: nothing is learned by {recipe.method}; add --method learned"
+                f"--{flag} {value}: {recipe.method} learns nothing; add --method learned"
             )
         if SOLVER_FIELDS.get(name, name) not in {field.name for field in fields(recipe.matching)}:
             raise MismatchError(f"--{flag} {value}: only --method learned takes it")
@@ -288,7 +288,7 @@ def choose_recipe(
         )
     if recipe.non_symmetric and not non_symmetric:
         raise SymmetryError(
-            f"recipe {name} is no symmetry: what it gives is another function than the model's;"
+            f"recipe {name} is not a symmetry: its result is not the function of the model;"
             " measure it with barrier"
         )
     return recipe

@@ -121,9 +121,9 @@ def _refuse_kinds(a: Model, b: Model, mine: Mapping[str, int], theirs: Mapping[s
     kinds = kind_of(mine), kind_of(theirs)
     if kinds[0] != kinds[1]:
         raise MismatchError(
-            f"the tokenizer of {a.where} is {kinds[0]}, that of {b.where} {kinds[1]}: one string is"
-            " not the same piece of text in both (they mark where words begin differently);"
-            " give models with tokenizers of one kind"
+            f"the tokenizer of {a.where} is {kinds[0]}, that of {b.where} {kinds[1]}: the same"
+            " string is not the same piece of text in both (they mark the start of words"
+            " differently); give models with the same kind of tokenizer"
         )
 
 
@@ -131,7 +131,7 @@ def _refuse_few(a: Model, b: Model, tokens: int, of: int) -> None:
     shares = f"{b.where} has {tokens} of the {of} tokens of {a.where}"
     if tokens < TOO_FEW * of:
         raise MismatchError(
-            f"{shares}: too few to go by (less than {TOO_FEW:.0%});"
+            f"{shares}: too few to match by (less than {TOO_FEW:.0%});"
             " give models whose tokenizers were made from similar text"
         )
     if tokens < FEW * of:

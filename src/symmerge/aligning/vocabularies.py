@@ -39,7 +39,7 @@ def read_alike(models: Sequence[Model], shared_tokens: bool) -> list[Model]:
         return list(models)
     if len(models) > 2:
         raise MismatchError(
-            f"--shared-tokens is for two models, and there are {len(models)}: merge two at a time"
+            f"--shared-tokens needs two models, not {len(models)}: merge two at a time"
         )
     return [models[0], respell(models[1], models[0])]
 
@@ -72,7 +72,7 @@ def respell(b: Model, a: Model, shared: SharedTokens | None = None) -> Model:
         pads = [model.config.get("pad_token_id") for model in (a, b)]
         raise MismatchError(
             f"{b.where} cannot be written in the vocabulary of {a.where}: its positions are counted"
-            f" from the id of the pad token, which is {pads[1]}, there {pads[0]};"
+            f" from the id of the pad token, which is {pads[1]} in one and {pads[0]} in the other;"
             " give models whose pad tokens have the same id"
         )
     return respelled
@@ -163,7 +163,7 @@ def align_vocabularies(
         return solve_pair(a, b, recipe, progress=progress, resume_file=resume_file)
     if recipe.non_symmetric:
         raise SymmetryError(
-            f"this recipe is no symmetry ({recipe.about}): what it gives is not the function of"
+            f"this recipe is not a symmetry ({recipe.about}): its result is not the function of"
             f" {b.where}; choose another"
         )
     solver = _without_unshared(recipe.matching, shared)

@@ -63,7 +63,7 @@ def read_npy(path: str | Path, what: str) -> np.ndarray:
             return _array(file, size, what)
     except (_Refused, *DAMAGES) as error:
         raise DataError(
-            f"{path} is no .npy file of {what} ({_short(error)}): save one with numpy.save"
+            f"{path} is not an .npy file of {what} ({_short(error)}): save one with numpy.save"
         ) from error
 
 

@@ -19,7 +19,7 @@ from uuid import uuid4
 from symmerge.checkpoints.limits import LARGEST_JSON, read_plain
 from symmerge.errors import CheckpointError, SymmergeWarning
 
-RESTORE = "restore it from where the model came"
+RESTORE = "restore it from the original model"
 MARKED = 65_536  # bytes from the start of a file, in which its mark lies
 
 
@@ -124,7 +124,7 @@ def set_aside(*files: Path) -> None:
             sweep_temporary(file)
             warnings.warn(
                 f"{file.name} of an interrupted run is now {copy}: to continue that run, rename it"
-                " back and give --resume",
+                " back and add --resume",
                 SymmergeWarning,
                 stacklevel=2,
             )
@@ -148,7 +148,7 @@ def refuse_foreign(file: Path, mark: str) -> None:
     """Refuse a file that is there already and does not hold the mark of what we write."""
     if file.exists() and not (file.is_file() and mark.encode() in _beginning(file)):
         raise CheckpointError(
-            f"{file} exists, and symmerge did not write it: choose another name, or move it away"
+            f"{file} exists, but symmerge did not write it: choose another name, or move it away"
         )
 
 

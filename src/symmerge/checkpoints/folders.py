@@ -41,7 +41,7 @@ def new_folder(
         partial.mkdir()
     except OSError as error:
         raise CheckpointError(
-            f"cannot write beside {target}: {error.strerror}; choose another --out"
+            f"cannot write next to {target}: {error.strerror}; choose another --out"
         ) from error
     try:
         yield partial
@@ -50,7 +50,7 @@ def new_folder(
         _swap(partial, target, overwrite)
     except OSError as error:
         raise CheckpointError(
-            f"writing {target} failed: {error.strerror}; nothing was left there"
+            f"writing {target} failed: {error.strerror}; nothing was left behind"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -75,19 +75,18 @@ def refuse(target: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
         path = path.resolve()
         if out == path or path in out.parents or out in path.parents:
             raise CheckpointError(
-                f"the output {target} and the input {path} lie inside each other:"
-                " choose another --out"
+                f"the output {target} and the input {path} overlap: choose another --out"
             )
     if target.exists() and not overwrite:
         raise CheckpointError(
-            f"{target} exists: choose another --out, or --overwrite to replace it"
+            f"{target} exists: choose another --out, or add --overwrite to replace it"
         )
     if target.exists() and not target.is_dir():
         raise CheckpointError(f"{target} is a file: choose another --out")
     if target.exists() and (strange := foreign_files(target)):
         more = f" and {len(strange) - SHOWN} more" if len(strange) > SHOWN else ""
         raise CheckpointError(
-            f"{target} holds what symmerge did not write ({', '.join(strange[:SHOWN])}{more}):"
+            f"{target} has files that symmerge did not write ({', '.join(strange[:SHOWN])}{more}):"
             " nothing was replaced; move it away, or choose another --out"
         )
 

@@ -38,8 +38,8 @@ def local_folder(name: str) -> Path:
         if _offline():
             reason = f"it was not fetched before, and {OFFLINE} is set; unset it"
         raise CheckpointError(
-            f"{name} is not a folder here, and the hub does not give it ({reason}): check the name,"
-            f" or where there is a network `hf download {name} --local-dir DIR`, and give DIR"
+            f"{name} is not a folder here and cannot be fetched from the hub ({reason}): check the"
+            f" name, or run `hf download {name} --local-dir DIR` with a network, and give DIR"
         ) from error
 
 

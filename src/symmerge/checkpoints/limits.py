@@ -38,7 +38,7 @@ def plain_size(path: str | Path) -> int:
     if stat.S_ISDIR(info.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(info.st_mode):
-        raise OSError(errno.EINVAL, "no plain file, but a pipe or a device")
+        raise OSError(errno.EINVAL, "not a regular file, but a pipe or a device")
     return info.st_size
 
 
@@ -73,7 +73,7 @@ def _unpacked(file: BinaryIO) -> Iterator[bytes]:
         stream = lzma.LZMADecompressor(memlimit=LARGEST_EXPANSION)
         while not stream.eof:
             if stream.needs_input and not left and not (left := file.read(CHUNK)):
-                raise EOFError("it ends early")
+                raise EOFError("it is truncated")
             yield stream.decompress(left, CHUNK)
             left = b""
         left = stream.unused_data.lstrip(b"\0") or file.read(CHUNK)

@@ -17,7 +17,7 @@ def check_plain(file: Path, folder: Path) -> Path:
     """
     if ".." in file.parts[len(folder.parts) :] or folder not in file.parents:
         raise CheckpointError(
-            f"{file} lies outside {folder}: only files of the folder are read; correct its name"
+            f"{file} is outside {folder}: only files in the folder are read; correct its name"
         )
     place = _place(file)
     inside = place.is_relative_to(folder.resolve()) or place.is_relative_to(_blobs(folder))
@@ -26,7 +26,7 @@ def check_plain(file: Path, folder: Path) -> Path:
             f"{file} links to {place}, outside its folder: put a copy of the file there instead"
         )
     if place.exists() and not stat.S_ISREG(place.stat().st_mode):
-        raise CheckpointError(f"{file} is no plain file: replace it with one, or remove it")
+        raise CheckpointError(f"{file} is not a regular file: replace it with one, or remove it")
     return file
 
 

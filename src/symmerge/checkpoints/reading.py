@@ -91,7 +91,7 @@ def read_config(path: Path) -> dict[str, Any]:
         method = quantisation.get("quant_method", "unknown method") if is_dict else quantisation
         named = method if isinstance(method, str) and len(method) <= 40 else shown(method)
         raise CheckpointError(
-            f"{path} is quantised ({named}): symmetries act on full weights;"
+            f"{path} is quantised ({named}) : symmetries act on full weights;"
             " use the float16 or float32 checkpoint"
         )
     return config
@@ -117,8 +117,7 @@ def _shards(index: Path) -> list[Path]:
         raise CheckpointError(f"{index} has no 'weight_map': {RESTORE}")
     if wrong := [name for name in weight_map.values() if not isinstance(name, str)]:
         raise CheckpointError(
-            f"{index} has {shown(wrong[0])} in 'weight_map' where the name of a file should be:"
-            f" {RESTORE}"
+            f"{index} has {shown(wrong[0])} in 'weight_map' where a file name should be: {RESTORE}"
         )
     names = sorted({*weight_map.values()})
     for name in names:

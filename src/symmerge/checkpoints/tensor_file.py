@@ -65,7 +65,7 @@ def refuse_foreign_tensors(path: Path, format: str) -> None:
     except (OSError, SafetensorError, ValueError, RecursionError):
         pass
     raise CheckpointError(
-        f"{path} exists, and is no {format} file that symmerge wrote: choose another name, or"
+        f"{path} exists, but is not a {format} file written by symmerge: choose another name, or"
         " move it away"
     )
 

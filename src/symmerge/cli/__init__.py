@@ -23,24 +23,24 @@ from symmerge import __version__
 SETTINGS: dict[str, object] = {"help_option_names": ["-h", "--help"]}
 # In the order of the help; a test checks that these are the first lines of the verbs' docstrings.
 VERBS = {
-    "merge": "Merge two models or more into one stock checkpoint of the original size.",
-    "align": "Bring B into A's basin: OUT/reference and OUT/aligned, the same functions, close.",
-    "evaluate": "Show loss and metrics of checkpoints side by side, and of their ensemble.",
-    "barrier": "Measure the loss on the straight line between models: every method, both barriers.",
-    "report": "Make one self-contained page of results: curves with a slider, sortable tables.",
+    "merge": "Merge two or more models into one stock checkpoint of the original size.",
+    "align": "Bring B into A's basin: OUT/reference and OUT/aligned compute what A and B do.",
+    "evaluate": "Compare the loss and metrics of checkpoints and of their ensemble.",
+    "barrier": "Measure the loss on the straight line between models, for one or more methods.",
+    "report": "Make a self-contained page of results: curves with a slider, sortable tables.",
     "inspect": "Show a model's symmetries: spaces, groups, degrees of freedom, axes of tensors.",
-    "derive": "Propose a table for an architecture, and prove every space of it.",
+    "derive": "Propose a symmetry table for an architecture, and prove every space in it.",
     "verify": "Do two checkpoints compute the same function? Exit code 0 for yes, 1 for no.",
     "same": "Are two checkpoints the same function up to symmetry? Exit code 0 for yes, 1 for no.",
     "kinship": "Are two checkpoints related, in any disguise? Exit code 0 for yes, 1 for no.",
-    "random": "Write a random member of a symmetry orbit: other weights, the same function.",
-    "apply": "Move a model by a saved alignment: other weights, the same function.",
+    "random": "Write a random member of a model's symmetry orbit: new weights, the same function.",
+    "apply": "Apply a saved alignment to a model: new weights, the same function.",
     "canonical": "Write a model in canonical form: gains folded, means removed, circuits balanced.",
-    "statistics": "Gather statistics of two models' activations once, for align and merge.",
-    "transport": "Carry what a fine-tune or an adapter learned to another base: what arrives?",
+    "statistics": "Gather activation statistics of two models once, to reuse in align and merge.",
+    "transport": "Carry what a fine-tune or an adapter learned over to another base.",
     "demo": "Train two pairs of small models, align and merge them by every method, on one page.",
-    "train": "Train a stock model: small ones in seconds on installed data, or the papers' models.",
-    "experiment": "Compute a paper's table: every number beside the published one.",
+    "train": "Train a stock model: a small one in seconds on bundled data, or the papers' models.",
+    "experiment": "Compute a paper's table, with the published numbers next to ours.",
 }
 
 
@@ -66,12 +66,12 @@ def command_for(name: str) -> object:
 app = typer.Typer(
     cls=LazyVerbs,
     help="Merge Transformers that were trained from different initialisations: find the symmetry"
-    " between them, prove that it changes no function.",
-    epilog="Help of a verb: [bold]symmerge merge --help[/]; every option of it: --help-all.\n\n"
-    "Complete verbs and options with the Tab key: [bold]symmerge --install-completion[/], then"
-    " open a new shell.\n\n"
+    " between them, and prove that it changes no function.",
+    epilog="Help for a command: [bold]symmerge merge --help[/]; all of its options: --help-all.\n\n"
+    "To complete commands and options with the Tab key, run [bold]symmerge --install-completion[/]"
+    " and open a new shell.\n\n"
     "Exit codes: 0 yes or done, 1 no (verify, same, kinship), 2 a problem with the input;"
-    " the message says what, where and the remedy.",
+    " the message says what is wrong, where, and the remedy.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

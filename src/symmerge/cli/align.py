@@ -50,7 +50,7 @@ from symmerge.models.precision import check_dtype
 from symmerge.report.published import write_verdict
 from symmerge.verification.written import PASSES
 
-REMEDY = "there is nothing to align it to; give two models or more, symmerge align A B --out DIR"
+REMEDY = "there is nothing to align it to; give two or more models: symmerge align A B --out DIR"
 
 
 @verb(
@@ -75,12 +75,12 @@ def align(
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Bring B into A's basin: OUT/reference and OUT/aligned, the same functions, close.
+    """Bring B into A's basin: OUT/reference and OUT/aligned compute what A and B do.
 
-    For whoever wants to average, compare or interpolate the models themselves. Each output is a
-    stock checkpoint, verified to compute what its source does; three models or more give
-    OUT/aligned-1, -2, ... Beside them: the alignment and its evidence. Ctrl-C keeps the best so
-    far.
+    Use this to average, compare or interpolate the models yourself. Each output is a stock
+    checkpoint, verified to compute what its source does. With three or more models you get
+    OUT/aligned-1, -2, ... The alignment and its evidence are saved as well. Ctrl-C keeps the best
+    alignment so far.
     """
     with process_group() as (rank, _):
         console.phases.verbose = output.verbose
@@ -159,7 +159,7 @@ def _write(
 
 def _show(result: Aligned | AlignedMany, out: Path) -> None:
     if was_interrupted(result):
-        console.say("interrupted: wrote the best so far; --resume --overwrite continues")
+        console.say("interrupted: wrote the best alignment so far; --resume --overwrite continues")
     _show_pair(result, out) if isinstance(result, Aligned) else _show_many(result, out)
 
 
@@ -168,8 +168,8 @@ def _show_pair(result: Aligned, out: Path) -> None:
     if learned := solution.learned:
         losses = solution.objective
         console.say(
-            f"loss of the midpoint on held-out inputs {losses[0]:.4f} at the start,"
-            f" {min(losses):.4f} learned ({learned['stopped']})"
+            f"loss of the midpoint on held-out inputs: {losses[0]:.4f} at the start,"
+            f" {min(losses):.4f} after learning ({learned['stopped']})"
         )
     console.say(
         f"distance {result.before:.3f} before, {result.after:.3f} after,"

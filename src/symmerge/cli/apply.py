@@ -23,7 +23,7 @@ def apply(
     alignment: Annotated[
         Path,
         typer.Argument(
-            help="An alignment.safetensors, from random or align.",
+            help="An alignment.safetensors written by random or align.",
             metavar="ALIGNMENT",
             show_default=False,
         ),
@@ -32,10 +32,10 @@ def apply(
     written: Written,
     device: Device = "cpu",
 ) -> None:
-    """Move a model by a saved alignment: other weights, the same function.
+    """Apply a saved alignment to a model: new weights, the same function.
 
-    For repeating what align or random did. Refuses models the alignment was not made for. Reads
-    and writes tensor by tensor.
+    Use this to repeat what align or random did. Models that the alignment was not made for are
+    refused. Reads and writes tensor by tensor.
     """
     source = load(model)
     moved = follow(alignment, source, device=device)

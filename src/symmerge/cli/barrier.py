@@ -58,7 +58,7 @@ from symmerge.models.progress import Phase
 from symmerge.models.tables import check_same_table
 
 POINTS, METHODS_USUAL = 21, "none,weights"
-REMEDY = "a line has two ends; give two models or more, symmerge barrier A B"
+REMEDY = "a line has two ends; give two or more models: symmerge barrier A B"
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ class Compared:
     method: Annotated[
         str | None,
         typer.Option(
-            help=f"Lines to compare, with commas: none, {', '.join((*EFFORTS, *METHODS))},"
-            " or a recipe of align; learned:residual+ff learns these alone.",
-            show_default=f"{METHODS_USUAL}; of an aligned folder, as it is",
+            help=f"Lines to compare, separated by commas: none, {', '.join((*EFFORTS, *METHODS))},"
+            " or a recipe of align; learned:residual+ff learns only these spaces.",
+            show_default=f"{METHODS_USUAL}; an aligned folder as it is",
         ),
     ] = None
     calibration: Annotated[
         str | None,
         typer.Option(
-            help="Inputs for methods that look at some or learn; never --data.",
+            help="Inputs for methods that look at activations or learn; must differ from --data.",
             show_default=False,
         ),
     ] = None
@@ -100,7 +100,7 @@ class Measured:
     points: Annotated[
         int | None,
         typer.Option(
-            help="Points on a line, both ends included.",
+            help="Number of points on a line, including both ends.",
             show_default=f"{POINTS}, or {TOGETHER_POINTS} with --together",
         ),
     ] = None
@@ -108,8 +108,8 @@ class Measured:
         bool,
         typer.Option(
             "--together",
-            help="Of three models or more: bring all together instead of every pair;"
-            " every line, the triangle, all merged.",
+            help="For three or more models: align all together instead of pair by pair, and"
+            " measure every line, the triangle and the merge of all.",
         ),
     ] = False
 
@@ -118,27 +118,27 @@ class Measured:
 class Further:
     """Options that few people need."""
 
-    panel: ClassVar[str] = "In detail"
+    panel: ClassVar[str] = "Details"
     task: Annotated[
         str | None,
         typer.Option(
             help="What to measure: mlm, clm, seq2seq, image or text.",
-            show_default="that of the models",
+            show_default="the models' own",
         ),
     ] = None
     samples: Annotated[
-        int | None, typer.Option(help="How many samples to use.", show_default="by task")
+        int | None, typer.Option(help="Number of samples to use.", show_default="by task")
     ] = None
     calibration_samples: Annotated[
         int | None,
-        typer.Option(help="How many samples of --calibration to use.", show_default="by task"),
+        typer.Option(help="Number of samples of --calibration to use.", show_default="by task"),
     ] = None
     circuits: Annotated[
         bool,
         typer.Option(
             "--circuits",
-            help="Also every line with attention averaged as circuits, as papers do: no stock"
-            " models, for comparison.",
+            help="Also measure every line with attention averaged as circuits, as some papers do"
+            " (not stock models; for comparison).",
         ),
     ] = False
 
@@ -157,8 +157,8 @@ def barrier(
     models: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Checkpoint folders of one architecture, two or more; or one folder that align"
-            " wrote.",
+            help="Two or more checkpoint folders of one architecture, or one folder written by"
+            " align.",
             metavar="A B | DIR",
             show_default=False,
         ),
@@ -172,14 +172,15 @@ def barrier(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Measure the loss on the straight line between models: every method, both barriers.
+    """Measure the loss on the straight line between models, for one or more methods.
 
-    With three models or more, every pair is aligned and measured: means and standard errors. With
-    --together all are aligned at once: barriers of all pairs, of the means of the first 2, 3, ...
-    models, and the triangle of the first three. What is in a folder that align wrote is measured
-    as it is. The task is that of the models; without data, language models write their own text.
+    With three or more models, every pair is aligned and measured; means and standard errors are
+    shown. With --together, all are aligned at once: you get the barriers of all pairs, of the
+    means of the first 2, 3, ... models, and the triangle of the first three. The contents of a
+    folder written by align are measured as they are. The task follows from the models; without
+    data, language models are measured on text they sample.
 
-    --out gets curve.json, curve.csv and curve.svg, or simplex.json, simplex.csv and figures.
+    --out receives curve.json, curve.csv and curve.svg, or simplex.json, simplex.csv and figures.
     """
     together, points, device = measured.together, measured.points, compared.device
     if points is None:
@@ -244,7 +245,7 @@ def _lines(
 def _check_circuits(circuits: bool, model: Model, together: bool) -> None:
     """Refuse --circuits where there are none, and of many models, before any work."""
     if circuits and together:
-        raise MismatchError("--circuits is for the lines of pairs: leave out --together")
+        raise MismatchError("--circuits measures lines between pairs: leave out --together")
     if circuits:
         check_circuits(model)
 

@@ -17,8 +17,8 @@ from symmerge.models.model import load
 def canonical(model: ModelPath, written: Written, residual: Residual = "full") -> None:
     """Write a model in canonical form: gains folded, means removed, circuits balanced.
 
-    For comparing weights: what the function leaves open is fixed, where a formula can. The steps
-    are in the model card and in symmerge.json.
+    Use this to compare weights: whatever the function leaves open is fixed, as far as a formula
+    can do it. The steps are listed in the model card and in symmerge.json.
     """
     source = load(model)
     write_moved(source, canonicalize(source.restrict(**restriction(residual))), written)

@@ -40,10 +40,10 @@ PATH_ERRORS = (
     *(errno.EDQUOT, errno.ENOTDIR, errno.EISDIR, errno.EFBIG, errno.EIO),
 )
 
-NO_MEMORY = "the memory is full"
+NO_MEMORY = "out of memory"
 LESS_MEMORY = (
     "--effort fast needs the least; a smaller --batch-size lowers what learning needs, --device cpu"
-    " takes the machine's memory instead of the GPU's; what align had found goes on with --resume"
+    " uses the machine's memory instead of the GPU's; --resume continues from what align had found"
 )
 CLOSED_PIPE = 141  # as of a program that SIGPIPE ends: neither yes nor no
 
@@ -165,7 +165,7 @@ def friendly(interrupted: str = "interrupted: nothing was written") -> Iterator[
             fail(f"{NO_MEMORY} ({' '.join(str(error).split())[:120]}): {LESS_MEMORY}", error)
         if isinstance(error, OSError) and error.errno in OUTPUT_ERRORS and not error.filename:
             _discard(sys.stdout)
-            fail("the output cannot be written: no space is left; make room for it", error)
+            fail("the output cannot be written: no space is left; free some space", error)
         if isinstance(error, OSError) and error.errno in PATH_ERRORS:
             what = os.fsdecode(error.filename) if error.filename else "a file"
             fail(f"{what} cannot be used ({error.strerror}): choose another path", error)

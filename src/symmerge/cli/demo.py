@@ -30,7 +30,7 @@ def demo(
         typer.Option(
             "--out",
             "-o",
-            help="Where everything goes; trained models are kept there.",
+            help="Output folder; trained models are kept there.",
             metavar="DIR",
         ),
     ] = Path("out/demo"),
@@ -38,14 +38,14 @@ def demo(
     symmetries: Annotated[
         bool,
         typer.Option(
-            "--symmetries", help="Instead: move a small model of every family by a random symmetry."
+            "--symmetries", help="Instead, move a small model of every family by a random symmetry."
         ),
     ] = False,
     json: Json = False,
 ) -> None:
     """Train two pairs of small models, align and merge them by every method, on one page.
 
-    For seeing what this is about without models or data of your own. A second run does not train
+    See what symmerge does without any models or data of your own. A second run does not train
     again.
     """
     if symmetries:
@@ -54,11 +54,11 @@ def demo(
     if json:
         console.show_json(list(outcome.rows))
         return
-    title = "Loss barriers on held-out data: averaging, and what alignment leaves of it"
+    title = "Loss barriers on held-out data: plain averaging, and after alignment"
     console.show_table(title, outcome.rows)
-    console.say(f"the page: {outcome.page}")
+    console.say(f"page: {outcome.page}")
     for folder, verdict in outcome.merged.items():
-        console.say(f"merged, a stock checkpoint: {folder}")
+        console.say(f"merged into a stock checkpoint: {folder}")
         show_verdict(verdict)
 
 
@@ -71,6 +71,6 @@ def _symmetries(seed: int, json: bool) -> None:
     if json:
         console.show_json(rows)
     else:
-        title = "A random element of the whole symmetry group: other weights, the same function"
+        title = "A random element of the whole symmetry group: new weights, the same function"
         console.show_table(title, rows)
     raise typer.Exit(0 if all(row["same function"] == "yes" for row in rows) else 1)

@@ -25,27 +25,29 @@ def derive(
     model: Annotated[
         str,
         typer.Argument(
-            help="A class of transformers, a checkpoint folder, or a hub name.",
+            help="The name of a transformers class, a checkpoint folder, or a hub name.",
             metavar="MODEL_OR_CLASS",
             show_default=False,
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="A file for the table: .json, else text.", metavar="FILE"),
+        typer.Option(
+            "--out", "-o", help="Write the table to this file: .json, or else text.", metavar="FILE"
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out.")] = False,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Propose a table for an architecture, and prove every space of it.
+    """Propose a symmetry table for an architecture, and prove every space in it.
 
-    For architectures without a table of ours. A small module of the class is traced; random
-    elements of every space are shown to change nothing, those of larger groups to change the
-    outputs. For a module of your own: sm.derive in Python.
+    Use this for architectures that symmerge has no table for. A small module of the class is
+    traced; random elements of every space are shown to change nothing, and those of larger groups
+    to change the outputs. For your own modules, use sm.derive in Python.
     """
     if out and out.exists() and not overwrite:
-        raise MismatchError(f"{out} exists: choose another name, or --overwrite")
+        raise MismatchError(f"{out} exists: choose another name, or add --overwrite")
     derivation = derive_stock(model, seed=seed)
     if out and out.suffix == ".json":
         results_of(derivation).write(out)

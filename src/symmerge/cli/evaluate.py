@@ -29,8 +29,8 @@ class Harnessed:
         str | None,
         typer.Option(
             "--lm-eval",
-            help="Tasks of the lm-eval package, which has to be installed, with commas; instead of"
-            " the loss, unless --data is given, too.",
+            help="Tasks of the lm-eval package (must be installed), separated by commas. They"
+            " replace the loss unless --data is given as well.",
             metavar="TASKS",
             show_default=False,
         ),
@@ -39,7 +39,7 @@ class Harnessed:
         Path | None,
         typer.Option(
             "--lm-eval-include",
-            help="A folder with more tasks for --lm-eval, as YAML; code that these name is run.",
+            help="A folder with more tasks for --lm-eval, in YAML; code that they name is run.",
             metavar="DIR",
             show_default=False,
         ),
@@ -58,7 +58,7 @@ def evaluate(
     models: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="One checkpoint folder or more; sizes may differ.",
+            help="One or more checkpoint folders; sizes may differ.",
             metavar="MODEL ...",
             show_default=False,
         ),
@@ -72,7 +72,7 @@ def evaluate(
         ),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(help="How many samples to use.", show_default="by task")
+        int | None, typer.Option(help="Number of samples to use.", show_default="by task")
     ] = None,
     out: Annotated[
         Path | None,
@@ -82,9 +82,9 @@ def evaluate(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Show loss and metrics of checkpoints side by side, and of their ensemble.
+    """Compare the loss and metrics of checkpoints and of their ensemble.
 
-    The task is that of the models: perplexity of language models, accuracy of classifiers.
+    The task follows from the models: perplexity for language models, accuracy for classifiers.
     Without data, language models are measured on text that they sample themselves.
     """
     if out is not None:

@@ -52,11 +52,11 @@ from symmerge.models.model import device_of
     ),
 )
 def experiment(asked: Asked, external: External, computing: Computing) -> None:
-    """Compute a paper's table: every number beside the published one.
+    """Compute a paper's table, with the published numbers next to ours.
 
     A table is a grid of cells (train a model, measure a line), each computed once and kept under
-    --out. Kill it whenever you like, even with kill -9: --resume continues. A cell that fails is
-    tried three times; the others are computed all the same, and the exit code is 1.
+    --out. You can kill it at any time, even with kill -9: --resume continues. A cell that fails is
+    tried three times; the others are still computed, and the exit code is 1.
 
     With --models nothing is trained: the table has one column, computed from all their pairs. Only
     v-tasks fine-tunes them, on its own tasks (python-topics, or GLUE's in --data-dir), so it takes
@@ -97,7 +97,7 @@ def _finished(asked: Asked, tables: tuple[ResultTable, ...], store: Store) -> Ru
     if not outcome.results:
         raise MismatchError(
             f"nothing of {asked.name} at size {asked.size} is finished in {asked.out}:"
-            " leave out --show to begin"
+            " leave out --show to start"
         )
     return outcome
 
@@ -160,13 +160,13 @@ def _show(out: Path, record: ExperimentFile, outcome: RunOutcome) -> None:
         console.show_table(table.title, printed_rows(table))
     console.say(
         f"wrote {out / RESULTS} and {out / PAGE}; {outcome.computed} cells computed,"
-        f" {outcome.reused} were there"
+        f" {outcome.reused} reused"
     )
     if outcome.failed:
         rows = ({"cell": row.cell, "reason": row.reason} for row in record.failed)
         console.show_table("Failed cells", rows)
         console.err.print(
-            f"{len(outcome.failed)} cells failed: more about them in {out / 'failures.log'};"
+            f"{len(outcome.failed)} cells failed: details are in {out / 'failures.log'};"
             " try them again with --resume",
             soft_wrap=True,
         )

@@ -17,7 +17,7 @@ from symmerge.models.model import load
 def inspect(model: ModelPath, json: Json = False) -> None:
     """Show a model's symmetries: spaces, groups, degrees of freedom, axes of tensors.
 
-    For whoever asks what may change in a model without changing what it computes. Reads no weights.
+    Shows what can change in a model without changing what it computes. Reads no weights.
     """
     about = summary(load(model, check_class=False))
     if json:
@@ -32,4 +32,4 @@ def inspect(model: ModelPath, json: Json = False) -> None:
         f" and 10^{about['discrete (log10)']:.0f} permutations and signs"
     )
     console.show_table("Spaces", about["spaces"])
-    console.show_table("Tensors (* reads, ~ rides along)", about["tensors"])
+    console.show_table("Tensors (* reads, ~ multiplies pointwise)", about["tensors"])

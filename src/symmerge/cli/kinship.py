@@ -18,7 +18,7 @@ from symmerge.lineage.fingerprints import add_to_index, search_index
 from symmerge.lineage.merges import shares
 from symmerge.lineage.results import IndexMatches, Kinship, MergeShares
 
-REMEDY = "give two models, or more candidates: symmerge kinship MODEL CANDIDATE [CANDIDATE ...]"
+REMEDY = "give a model and one or more candidates: symmerge kinship MODEL CANDIDATE [CANDIDATE ...]"
 
 
 @verb(
@@ -32,7 +32,8 @@ def kinship(
     models: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Two checkpoint folders; or a merge and its candidates, to learn their shares.",
+            help="Two checkpoint folders; or a merge and its candidate parents, to get their"
+            " shares.",
             metavar="A B ...",
             show_default=False,
         ),
@@ -40,7 +41,7 @@ def kinship(
     index: Annotated[
         Path | None,
         typer.Option(
-            help="A folder of fingerprints to compare one model with, 2 MB for each model.",
+            help="A folder of fingerprints to compare one model with, 2 MB per model.",
             metavar="FOLDER",
             show_default=False,
         ),
@@ -53,8 +54,8 @@ def kinship(
         typer.Option(
             "--out",
             "-o",
-            help="Write kinship.json and a page with a picture of the layers. It appears whole or"
-            " not at all.",
+            help="Write kinship.json and a page with a picture of the layers to this folder. It"
+            " appears whole or not at all.",
             metavar="DIR",
             show_default=False,
         ),
@@ -64,8 +65,8 @@ def kinship(
 ) -> None:
     """Are two checkpoints related, in any disguise? Exit code 0 for yes, 1 for no.
 
-    For finding out whether a model is a copy, a fine-tune or a merge of another. Needs no data and
-    runs nothing. Any symmetry of the architecture is undone first.
+    Use this to find out whether a model is a copy, a fine-tune or a merge of another. It needs no
+    data and does not run the models. Any symmetry of the architecture is undone first.
     """
     folders = tuple(models or ())
     _check(folders, index, add=add, out=out)
@@ -94,13 +95,15 @@ def kinship(
 def _check(folders: tuple[Path, ...], index: Path | None, *, add: bool, out: Path | None) -> None:
     given = " and ".join(map(str, folders)) or "no model"
     if add and index is None:
-        raise MismatchError("--add: say to which folder of fingerprints, with --index FOLDER")
+        raise MismatchError("--add needs a folder of fingerprints: name it with --index FOLDER")
     if index and not (len(folders) == 1 or (add and folders)):
-        raise MismatchError(f"{given}: --index compares one model; give one, or --add")
+        raise MismatchError(f"{given}: --index compares one model; give one, or use --add")
     if index is None and len(folders) < 2:
         raise MismatchError(f"{given}: {REMEDY}")
     if out and (index or len(folders) != 2):
-        raise MismatchError(f"--out {out}: a page is made of two models alone; leave it out")
+        raise MismatchError(
+            f"--out {out}: only a comparison of two models has a page; leave it out"
+        )
 
 
 def _write(evidence: Kinship, out: Path, inputs: tuple[Path, ...], *, overwrite: bool) -> None:

@@ -49,11 +49,11 @@ from symmerge.models.precision import check_dtype, to_dtype
 from symmerge.models.saving import provenance_of
 from symmerge.report.published import publish
 
-REMEDY = "there is nothing to merge it with; give two models or more, symmerge merge A B --out DIR"
+REMEDY = "there is nothing to merge it with; give two or more models: symmerge merge A B --out DIR"
 
 
 @verb(
-    "interrupted: no model was written; if an alignment was begun, --resume continues from it",
+    "interrupted: no model was written; if an alignment was started, --resume continues from it",
     examples=(
         "seed-0 seed-1 --out merged",
         "seed-0 seed-1 --data text.txt --effort best --out merged",
@@ -75,11 +75,11 @@ def merge(
     overwrite: Overwrite = False,
     config: Config = None,
 ) -> None:
-    """Merge two models or more into one stock checkpoint of the original size.
+    """Merge two or more models into one stock checkpoint of the original size.
 
     For models trained from different initialisations, whose plain average would be useless: all
-    are aligned to the first, which changes no function, then combined. No data is needed. One
-    folder that align wrote is merged without aligning again.
+    are aligned to the first, which changes no function, then combined. No data is needed. A
+    folder written by align is merged without aligning again.
     """
     console.phases.verbose = output.verbose
     return_freed_memory()
@@ -134,7 +134,9 @@ def _source(
     """What is merged, and its folders: a mergekit config, a folder that align wrote, or models."""
     if config is not None and is_mergekit(config):
         if models:
-            raise MismatchError(f"{config} names the models to merge: leave out {models[0]}")
+            raise MismatchError(
+                f"{config} already names the models to merge: leave out {models[0]}"
+            )
         merge = read_mergekit(config)
         return merge, tuple(map(Path, merge.models))
     if models and len(models) == 1 and not (models[0] / "config.json").exists():
@@ -154,7 +156,7 @@ def _show_preview(job: MergeJob, out: Path) -> None:
     for line in preview(job.models, job.recipe):
         console.say(line)
     console.say(
-        f"then {job.plan.combine} of {len(job.models)} models; nothing was written to {out}"
+        f"then combine {len(job.models)} models by {job.plan.combine}; nothing was written to {out}"
     )
 
 
@@ -164,7 +166,7 @@ def _show(merged: Model, job: MergeJob, out: Path) -> None:
     console.say(_proof(merged))
     if not merged.stock:
         console.say(
-            "this is no stock checkpoint: its heads have twice the size; only symmerge loads it"
+            "this is not a stock checkpoint: its heads are twice as large; only symmerge loads it"
         )
 
 

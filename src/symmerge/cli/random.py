@@ -17,10 +17,10 @@ from symmerge.models.orbit import keep, random_member
     )
 )
 def random(model: ModelPath, written: Written, seed: Seed = 0, residual: Residual = "full") -> None:
-    """Write a random member of a symmetry orbit: other weights, the same function.
+    """Write a random member of a model's symmetry orbit: new weights, the same function.
 
-    For tests of what should not depend on a model's coordinates. The symmetry is saved beside it
-    (alignment.safetensors).
+    Use this to test things that should not depend on a model's coordinates. The symmetry is saved
+    with it (alignment.safetensors).
     """
     source, restrict = load(model), restriction(residual)
     alignment, moved = random_member(source.restrict(**restrict), seed)

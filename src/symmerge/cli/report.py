@@ -21,7 +21,7 @@ def report(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="A folder from barrier or align, or one with such subfolders.",
+            help="A folder written by barrier or align, or one with such subfolders.",
             metavar="DIR",
             show_default=False,
         ),
@@ -31,15 +31,15 @@ def report(
         typer.Option(
             "--out",
             "-o",
-            help="The page to write: one HTML file that needs nothing else.",
+            help="The page to write: a single HTML file that needs nothing else.",
             show_default=False,
             metavar="FILE",
         ),
     ],
 ) -> None:
-    """Make one self-contained page of results: curves with a slider, sortable tables.
+    """Make a self-contained page of results: curves with a slider, sortable tables.
 
-    For looking at results of barrier, align or experiment, and sending them to others. Nothing is
-    computed again.
+    Use this to look at results of barrier, align or experiment, or to send them to others. Nothing
+    is recomputed.
     """
     console.say(f"wrote {drawing.report(folder, out)}")

@@ -19,7 +19,7 @@ from symmerge.verification.verdict import describe
 def same(a: ModelA, b: ModelB, json: Json = False) -> None:
     """Are two checkpoints the same function up to symmetry? Exit code 0 for yes, 1 for no.
 
-    For finding out whether one checkpoint is another in disguise. Prints the certificate.
+    Use this to find out whether one checkpoint is another in disguise. Prints the certificate.
     """
     certificate = decide(a, b, progress=console.note)
     if json:
@@ -28,8 +28,9 @@ def same(a: ModelA, b: ModelB, json: Json = False) -> None:
         verdict, is_same = certificate.verdict, certificate.same
         answer = "the same function up to symmetry" if is_same else "NOT the same function"
         console.say(
-            f"{answer}: weights {certificate.before:.2e} apart before, {certificate.after:.2e}"
-            f" after, {certificate.units:.2g} times what rounding explains ({certificate.tensor});"
+            f"{answer}: weights {certificate.before:.2e} apart before alignment,"
+            f" {certificate.after:.2e} after, {certificate.units:.2g} times what rounding explains"
+            f" ({certificate.tensor});"
             f" {describe(verdict)}"
         )
         rows = [{"space": name, **row} for name, row in certificate.by_space.items()]

@@ -46,12 +46,14 @@ def statistics(
     calibration: Calibration = None,
     calibration_samples: CalibrationSamples = None,
     recipe: Annotated[
-        str, typer.Option(help="For which recipe of align: each prepares models in its own form.")
+        str,
+        typer.Option(help="The recipe of align to gather for: each prepares models its own way."),
     ] = "activations",
     add: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Add what is in this file, of the same pair. May be repeated.", show_default=False
+            help="Add the contents of this file, for the same pair. May be repeated.",
+            show_default=False,
         ),
     ] = None,
     seed: Seed = 0,
@@ -61,11 +63,11 @@ def statistics(
         bool, typer.Option("--overwrite", help="Replace --out if it is a statistics file.")
     ] = False,
 ) -> None:
-    """Gather statistics of two models' activations once, for align and merge.
+    """Gather activation statistics of two models once, to reuse in align and merge.
 
-    For matching by activations several times, or on much data: pass the file on with --statistics.
-    Several files can be added up. Ctrl-C keeps what was gathered so far. Also runs in several
-    processes: [bold]torchrun --nproc-per-node 2 -m symmerge statistics ...[/].
+    Use this to match by activations several times, or on a lot of data: pass the file to
+    --statistics. Several files can be added up. Ctrl-C keeps what was gathered so far. Can run in
+    several processes: [bold]torchrun --nproc-per-node 2 -m symmerge statistics ...[/].
     """
     with process_group() as (rank, world):
         return_freed_memory()
@@ -73,7 +75,7 @@ def statistics(
         models = load(a), load(b)
         if out.exists() and not overwrite:
             raise CheckpointError(
-                f"{out} exists: choose another --out, or --overwrite to replace it"
+                f"{out} exists: choose another --out, or add --overwrite to replace it"
             )
         refuse_foreign_tensors(out, FORMAT)
         if not calibration and (not add or calibration_samples is not None):

@@ -32,7 +32,8 @@ class Beginning:
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="The folder with the data sets of the papers' recipes; a missing one is named.",
+            help="The folder with the data sets for the papers' recipes; an error names missing"
+            " ones.",
             envvar="SYMMERGE_DATA",
             show_default=False,
         ),
@@ -46,30 +47,28 @@ class Beginning:
     begin: Annotated[
         Path | None,
         typer.Option(
-            help="A trained model to start from: classifiers need one; others are trained on.",
+            help="A trained model to start from: classifiers need one; others continue training.",
             show_default=False,
         ),
     ] = None
     fresh: Annotated[
         str | None,
         typer.Option(
-            help="With --begin: the part that is initialised anew by the seed"
+            help="With --begin: the part that the seed initialises afresh"
             f" ({', '.join(COMPONENTS)}).",
             show_default=False,
         ),
     ] = None
-    only_fresh: Annotated[
-        bool, typer.Option("--only-fresh", help="Train nothing but that part.")
-    ] = False
+    only_fresh: Annotated[bool, typer.Option("--only-fresh", help="Train only that part.")] = False
     head_seed: Annotated[
         int,
-        typer.Option(help="Of a classifier's new head: the same for models that are to be merged."),
+        typer.Option(help="Seed of a classifier's new head: the same for models to be merged."),
     ] = 0
     resume: Resume = False
 
 
 @verb(
-    "interrupted: no model was written; the state of the last minute is beside --out,"
+    "interrupted: no model was written; the state of the last minute is saved next to --out,"
     " --resume continues from it",
     examples=(
         "--list",
@@ -82,7 +81,7 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            help="What to train; --list shows all.", metavar="RECIPE", show_default=False
+            help="What to train; --list shows them all.", metavar="RECIPE", show_default=False
         ),
     ] = None,
     out: Annotated[
@@ -96,16 +95,16 @@ def train(
     ] = None,
     seed: Seed = 0,
     listed: Annotated[
-        bool, typer.Option("--list", help="Show every recipe, and how long it takes.")
+        bool, typer.Option("--list", help="List the recipes and how long each takes.")
     ] = False,
     steps: Annotated[
         int | None,
-        typer.Option(help="Train so many steps instead; the warm-up changes with them.", min=1),
+        typer.Option(help="Train for this many steps instead; warm-up scales with them.", min=1),
     ] = None,
     change: Annotated[
         list[str] | None,
         typer.Option(
-            help="A size or setting of the recipe; may be repeated:"
+            help="Change a size or setting of the recipe; may be repeated:"
             " --change n_embd=96 --change lr=1e-3.",
             metavar="NAME=VALUE",
             show_default=False,
@@ -114,10 +113,10 @@ def train(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Train a stock model: small ones in seconds on installed data, or the papers' models.
+    """Train a stock model: a small one in seconds on bundled data, or the papers' models.
 
-    For experiments with merging: another seed gives different weights of the same quality. The last
-    example initialises only the attention of a trained model anew.
+    Use this for experiments with merging: another seed gives different weights of the same
+    quality. The last example re-initialises only the attention of a trained model.
     """
     if listed:
         _list(json)
@@ -131,8 +130,8 @@ def train(
         how = {**vars(beginning), "overwrite": overwrite}
         run_training(chosen, seed, out, tick, data=how.pop("data_dir"), **how)
     console.say(
-        f"wrote {out}: {chosen.about}; the loss of every step and the result on held-out data"
-        " are in metrics.json"
+        f"wrote {out}: {chosen.about}; metrics.json has the loss of every step and the result on"
+        " held-out data"
     )
 
 

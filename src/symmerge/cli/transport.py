@@ -40,8 +40,8 @@ class Carrying:
     effort: Annotated[
         str | None,
         typer.Option(
-            help="How much work: fast (seconds), standard or best; on inputs that TUNED makes"
-            " itself, if there are no --data.",
+            help="How much work: fast (seconds), standard or best. Without --data it learns from"
+            " inputs that TUNED makes itself.",
             metavar="NAME",
             show_default="standard",
         ),
@@ -49,15 +49,15 @@ class Carrying:
     scale: Annotated[
         float | None,
         typer.Option(
-            help="The change times X, moved as the alignment says; nothing is learned.",
+            help="Move the change by the alignment and multiply it by X; nothing is learned.",
             metavar="X",
-            show_default="chosen, by tensor",
+            show_default="learned for each tensor",
         ),
     ] = None
     alignment: Annotated[
         Path | None,
         typer.Option(
-            help="What symmerge align BASE OTHER wrote: a folder or its alignment file.",
+            help="The output of symmerge align BASE OTHER: a folder or its alignment file.",
             metavar="FILE",
             show_default=False,
         ),
@@ -66,7 +66,7 @@ class Carrying:
         str | None,
         typer.Option(
             help="What to learn from and to measure on, as for merge.",
-            show_default="none is needed",
+            show_default="none needed",
         ),
     ] = None
     method: Annotated[
@@ -79,13 +79,13 @@ class Carrying:
     ] = None
     steps: Annotated[
         int | None,
-        typer.Option(help="How many steps to learn.", min=1, show_default="by effort"),
+        typer.Option(help="Number of learning steps.", min=1, show_default="by effort"),
     ] = None
     heal: Annotated[
         int,
         typer.Option(
-            help="Then learn TUNED's answers for N steps, in all weights or in an adapter's"
-            " factors: another model, reported as such.",
+            help="Afterwards, distil TUNED for N steps into all weights, or into an adapter's"
+            " factors; this is reported.",
             metavar="N",
             min=0,
         ),
@@ -94,8 +94,8 @@ class Carrying:
         bool,
         typer.Option(
             "--untie",
-            help="Of a model whose head is its embedding: give the head its own weights, which is"
-            " exact, and larger.",
+            help="If the head is tied to the embedding: give the head its own weights, which is"
+            " exact but larger.",
         ),
     ] = False
     no_verdict: Annotated[
@@ -121,12 +121,13 @@ def transport(
     json: Json = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Carry what a fine-tune or an adapter learned to another base: what arrives?
+    """Carry what a fine-tune or an adapter learned over to another base.
 
-    OTHER keeps its own coordinates: what else was made for it still fits. It is aligned to BASE,
-    and what TUNED changed moves by the same symmetry. No data is needed. A full fine-tune gives a
-    checkpoint, a LoRA adapter another adapter of the same ranks. TUNED may have a head of its own
-    or new tokens. For a narrower OTHER the change is cut to its widths, an approximation.
+    OTHER (--to) keeps its own coordinates, so anything else made for it still fits. It is aligned
+    to BASE (--from), and what TUNED changed moves by the same symmetry. No data is needed. A full
+    fine-tune gives a checkpoint, a LoRA adapter another adapter of the same ranks. TUNED may have
+    its own head or new tokens. For a narrower OTHER, the change is cut to its widths, which is an
+    approximation.
     """
     return_freed_memory()
     folders = base, tuned, to
@@ -147,7 +148,7 @@ def transport(
     if json:
         console.show_json({"verdict": result.verdict.to_json() if result.verdict else None})
         return
-    what = f"an adapter of {to}" if result.adapter else result.model.history[-1].what
+    what = f"an adapter for {to}" if result.adapter else result.model.history[-1].what
     console.say(f"wrote {out}: {what}")
     show_arrival(result.verdict)
 

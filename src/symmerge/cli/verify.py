@@ -40,9 +40,9 @@ def verify(
 ) -> None:
     """Do two checkpoints compute the same function? Exit code 0 for yes, 1 for no.
 
-    For checking any tool that rewrites weights. Compares settings, and logits on inputs that reach
-    every token, position and token type, ignoring constants that a softmax removes. Rounding is
-    measured on the models themselves.
+    Use this to check any tool that rewrites weights. It compares settings, and logits on inputs
+    that reach every token, position and token type, ignoring constants that a softmax removes. How
+    much rounding explains is measured on the models themselves.
     """
     check_choice("--dtype", dtype, SOLVE_DTYPES)
     models = load(a), load(b)

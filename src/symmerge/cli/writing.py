@@ -38,7 +38,7 @@ def write_moved(
         )
     console.say(f"wrote {out} ({'verified: the same function' if verified else 'not verified'})")
     steps = "; ".join(f"{step.step}: {step.what}" for step in moved.history)
-    console.say(f"what was done: {steps}")
+    console.say(f"steps: {steps}")
 
 
 def restriction(residual: str) -> dict[str, str]:

@@ -33,7 +33,7 @@ class OwnReadout(Readout):
     own_loss: Loss | None
     without_loss = (
         "these inputs have no targets, so there is no loss to measure or to learn: make the task"
-        " of pairs, derivation.task([(inputs, targets), ...], loss=...)"
+        " from pairs, derivation.task([(inputs, targets), ...], loss=...)"
     )
 
     @property
@@ -49,8 +49,8 @@ class OwnReadout(Readout):
         loss = self._loss(answer, batch[TARGETS])
         if answer.requires_grad and not loss.requires_grad:
             raise DataError(
-                "the loss has no gradient, so nothing can be learned by it: give one that is"
-                " differentiable, as cross-entropy, or learn with target='parents'"
+                "the loss has no gradient, so nothing can be learned from it: give one that is"
+                " differentiable, such as cross-entropy, or learn with target='parents'"
             )
         return loss
 
@@ -131,7 +131,7 @@ def _named(batch: Any, loss: Loss | None, number: int) -> dict[str, Tensor]:
     if loss is not None:
         if not (isinstance(batch, list | tuple) and len(batch) == 2):
             raise DataError(
-                f"batch {number} is no pair: a loss compares answers with targets, so give"
+                f"batch {number} is not a pair: a loss compares answers with targets, so give"
                 " batches of (inputs, targets)"
             )
         inputs, targets = batch
@@ -141,13 +141,13 @@ def _named(batch: Any, loss: Loss | None, number: int) -> dict[str, Tensor]:
     if TARGETS in inputs:
         raise DataError(
             f"batch {number} has an argument called {TARGETS}: leave it out; targets are given"
-            " beside the inputs, as (inputs, targets)"
+            " separately, as (inputs, targets)"
         )
     tensors = {**inputs} if loss is None else {**inputs, TARGETS: targets}
     if other := [name for name, one in tensors.items() if not isinstance(one, Tensor)]:
         raise DataError(
-            f"batch {number}: {listing(other)} is no tensor: every argument of the module, and the"
-            " targets, are one tensor with a row for each sample"
+            f"batch {number}: {listing(other)} is not a tensor: every argument of the module, and"
+            " the targets, must be one tensor with a row for each sample"
         )
     return _in_rows(tensors, number)
 

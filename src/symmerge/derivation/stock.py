@@ -58,7 +58,7 @@ def _config_of(source: str) -> tuple[dict[str, Any], str]:
     if not Path(source).exists() and hasattr(transformers, source):
         kind = getattr(transformers, source)
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-            raise UnsupportedModel(f"{source} is no model class of transformers: give one")
+            raise UnsupportedModel(f"{source} is not a model class of transformers: give one")
         return {}, source
     folder = local_folder(source) if is_hub_name(source) and not Path(source).exists() else source
     try:
@@ -77,8 +77,8 @@ def _small_module(config: Mapping[str, Any], architecture: str) -> nn.Module:
     kind = getattr(transformers, architecture, None)
     if kind is None or getattr(kind, "config_class", None) is None:
         raise UnsupportedModel(
-            f"{architecture} is no model class of the installed transformers: for a module of your"
-            " own, call sm.derive(module, example_inputs)"
+            f"{architecture} is not a model class of the installed transformers: for your own"
+            " module, call sm.derive(module, example_inputs)"
         )
     try:
         full = kind.config_class.from_dict(dict(config)).to_dict()

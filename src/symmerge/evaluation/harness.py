@@ -51,7 +51,7 @@ class Harness:
         known = self.manager().all_tasks
         if unknown := [task for task in self.tasks if task not in known]:
             raise DataError(
-                f"--lm-eval {', '.join(unknown)}: lm-eval knows no such task; `lm_eval ls tasks`"
+                f"--lm-eval {', '.join(unknown)}: lm-eval has no such task; `lm_eval ls tasks`"
                 " lists them, --lm-eval-include DIR adds those of a folder"
             )
 
@@ -103,7 +103,7 @@ def harness_scores(
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise DataError(
             f"lm-eval fails on {', '.join(harness.tasks)} ({reason}): HF_HUB_OFFLINE=0 lets"
-            " it fetch their data; --lm-eval-include DIR adds tasks whose data lies here"
+            " it fetch their data; --lm-eval-include DIR adds tasks with local data"
         ) from error
     return _scores(results)
 

@@ -76,7 +76,7 @@ class Curve:
 def even_steps(points: int) -> tuple[float, ...]:
     """Evenly spaced values of t from 0 to 1."""
     if points < 2:
-        raise MismatchError(f"points {points}: a curve has at least two, its ends")
+        raise MismatchError(f"points {points}: a curve needs at least two, its ends")
     return tuple(i / (points - 1) for i in range(points))
 
 

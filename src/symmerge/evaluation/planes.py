@@ -46,8 +46,8 @@ def triangle_grid(steps: int, margin: float = 0.0) -> tuple[Triple, ...]:
     """
     if steps < 1 or margin < 0:
         raise MismatchError(
-            f"steps {steps}, margin {margin:g}: a grid has at least one step, and its margin is"
-            " not negative"
+            f"steps {steps}, margin {margin:g}: a grid needs at least one step, and its margin"
+            " must not be negative"
         )
     out = round(margin * steps)
     counts = ((i, j, steps - i - j) for i, j in product(range(-out, steps + 2 * out + 1), repeat=2))
@@ -65,7 +65,7 @@ def plane(
 ) -> Plane:
     """Measure the grid in one pass over the data, with four copies of the weights in memory."""
     if len(models) != 3:
-        raise MismatchError(f"{len(models)} models: a plane goes through three")
+        raise MismatchError(f"{len(models)} models: a plane goes through three; give three")
     places = triangle_grid(steps, margin)
     mixture = Mixture(models, device=device)
     points, ensemble = evaluate_mixture(mixture, task, places, progress=progress)

@@ -91,7 +91,7 @@ def _listed(models: Source | Sequence[Source]) -> list[Source]:
     many = isinstance(models, Sequence) and not isinstance(models, str)
     listed = list(models) if many else [models]  # type: ignore[list-item, arg-type]
     if not listed:
-        raise MismatchError("no model: give one or more, symmerge evaluate MODEL")
+        raise MismatchError("no model: give one or more: symmerge evaluate MODEL")
     return listed  # type: ignore[return-value]
 
 

@@ -122,7 +122,7 @@ def simplex_places(count: int, points: int = POINTS, steps: int = STEPS) -> tupl
     """
     if count < 3:
         raise MismatchError(
-            f"{count} models: a triangle has three corners; give three models or more, or measure"
+            f"{count} models: a triangle has three corners; give three or more models, or measure"
             " the line between two with barrier"
         )
     ends = [shares(count, {number: 1.0}) for number in range(count)]

@@ -45,7 +45,8 @@ def kinship(
     pair = undisguise(*forms, sources, device=local_device(device))
     if not unit_spaces(pair.spec):
         raise MismatchError(
-            f"{first.where} and {second.where} share no feed-forward units, which the test is about"
+            f"{first.where} and {second.where} share no feed-forward units, which the test needs:"
+            " compare other models"
         )
     say(Phase("comparing what was held out"))
     key = " ".join(sorted(model.digest() for model in (first, second)))

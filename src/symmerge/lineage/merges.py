@@ -39,7 +39,7 @@ def shares(
     say = reporter(progress)
     merged, others = open_model(model), [open_model(parent) for parent in parents]
     if len(others) < 2:
-        raise MismatchError(f"{merged.where}: shares need two candidates or more")
+        raise MismatchError(f"{merged.where}: shares need two or more candidates")
     reference = canonical(merged)
     pairs: list[Undisguised] = []
     for other in others:
@@ -49,7 +49,7 @@ def shares(
             lines = "; ".join(reference.spec.differences(form.spec)[:3])
             raise MismatchError(
                 f"the share of {other.where} in {merged.where} cannot be measured; they differ in:"
-                f" {lines}; compare the two alone"
+                f" {lines}; compare just these two"
             )
         pairs.append(undisguise(reference, form, match_layers(reference, form)))
     values, explained = _fit(pairs)

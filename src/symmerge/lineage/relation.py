@@ -68,17 +68,17 @@ def find_relation(facts: Facts) -> Finding:
 def _unrelated(facts: Facts, chance: str) -> Finding:
     a, b = facts.names
     limits = (
-        "Distillation, very long retraining and strong noise leave no trace in weights: this is no"
-        " proof of independence."
+        "Distillation, very long retraining and strong noise leave no trace in weights: this does"
+        " not prove independence."
     )
     if facts.p_order is not None and facts.p_order < SURE:
         said = (
-            f"The units of {b} stand in the order of those of {a} (p = {facts.p_order:.2g}), but"
+            f"The units of {b} are in the same order as those of {a} (p = {facts.p_order:.2g}), but"
             f" their weights are no more alike than those of strangers ({chance}): one was"
-            " aligned to the other, or began from the same seed and learned something else."
+            " aligned to the other, or started from the same seed and learned something else."
         )
         return Finding("same coordinates", UNKNOWN, 0.0, (said, limits))
-    said = f"No relation of the weights of {a} and {b} was found ({chance})."
+    said = f"No relation between the weights of {a} and {b} was found ({chance})."
     return Finding("none", UNKNOWN, 0.0, (said, limits))
 
 
@@ -99,7 +99,7 @@ def _kind(
         return (
             "layers borrowed",
             UNKNOWN,
-            f"they share layers {_list(related)}, and not {_list(strangers)} (numbers of {b}).",
+            f"they share layers {_list(related)}, but not {_list(strangers)} (numbered as in {b}).",
         )
     if facts.same:
         return "same function", UNKNOWN, "they are one function in different coordinates."
@@ -112,13 +112,13 @@ def _kind(
         return (
             "merge",
             UNKNOWN,
-            f"about {max(slope, 0):.0%} of {a} is in {b}: a merge with something else, or training"
-            " that went far; give the other parents to learn their shares.",
+            f"about {max(slope, 0):.0%} of {a} is in {b}: a merge with something else, or long"
+            " further training; give the other parents to get their shares.",
         )
     return (
         "fine-tune",
         UNKNOWN,
-        f"one was trained on from the other, or both from one base (cosine {cosine:.2f}).",
+        f"one was trained further from the other, or both from one base (cosine {cosine:.2f}).",
     )
 
 
@@ -150,7 +150,7 @@ def _stands_out(facts: Facts, related: Sequence[int], strangers: Sequence[int]) 
 
 def _direction(parent: str, names: tuple[str, str]) -> str:
     if parent == UNKNOWN:
-        return "Which of them is the parent cannot be said from the weights."
+        return "The weights do not show which of them is the parent."
     child = names["ab".index(parent) - 1]
     return f"The parent is {names['ab'.index(parent)]}: what was done to {child} cannot be undone."
 

@@ -61,7 +61,7 @@ class ActivationMatching(Matching):
             progress(Phase("sampling text from both models"))
             probe = self._self_generated(a, b)
         else:
-            progress(Phase("looking at what flows through both models"))
+            progress(Phase("observing the activations of both models"))
             probe = self._observe(a, b, progress)
         observation = restrict_stream(probe.observation, a.spec.stream, self.places)
         return replace(probe, observation=observation)

@@ -288,7 +288,7 @@ DATA_FREE, WITH_DATA = BY_METHOD["weights"], BY_METHOD["activations"]
 def get_recipe(name: str) -> Recipe:
     """One of `RECIPES`; another name is refused with the list."""
     if name not in RECIPES:
-        raise MismatchError(f"no recipe called '{name}': there are {', '.join(RECIPES)}")
+        raise MismatchError(f"no recipe called '{name}': choose one of {', '.join(RECIPES)}")
     return RECIPES[name]
 
 
@@ -325,7 +325,7 @@ def _change(
     if unknown := changes.keys() - known:
         raise MismatchError(
             f"no option {', '.join(sorted(unknown))} of {matching.method} matching:"
-            f" there are {', '.join(sorted(known | also))}"
+            f" choose from {', '.join(sorted(known | also))}"
         )
     own = {name: value for name, value in changes.items() if name in names}
     heads = {name: value for name, value in changes.items() if name in of_heads}

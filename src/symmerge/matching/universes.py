@@ -68,7 +68,7 @@ def match_universe(
     """
     if len(models) < 2:
         where = models[0].where if models else "no model"
-        raise MismatchError(f"{where}: nothing to align it to; give two models or more")
+        raise MismatchError(f"{where}: nothing to align it to; give two or more models")
     check_same_table(models, "aligned")
     run = _Run(list(models), solver, reporter(progress), resume_file)
     try:
@@ -147,7 +147,7 @@ class _Run:
             if member in self.tried:
                 continue
             where = self.models[member].where
-            self.progress(Phase(f"round {number}: {where} to the mean of all others"))
+            self.progress(Phase(f"round {number}: matching {where} to the mean of all others"))
             self.tried[member] = self._improve(member)
             self._store()
         self.moved.append(sum(self.tried.values()))
@@ -204,13 +204,13 @@ class _Run:
         distances = torch.zeros(len(self.models), len(self.models))
         for i, j in combinations(range(len(self.models)), 2):
             a, b = self.models[i].cached(), self.models[j].cached()
-            self.progress(Phase(f"distance of {a.where} and {b.where}"))
+            self.progress(Phase(f"measuring the distance between {a.where} and {b.where}"))
             solution = self.solver.solve(a, b, progress=self.progress)
             distances[i, j] = distances[j, i] = distance(a, apply(solution.alignment, b))
         chosen = int(distances.sum(0).argmin())
         where = self.models[chosen].where
         self.settings["medoid"] = {"distances": distances.tolist(), "chosen": where}
-        self.progress(f"the reference is {where}, closest to all others")
+        self.progress(f"the reference is {where}, the closest to all others")
         return chosen
 
     # to the mean of all others

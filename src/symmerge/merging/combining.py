@@ -165,7 +165,7 @@ def normalised_weights(models: Sequence[Model], weights: Sequence[float] | None)
         if not 0 <= weight < math.inf
     ]
     if negative:
-        raise MismatchError(f"weights {', '.join(negative)}: a weight is a number from 0 up")
+        raise MismatchError(f"weights {', '.join(negative)}: a weight is a number, 0 or larger")
     total = sum(weights)
     if total == 0:
         raise MismatchError("all weights are 0: give at least one model a weight")
@@ -186,7 +186,7 @@ def method_for(
 ) -> CombineMethod:
     """A method by name; refused where it does not fit the models and options."""
     if name not in METHODS:
-        raise MismatchError(f"method {name}: there are {', '.join(METHODS)}")
+        raise MismatchError(f"method {name}: choose one of {', '.join(METHODS)}")
     method = METHODS[name]
     count, most = len(models), method.max_models
     if count < 2:
@@ -198,7 +198,7 @@ def method_for(
     if base is not None and not method.thin:
         differing = " or ".join(other for other, one in METHODS.items() if one.thin)
         raise MismatchError(
-            f"base {base.where}: {name} takes no differences from a base;"
+            f"base {base.where}: {name} does not use differences from a base;"
             f" leave it out or use {differing}"
         )
     if method.thin and not 0 < density <= 1:

@@ -23,7 +23,7 @@ def check_config(file: Path | None) -> None:
     """Refuse a place where no config can be written, before any work."""
     if file and not file.absolute().parent.is_dir():
         raise MismatchError(
-            f"--mergekit {file}: there is no folder {file.absolute().parent}; make it first"
+            f"--mergekit {file}: there is no folder {file.absolute().parent}; create it first"
         )
     if file:
         refuse_foreign(file, MARK)
@@ -92,7 +92,7 @@ def check_handover(file: Path | None, plan: MergePlan, out: Path, overwrite: boo
     }
     if problems := [option for option, given in own.items() if given]:
         raise MismatchError(
-            f"--mergekit {file}: mergekit cannot make a merge with {', '.join(problems)};"
+            f"--mergekit {file}: mergekit cannot merge with {', '.join(problems)};"
             " leave one of them out"
         )
     refuse(parents_folder(out).absolute(), overwrite, ())

@@ -71,7 +71,7 @@ class HealOptions(DataOptions):
         free = free_memory(device_of(self.device))
         if needed > free:
             raise MismatchError(
-                f"healing needs about {needed / 1e9:.0f} GB of memory on {self.device}, and"
+                f"healing needs about {needed / 1e9:.0f} GB of memory on {self.device}, but only"
                 f" {free / 1e9:.0f} GB are free: leave out --heal, or choose a --device with more"
             )
 

@@ -72,7 +72,7 @@ def mergekit_config(
     check_same_labels(models, "handed over to mergekit")
     if len({model.path for model in models}) < len(models):
         raise MismatchError(
-            "a folder is there twice: mergekit tells models apart by their folders;"
+            "a folder is given twice: mergekit identifies models by their folders;"
             " give it once, with the sum of the weights"
         )
     shares, start = normalised_weights(models, weights), origin or models[0]

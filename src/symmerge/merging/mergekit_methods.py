@@ -146,8 +146,8 @@ class MergekitMerge:
         """The merge of models in one basin, in the order of `models`. Lazy."""
         if len(models) != len(self.sources):
             raise MismatchError(
-                f"{self.file} merges {len(self.sources)} models, {len(models)} could be aligned:"
-                " leave out the others there"
+                f"{self.file} merges {len(self.sources)} models, but only {len(models)} could be"
+                " aligned: leave out the others"
             )
         check_same_table(models)
         models = with_all_labels(models)

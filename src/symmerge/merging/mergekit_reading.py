@@ -63,7 +63,7 @@ def _content(file: Path) -> Object:
             f"{file} cannot be read as YAML ({reason}): give a config of mergekit"
         ) from error
     if not isinstance(content, dict) or "merge_method" not in content:
-        raise MismatchError(f"{file} is no config of mergekit: it has no merge_method; add one")
+        raise MismatchError(f"{file} is not a mergekit config: it has no merge_method; add one")
     return content
 
 
@@ -82,7 +82,7 @@ def _check_events(file: Path, text: str) -> None:
 def _merge(file: str, content: Object) -> MergekitMerge:
     method = content["merge_method"]
     if not isinstance(method, str) or method not in METHOD_RULES:
-        raise NotSupported(f"merge_method {method}", f"there are {', '.join(METHOD_RULES)}")
+        raise NotSupported(f"merge_method {method}", f"choose one of {', '.join(METHOD_RULES)}")
     for key in content:
         if key not in KNOWN:
             raise NotSupported(str(key), NOT_HERE.get(str(key), "symmerge does not know it"))

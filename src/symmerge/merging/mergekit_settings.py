@@ -96,7 +96,7 @@ def _number(item: object, where: str) -> float:
         if not math.isfinite(value):
             raise ValueError
     except (ValueError, OverflowError):
-        raise NotSupported(where, f"{str(item)[:40]!r} is no number") from None
+        raise NotSupported(where, f"{str(item)[:40]!r} is not a number") from None
     return value
 
 

@@ -288,7 +288,7 @@ def _refuse_method(folder: AlignedFolder, method: Method) -> None:
         given = method != usual
     if given:
         raise MismatchError(
-            f"{folder.path} is aligned already: leave out the options that say how to align,"
+            f"{folder.path} is already aligned: leave out the options that say how to align,"
             " or merge the original models"
         )
 

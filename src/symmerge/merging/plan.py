@@ -62,8 +62,7 @@ class MergePlan:
             )
         if self.combine == "slerp" and len(models) > 2:
             raise MismatchError(
-                f"--combine slerp goes from one model to another, and there are {len(models)}:"
-                " use mean, ties or dare"
+                f"--combine slerp combines two models, not {len(models)}: use mean, ties or dare"
             )
         if self.combine == "soup" and self.data is None:
             raise MismatchError(
@@ -72,7 +71,7 @@ class MergePlan:
         if self.at == LEARNED and self.attention == "circuits":
             raise MismatchError("--at learned learns stock checkpoints: use --attention factors")
         if isinstance(self.at, str) and self.at != LEARNED:
-            raise MismatchError(f"at {self.at}: there is {LEARNED}, or a t for each part")
+            raise MismatchError(f"at {self.at}: give {LEARNED}, or a t for each part")
         piece_time(models[0].spec, 0.5, {} if isinstance(self.at, str) else self.at)
         self._check_repair()
         self._check_heal()
@@ -91,9 +90,7 @@ class MergePlan:
         usual = MergePlan()
         for name in ("t", "weights", "combine", "density", "at", "attention", "repair"):
             if getattr(self, name) != getattr(usual, name):
-                raise MismatchError(
-                    f"{config.file} says how to merge, and so does --{name}: leave one out"
-                )
+                raise MismatchError(f"{config.file} already says how to merge: leave out --{name}")
 
     def _check_repair(self) -> None:
         if self.repair is None:
@@ -119,11 +116,10 @@ class MergePlan:
         if self.mergekit is not None:
             return self.mergekit.shares()
         if self.t is not None and self.weights is not None:
-            raise MismatchError("-t and --weights say the same twice: leave one out")
+            raise MismatchError("-t and --weights set the same thing: leave one out")
         if self.t is not None and len(models) > 2:
             raise MismatchError(
-                f"-t {self.t:g} is a place between two models, and there are {len(models)}:"
-                " give --weights"
+                f"-t {self.t:g} is a place between two models, not {len(models)}: give --weights"
             )
         if self.t is not None:
             return [1 - self.t, self.t]

@@ -26,7 +26,7 @@ def prove_parents(
     if isinstance(result, AlignedFolder):
         return {"proved": _proved_before(result), "not_proved": NEW}
     if result.recipe.non_symmetric:
-        why = f"nothing was proved: the alignment is no symmetry ({result.recipe.about})"
+        why = f"nothing was proved: the alignment is not a symmetry ({result.recipe.about})"
         return {"proved": why, "not_proved": NEW}
     tensors, units = 0, 0.0
     for source, parent, run in _parents(result):
@@ -37,8 +37,8 @@ def prove_parents(
         tensors, units = tensors + (verdict.tensors or 0), max(units, verdict.units)
     proved = (
         f"aligned, {'both' if len(result.models) == 2 else f'all {len(result.models)}'} parents"
-        f" compute what they did: {tensors} tensors"
-        f" transported again, logits at {units:.2g} of what rounding explains"
+        f" compute what they did before: {tensors} tensors recomputed,"
+        f" logits within {units:.2g} of what rounding explains"
     )
     return {"proved": proved, "not_proved": NEW}
 
@@ -56,7 +56,7 @@ def _proved_before(folder: AlignedFolder) -> str:
     units = max(verdict.units for verdict in verdicts if verdict)
     return (
         f"when {folder.path.name} was written, all {len(verdicts)} parents computed what they did:"
-        f" {tensors} tensors transported again, logits at {units:.2g} of what rounding explains"
+        f" {tensors} tensors recomputed, logits within {units:.2g} of what rounding explains"
     )
 
 

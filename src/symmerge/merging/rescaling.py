@@ -85,7 +85,7 @@ def repair(
     task.check_labels()
     if task.samples < MIN_SAMPLES:
         raise DataError(
-            f"{task.samples} samples of {task.data} are too few to repair by:"
+            f"{task.samples} samples of {task.data} are too few for REPAIR:"
             f" give {MIN_SAMPLES} or more"
         )
     check_same_tokenizers(parents)

@@ -29,7 +29,7 @@ def soup(
     its loss is optimistic, so measure the result on other data.
     """
     if len(models) < 2:
-        raise MismatchError(f"{len(models)} model: a soup is made of two or more")
+        raise MismatchError(f"{len(models)} model: a soup needs two or more")
     check_same_tokenizers(models)
     mixture, tell = Mixture(models, device=device), progress or (lambda _: None)
     alone = []

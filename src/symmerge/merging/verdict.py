@@ -71,7 +71,7 @@ def judge(
     if reason := cannot_judge(result, data or next(iter(skills), None), device):
         raise MismatchError(f"{result.where} cannot be judged: {reason}")
     tell = reporter(progress)
-    tell(Phase("measuring the merge beside its parents"))
+    tell(Phase("comparing the merge with its parents"))
     judged = _judged(result, sources, weights, plain)
     if unhealed is not None:
         judged.insert(-1, Judged("merge before healing", UNHEALED, unhealed))
@@ -92,14 +92,14 @@ def cannot_judge(merged: Model, data: str | Task | None, device: str = "cpu") ->
     """Why a merge cannot be measured, if so."""
     purposes = {one for kind in TASKS.values() for one in kind.purposes}
     if not merged.stock:
-        return "it is no stock checkpoint"
+        return "it is not a stock checkpoint"
     if merged.spec.task not in purposes:
         return f"no task measures a {merged.spec.architecture}"
     if data is None and task_of(merged) not in SELF_SOURCES:
-        return "a classifier of texts needs data with labels: give --data"
+        return "a text classifier needs labelled data: give --data"
     needed, free = MEMORY * 4 * merged.parameters, free_memory(device_of(device))
     if needed > free:
-        return f"that takes {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"
+        return f"that takes {needed / 1e9:.0f} GB of memory, but only {free / 1e9:.0f} GB are free"
     return None
 
 

@@ -68,8 +68,8 @@ def _unknown(task: TaskRecord, rows: Sequence[VerdictRow]) -> MergeVerdict:
     agreement = {row.kind: _value(task, row) for row in rows}
     merge, average = agreement[MERGE], agreement.get(AVERAGE)
     sentences = (
-        "How good this merge is cannot be told without images like those it is for: give --data.",
-        f"On {task.samples} synthetic ones it agrees with the parents' ensemble on {merge}"
+        "This merge cannot be judged without images like those it is meant for: give --data.",
+        f"On {task.samples} synthetic images it agrees with the parents' ensemble on {merge}"
         + (f", their plain average on {average}." if average else "."),
     )
     return MergeVerdict(
@@ -110,7 +110,7 @@ def _grade_by_accuracy(rows: Sequence[VerdictRow]) -> str:
 
 
 LESS_SURE = (
-    "Its loss says less: the merge is less sure of itself than its parents, not right as often."
+    "The loss flatters it: the merge is less confident than its parents, but right less often."
 )
 GRADES = ("better", "good", "usable", "poor")  # from the best to the worst
 JUDGEMENTS = {
@@ -157,7 +157,7 @@ def _about_average(
     if repaired is None:
         return [f"Plain averaging does no harm here ({value})."]
     if repaired <= 0:
-        return [f"It repairs nothing of what plain averaging breaks ({value})."]
+        return [f"It repairs none of what plain averaging breaks ({value})."]
     return [
         f"It repairs {100 * min(repaired, 1):.0f} % of what plain averaging breaks ({value}),"
         " measured in loss."
@@ -181,11 +181,11 @@ def _about_skills(skills: Sequence[SkillRecord]) -> list[str]:
     if len(skills) < 2 or not differ(skills):
         return []
     said = [
-        f"on {skill.name} the best of them has a loss of {min(skill.losses(PARENT)):.2f}, the worst"
+        f"on {skill.name} the best parent has a loss of {min(skill.losses(PARENT)):.2f}, the worst"
         f" {max(skill.losses(PARENT)):.2f}, the merge {skill.losses(MERGE)[0]:.2f}"
         for skill in skills
     ]
-    return [f"The parents have skills of their own: {'; '.join(said)}."]
+    return [f"The parents have different skills: {'; '.join(said)}."]
 
 
 def _about_overfitting(
@@ -204,7 +204,7 @@ def _about_overfitting(
     return [
         f"Every parent has a loss of at most {max(known.losses(PARENT)):.2f} on {known.name}, and"
         f" of {min(new.losses(PARENT)):.2f} or more on {new.name}: if they were trained on the"
-        " first, they are overfitted, and the other tells how good the merge is: it lies"
+        " first, they are overfitted, and the other shows how good the merge is: it is"
         f" {_beside_parents(new)} there, {_beside_parents(known)} on the first."
     ]
 
@@ -246,8 +246,8 @@ def _about_data(task: TaskRecord, parents: int) -> list[str]:
         return [f"Measured on {task.samples} samples of {task.data} that nothing was learned from."]
     which = "both models" if parents == 2 else "all models"
     return [
-        f"Measured on {task.samples} rows of text sampled from {which}, which tells a broken merge"
-        " from a working one; small differences need real text: --data FILE."
+        f"Measured on {task.samples} rows of text sampled from {which}: enough to tell a broken"
+        " merge from a working one, but small differences need real text: --data FILE."
     ]
 
 

@@ -131,7 +131,7 @@ class Alignment:
                 verdict = space.group.check(self[name])
             if not verdict.ok:
                 raise SymmetryError(
-                    f"'{name}': {verdict.reason}: this is no symmetry; make the alignment again"
+                    f"'{name}': {verdict.reason}: this is not a symmetry; make the alignment again"
                 )
 
     def transport(self, name: str, tensor: Tensor) -> Tensor:

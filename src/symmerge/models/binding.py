@@ -82,7 +82,7 @@ def current_names(family: Family, weights: Weights, where: str) -> dict[str, str
             )
         if weights.dtype(stored) not in DTYPES.values():
             raise CheckpointError(
-                f"{where}: {stored} is stored as {weights.dtype(stored)}, quantised or no weights:"
+                f"{where}: {stored} is stored as {weights.dtype(stored)}: quantised or not weights;"
                 " use the float16 or float32 checkpoint"
             )
         names[name] = stored

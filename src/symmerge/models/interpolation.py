@@ -29,7 +29,8 @@ def piece_time(spec: Spec, t: float, at: Mapping[str, float]) -> PieceTime:
     if unknown := sorted(at.keys() - names):
         short = [*sorted({name for name in names if "." not in name}), "layer.0", "..."]
         raise MismatchError(
-            f"no part called {', '.join(unknown)} in {spec.family}: there are {', '.join(short)}"
+            f"no part called {', '.join(unknown)} in {spec.family}: choose one of"
+            f" {', '.join(short)}"
         )
     return lambda piece: next((at[name] for name in _names(spec, piece) if name in at), t)
 

@@ -63,7 +63,7 @@ def _refuse_unlike(models: Sequence[Model], names: Sequence[Sequence[str]], verb
             )
         if invented(theirs) or len(set(theirs)) < len(theirs):
             raise MismatchError(
-                f"{model.where} has {few_labels(theirs)}, and what they mean is not said: name them"
+                f"{model.where} has {few_labels(theirs)}, whose meaning is not given: name them"
                 " in id2label of its config.json, each once, to keep the heads side by side"
             )
         if not _heads_with_biases(model):
@@ -170,7 +170,7 @@ def check_same_labels(models: Sequence[Model], verb: str) -> None:
     """Refuse models that do not all know the same labels, where nothing keeps rows apart."""
     if _partly_known(models) is not None:
         raise MismatchError(
-            f"{models[0].where} and {models[1].where} know different labels and cannot be {verb},"
+            f"{models[0].where} and {models[1].where} have different labels and cannot be {verb},"
             " which would average rows of one with nothing: merge them here"
         )
 

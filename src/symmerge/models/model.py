@@ -158,7 +158,7 @@ class Model:
         if unknown := groups.keys() - known:
             raise MismatchError(
                 f"no space called {listing(unknown)} in {self.spec.family}:"
-                f" there are {', '.join(sorted(known))}"
+                f" choose one of {', '.join(sorted(known))}"
             )
         spaces = {
             name: _restricted(space, groups.get(name.partition(".")[0], "full"))
@@ -206,11 +206,11 @@ def device_of(name: str) -> torch.device:
     except RuntimeError:  # not a device
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise MismatchError(f"device {name}: there are cpu and cuda")
+        raise MismatchError(f"device {name}: choose cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise MismatchError(
             f"device {name}: PyTorch sees {torch.cuda.device_count() or 'no'} CUDA devices here;"
-            " use cpu or one that is there"
+            " use cpu or an existing device"
         )
     if device.type == "cuda":
         _load_solvers(device)

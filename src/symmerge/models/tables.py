@@ -36,7 +36,7 @@ def check_same_kind(models: Sequence[Model], verb: str = "merged") -> None:
         if kinds[0] != kinds[1]:
             raise MismatchError(
                 f"{first.where} is a {kinds[0]} and {other.where} a {kinds[1]}: models of different"
-                f" architectures cannot be {verb}; give models of one"
+                f" architectures cannot be {verb}; give models of the same one"
             )
 
 

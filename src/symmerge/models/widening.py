@@ -49,7 +49,7 @@ def widen(narrow: Model, wide: Model, *, units: Units = "zero", seed: int = 0) -
     stream that rotates; nothing of `narrow` wider than in `wide`.
     """
     if units not in get_args(Units):
-        raise MismatchError(f"units {units}: there are {', '.join(get_args(Units))}")
+        raise MismatchError(f"units {units}: choose one of {', '.join(get_args(Units))}")
     _refuse_unlike(narrow, wide)
     folded, target = canonicalize(narrow, ("untie", "fold")), canonicalize(wide, ("fold",))
     _refuse_sizes(folded, target)
@@ -247,32 +247,32 @@ def _refuse_unlike(narrow: Model, wide: Model) -> None:
     if narrow.spec.architecture != wide.spec.architecture:
         raise MismatchError(
             f"{pair}; they differ in: class {narrow.spec.architecture} /"
-            f" {wide.spec.architecture}: give two models of one class"
+            f" {wide.spec.architecture}: give two models of the same class"
         )
     for model in (narrow, wide):
         if not model.stock:
             raise MismatchError(
-                f"{pair}: the heads of {model.where} have twice the size; give what was merged,"
-                " or merge with --attention svd"
+                f"{pair}: the heads of {model.where} are twice as large; give the models it was"
+                " merged from, or merge with --attention svd"
             )
         if model.spec.shows_stream:
             raise MismatchError(
-                f"{pair}: {model.spec.family} shows coordinates of its stream, and a wider stream"
-                " has none that lie as these do; widths must agree"
+                f"{pair}: coordinates of the stream of {model.spec.family} are visible, and a"
+                " wider stream has no matching ones; give models of the same width"
             )
         if not model.spec.rotates(model.spec.stream):
             raise MismatchError(
                 f"{pair}: the norms of {model.spec.family} sit on the stream itself, with gains"
                 " that cannot be folded away, and take mean and variance over"
-                " all of its coordinates, so that zeros beside a narrow stream change what they"
-                " give; only models whose stream rotates can be widened"
+                " all of its coordinates, so padding a narrow stream with zeros changes their"
+                " outputs; only models whose stream rotates can be widened"
                 " (restrict them afterwards)"
             )
     differing = differing_settings(narrow, wide)
     if differing:
         raise MismatchError(
             f"{pair}; they differ in: {'; '.join(differing)}: only widths may differ; give models"
-            " that are alike in the rest"
+            " that agree in everything else"
         )
 
 
@@ -291,8 +291,8 @@ def _refuse_sizes(narrow: Model, wide: Model) -> None:
     if wide.spec.ties:
         raise MismatchError(
             f"{pair}: the head of {wide.where} shares its embedding, and its last gain is"
-            " constant, so that folding leaves the tie; a widened"
-            " embedding is stretched and its head shrunk, so they cannot share:"
+            " constant, so folding keeps the tie; but a widened"
+            " embedding is stretched and its head shrunk, so they cannot share weights:"
             ' untie it first, with canonicalize(wide, ("untie",))'
         )
     sizes = {name: (size, wide.spec.sizes[name]) for name, size in narrow.spec.sizes.items()}
@@ -312,7 +312,7 @@ def _refuse_sizes(narrow: Model, wide: Model) -> None:
             raise MismatchError(
                 f"{pair}: '{name}' ({sizes[name][0]} / {sizes[name][1]}) is normalised right"
                 " after an activation, so that extra units would change its mean and"
-                " variance; give a wide model that differs in its feed-forward units alone"
+                " variance; give a wide model that only differs in its feed-forward units"
             )
     larger = {
         name.partition(".")[0]: f"{size} / {room}"
@@ -322,7 +322,7 @@ def _refuse_sizes(narrow: Model, wide: Model) -> None:
     smaller = any(size < room for size, room in sizes.values())
     if larger:
         remedy = (
-            "give a model that is at least as wide in everything (query: query heads to a key)"
+            "give a model that is at least as wide in everything (query: query heads per key)"
             if smaller
             else "swap the two"
         )

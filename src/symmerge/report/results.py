@@ -120,7 +120,7 @@ def read_results(folder: Path) -> list[Results]:
     """The results of a folder with a main file, or of each of its subfolders with one."""
     if not folder.is_dir():
         raise SymmergeError(
-            f"{folder} is no folder: give the one that symmerge barrier or align wrote"
+            f"{folder} is not a folder: give the one that symmerge barrier or align wrote"
         )
     if any((folder / name).exists() for name in MAIN_FILES):
         return [_read_folder(folder)]

@@ -89,7 +89,9 @@ def read_adapter(path: Path, base: Model) -> Adapter:
     tensors = _tensors(path)
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if odd := [name for name, tensor in tensors.items() if not is_finite(tensor.float())]:
-        raise CheckpointError(f"{path}: {odd[0]} has entries that are NaN or infinite: train again")
+        raise CheckpointError(
+            f"{path}: {odd[0]} has entries that are NaN or infinite: train it again"
+        )
     if odd := [dtype for dtype in dtypes if not dtype.is_floating_point]:
         raise CheckpointError(
             f"{path} is quantised ({odd[0]}): store the adapter in float16 or float32"
@@ -129,7 +131,7 @@ def _check_config(path: Path, config: Mapping[str, Any]) -> None:
             " fine-tunes can be carried"
         )
     if kind != "LORA":
-        raise MismatchError(f"{path} is an adapter of kind {shown(kind)}, not LORA: {MERGE}")
+        raise MismatchError(f"{path} is an adapter of type {shown(kind)}, not LORA: {MERGE}")
     if odd := [name for name in REFUSED if config.get(name)]:
         raise MismatchError(f"{path}: '{odd[0]}' is set ({REFUSED[odd[0]]}): {MERGE}")
     if config.get("alora_invocation_tokens"):
@@ -169,7 +171,7 @@ def _collected(
             key = f"{factor or embedding}.{part or 'embedding'}"
             modules.setdefault(module, {})[key] = tensor
         elif not _is_copy(short, tensor, base):
-            raise MismatchError(f"{path}: {name} is no factor of a LoRA: {MERGE}")
+            raise MismatchError(f"{path}: {name} is not a LoRA factor: {MERGE}")
     if not modules:
         raise CheckpointError(f"{path / WEIGHTS} holds no LoRA factors: give another adapter")
     yield from modules.items()
@@ -212,7 +214,7 @@ def _factors(
     try:
         scale = float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)
     except (TypeError, ValueError):
-        raise CheckpointError(f"{path / CONFIG}: alpha is {shown(alpha)}, no number") from None
+        raise CheckpointError(f"{path / CONFIG}: alpha is {shown(alpha)}, not a number") from None
     return Factors(a, b, scale, None if bias is None else bias.to(b.dtype), embedding)
 
 
@@ -223,7 +225,7 @@ def _pattern(patterns: object, module: str, usual: Any) -> Any:
             if re.match(rf"(.*\.)?({pattern})$", module):
                 return value
         except re.error:
-            raise CheckpointError(f"{CONFIG}: {shown(pattern)} is no pattern of names") from None
+            raise CheckpointError(f"{CONFIG}: {shown(pattern)} is not a pattern of names") from None
     return usual
 
 

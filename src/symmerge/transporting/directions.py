@@ -54,7 +54,7 @@ def carry_direction(
     after its layer.
     """
     if use not in ROLES:
-        raise MismatchError(f"use {use}: there are {', '.join(ROLES)}")
+        raise MismatchError(f"use {use}: choose one of {', '.join(ROLES)}")
     check_numbers(vector, "a direction")
     if isinstance(alignment, StreamMap):
         _check_place(alignment, space, layer)

@@ -119,7 +119,7 @@ def fitted_widths(
         raise MismatchError(
             f"{base.where} and {other.where} differ in width, and adapters, new heads and new"
             " tokens keep their sizes: merge the adapter into its base and carry the model, or"
-            " carry between models of one width"
+            " carry between models of the same width"
         )
     if any(sizes[0][name] > sizes[1][name] for name in sizes[0]):
         return (base, widen(other, base)), tuned, other
@@ -132,8 +132,8 @@ def check_transport(base: Model, tuned: Model, other: Model) -> None:
     if len(depths := {layer_count(model) for model in (base, tuned, other)}) > 1:
         counts = " and ".join(map(str, sorted(depths)))
         raise MismatchError(
-            f"{base.where}, {tuned.where} and {other.where} have {counts} layers: a change can be"
-            " carried to models of the same depth only"
+            f"{base.where}, {tuned.where} and {other.where} have {counts} layers: a change can only"
+            " be carried between models of the same depth; give such models"
         )
     # In their frames, because one of them may be tied and another not.
     check_same_table([framed(base), framed(other)], "aligned")
@@ -143,12 +143,13 @@ def check_transport(base: Model, tuned: Model, other: Model) -> None:
     alike = likeness(first, second)
     if alike < SAME_BASIN:
         raise MismatchError(
-            f"{tuned.where} is no fine-tune of {base.where}: their weights agree by {alike:.2f},"
+            f"{tuned.where} is not a fine-tune of {base.where}: their weights agree by {alike:.2f},"
             f" those of fine-tunes by more than {SAME_BASIN:g}; give the base it was trained from"
         )
     if distance(first, second) == 0:
         raise MismatchError(
-            f"{tuned.where} has the weights of {base.where}: there is nothing to carry"
+            f"{tuned.where} has the same weights as {base.where}: there is nothing to carry;"
+            " give its fine-tune"
         )
 
 
@@ -162,7 +163,9 @@ def find_passage(
     if options.method == NONE:
         return Passage(base, other, Alignment.identity(_frame(base)), ()), UNALIGNED
     if likeness(base, other) >= SAME_BASIN:
-        progress(Notice(f"{other.where} is in the basin of {base.where} already: no alignment"))
+        progress(
+            Notice(f"{other.where} is already in the basin of {base.where}: no alignment needed")
+        )
         return Passage(base, other, Alignment.identity(_frame(base)), ()), UNALIGNED
     # An effort's alignment is by weights alone: what is learned afterwards is made for carrying.
     name = options.method or "fast"

@@ -71,7 +71,7 @@ def learn_passage(
     then every tensor has its own, or `by_module` a weight and its bias have one, as in an adapter.
     """
     tell = reporter(progress)
-    tell(Phase("learning how the change is carried"))
+    tell(Phase("learning how to carry the change"))
     kind = task_of(tuned)
     amount = amount_to_learn(effort, tuned, device)
     if steps:
@@ -88,7 +88,7 @@ def learn_passage(
     batches = load_data(options, [tuned], tell)
     objective = CarryObjective(passage, tuned, options, batches.train.device, by_module=by_module)
     scale = objective.choose_scale(batches.evaluation_batches()[:2])
-    tell(f"the change times {scale:g}, of {', '.join(f'{one:g}' for one in SCALES)}")
+    tell(f"scale of the change: {scale:g}, out of {', '.join(f'{one:g}' for one in SCALES)}")
     learner = Learner(options, objective, batches)  # type: ignore[arg-type]
     history = Loop(learner, learner.plan, Hooks(report=tell)).run_to_best()
     best = objective.member.best.inverse()

@@ -38,7 +38,7 @@ class TransportOptions:
         if self.method and self.effort:
             raise MismatchError("--method and --effort: give one of them")
         if self.alignment and self.method:
-            raise MismatchError("--alignment and --method: the alignment is there already")
+            raise MismatchError("--alignment and --method: give one of them")
         if self.steps and not self.learns:
             raise MismatchError(
                 "--steps: with --scale or --method nothing is learned; leave it out"

@@ -30,7 +30,7 @@ def transport_all(
     check_choice("method", method, METHODS)
     pairs = [] if isinstance(fine_tunes, str) else [tuple(each) for each in fine_tunes]
     if not pairs or any(len(pair) != 2 for pair in pairs):
-        raise MismatchError("fine_tunes: give pairs, each of a base and what it became")
+        raise MismatchError("fine_tunes: give pairs of a base and its fine-tune")
     if weights is not None and len(weights) != len(pairs):
         raise MismatchError(
             f"{len(pairs)} fine-tunes but {len(weights)} weights: give one for each"

@@ -96,7 +96,7 @@ def fit_streams(
     Then `carry_direction(map, vector)`. `data` is as for `make_task`, if there are better inputs.
     """
     if how not in HOW:
-        raise MismatchError(f"how {how}: there are {', '.join(HOW)}")
+        raise MismatchError(f"how {how}: choose one of {', '.join(HOW)}")
     first, second = both_streams(base, other, layer=layer, data=data, seed=seed, device=device)
     means = first.mean(0), second.mean(0)
     x, y = second - means[1], first - means[0]

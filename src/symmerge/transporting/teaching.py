@@ -35,8 +35,8 @@ def learned(
         return passage, options.scale or 1.0, 0
     if options.data is None and not (makes_inputs(tuned) or _reads_texts_of(writer, tuned)):
         warnings.warn(
-            f"{tuned.where} makes no inputs itself: the change is carried at scale 1, by weights;"
-            " give --data for more",
+            f"{tuned.where} cannot generate inputs: the change is carried at scale 1, aligned by"
+            " weights; give --data for a better result",
             SymmergeWarning,
             stacklevel=3,
         )

@@ -66,7 +66,7 @@ def grade(losses: Mapping[str, float]) -> tuple[float | None, str, str]:
     """The share that arrived, a word for it, and a sentence."""
     gap = losses[OTHER] - losses[TUNED]
     if gap <= 0.01:
-        sentence = "OTHER is as good as TUNED here already: there is no gap to close."
+        sentence = "OTHER is already as good as TUNED here: there is no gap to close."
         return None, "unknown", sentence
     share = (losses[OTHER] - losses[CARRIED]) / gap
     if share < 0:

@@ -45,7 +45,7 @@ def test_results_are_written_and_shown(tmp_path):
         "# Sums" in said.stdout
         and "± 0.0" in said.stdout
         and "(published 0.5)" in said.stdout
-        and "7 cells computed, 0 were there" in said.stdout
+        and "7 cells computed, 0 reused" in said.stdout
     )
     assert "7/7 add last: computed" in said.stderr
     found = results(out)
@@ -74,14 +74,13 @@ def test_results_are_written_and_shown(tmp_path):
     before = (out / "results.json").read_bytes()
     assert "add --resume" in run("experiment", "sums", "--out", out, expect=2).stderr
     assert (
-        "0 cells computed, 7 were there"
-        in run("experiment", "sums", "--out", out, "--resume").stdout
+        "0 cells computed, 7 reused" in run("experiment", "sums", "--out", out, "--resume").stdout
     )
     assert (out / "results.json").read_bytes() == before
     more = run(
         "experiment", "sums", "--out", out, "--resume", "--seeds", 4
     ).stdout  # more seeds: what is there counts
-    assert "5 cells computed, 6 were there" in more and results(out)["size"]["seeds"] == 4
+    assert "5 cells computed, 6 reused" in more and results(out)["size"]["seeds"] == 4
 
 
 def test_a_folder_belongs_to_one_experiment_and_size(tmp_path):
@@ -92,7 +91,7 @@ def test_a_folder_belongs_to_one_experiment_and_size(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     assert (
-        "holds no experiment"
+        "does not hold an experiment"
         in run("experiment", "sums", "--out", tmp_path / "mine", "--resume", expect=2).stderr
     )
     assert (
@@ -163,7 +162,7 @@ def test_some_columns_first(tmp_path):
     ]
     assert "4 to do" in run(*words, "--dry-run").stdout
     assert (
-        "4 cells computed, 3 were there"
+        "4 cells computed, 3 reused"
         in run(*words, "--resume", "--column", "text", "--column", "all").stdout
     )
     assert results(tmp_path / "out")["tables"][0]["columns"] == ["text", "all"]
@@ -195,7 +194,7 @@ def test_what_is_finished_is_shown_without_computing(tmp_path, monkeypatch):
     assert (
         "lines\tmissing (published 0.5)" in said
         and "models\t\t0.143 ± 0.082" in said
-        and "0 cells computed, 3 were there" in said
+        and "0 cells computed, 3 reused" in said
     )
     assert [entry["values"] for entry in results(tmp_path / "out")["tables"][0]["entries"]][:2] == [
         [],
@@ -216,14 +215,14 @@ REFUSED = {
     ),
     "engine": (("sums", "--out", "x", "--engine", "dask"), "--engine dask: choose local or ray"),
     "address": (("sums", "--out", "x", "--address", "auto"), "add --engine ray"),
-    "device": (("sums", "--out", "x", "--device", "tpu"), "there are cpu and cuda"),
+    "device": (("sums", "--out", "x", "--device", "tpu"), "choose cpu or cuda"),
     "data": (
         ("sums", "--out", "x", "--size", "published"),
         "needs the data of shakespeare-gpt2: shakespeare does not come with the installation",
     ),
     "no such data": (
         ("sums", "--out", "x", "--size", "published", "--data-dir", "."),
-        "tinyshakespeare.txt is missing, and the data set shakespeare is read from it",
+        "tinyshakespeare.txt is missing, but the data set shakespeare is read from it",
     ),
     "no GPU": (
         ("shaky", "--out", "x", "--size", "published"),
@@ -355,7 +354,7 @@ def test_a_killed_run_goes_on_where_it_was(engine, start, tmp_path, monkeypatch)
     done, begun = finished(tmp_path / "out"), len(lines())
     assert 0 <= len(done) < 11 and not (tmp_path / "out" / "results.json").exists()
     said = run("experiment", "sums", "--out", tmp_path / "out", "--seeds", 4, "--resume").stdout
-    assert f"{11 - len(done)} cells computed, {len(done)} were there" in said
+    assert f"{11 - len(done)} cells computed, {len(done)} reused" in said
     assert (
         len({line for line in lines()[begun:] if line.startswith("begin")})
         == len(lines()[begun:]) / 2
@@ -389,6 +388,6 @@ def test_ctrl_c_keeps_what_is_finished(engine, start, tmp_path):
         and not (tmp_path / "out" / "results.json").exists()
     )
     assert (
-        f"{11 - len(kept)} cells computed, {len(kept)} were there"
+        f"{11 - len(kept)} cells computed, {len(kept)} reused"
         in run("experiment", "sums", "--out", tmp_path / "out", "--seeds", 4, "--resume").stdout
     )

@@ -272,7 +272,7 @@ def test_one_folder_has_one_data_set(tmp_path):
     (tmp_path / "cifar10.npz").write_bytes(b"others")
     with pytest.raises(
         MismatchError,
-        match=r"was begun with other data \(cifar10.npz changed since\): restore it",
+        match=r"was started with other data \(cifar10.npz changed since\): restore it",
     ):
         check_same_data(out, digests(tables, size, store))
     said = run_verb(

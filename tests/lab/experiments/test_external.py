@@ -95,7 +95,7 @@ def test_the_same_files_elsewhere_give_the_same_bytes(home, tmp_path):
     said = verb("v-stream", "bert-0", "bert-1", out=out)
     assert (
         "BertForMaskedLM, valid.txt" in said.stdout
-        and "8 cells computed, 0 were there" in said.stdout
+        and "8 cells computed, 0 reused" in said.stdout
         and "(published 4.95)" in said.stdout
     )
     found = json.loads((out / "results.json").read_text())
@@ -124,7 +124,7 @@ def test_the_same_files_elsewhere_give_the_same_bytes(home, tmp_path):
         link.symlink_to(tmp_path / "gone")
     said = verb("v-stream", *models, out=out, **places, more=["--resume"]).stdout
     assert (
-        "1 cells computed, 7 were there" in said
+        "1 cells computed, 7 reused" in said
         and (out / "results.json").read_bytes() == (other / "results.json").read_bytes()
     )
     assert (
@@ -300,7 +300,7 @@ def test_pictures_too(tmp_path):
         train=None,
         test=str(_pictures(tmp_path / "shown.npz")),
     )
-    assert "ViTForImageClassification, shown.npz" in said.stdout and "0 were there" in said.stdout
+    assert "ViTForImageClassification, shown.npz" in said.stdout and "0 reused" in said.stdout
 
 
 def _pictures(file):
@@ -379,7 +379,7 @@ def test_models_by_name_are_one_command(name, size, kind, asked, tmp_path, monke
     shown = run(*command, "--out", tmp_path / "out").stdout
     assert "missing" not in shown and all(row in shown for row in rows)
     refused = run(*command[:4], "--seeds", 99, "--out", tmp_path / "many", expect=2).stderr
-    assert "--seeds 99: there are" in refused
+    assert "--seeds 99: there are only" in refused
 
 
 def rows_of(tables, rows):
@@ -394,7 +394,7 @@ REFUSED = {
     "trains itself": (
         ("f-orders", "bert-0", "bert-1"),
         {},
-        "f-orders has to train its models itself: leave out --models, or choose t-methods",
+        "f-orders must train its own models: leave out --models, or choose t-methods",
     ),
     "one": (("v-heads", "bert-0"), {}, "--models bert-0: v-heads needs 2 models or more, 1 given"),
     "two of three": (("t-many", "bert-0", "bert-1"), {}, "t-many needs 3 models or more, 2 given"),
@@ -425,17 +425,17 @@ REFUSED = {
     "the same": (
         ("v-heads", "bert-0", "bert-1"),
         {"train": "./valid.txt"},
-        "--train-data ./valid.txt is what is measured on",
+        "--train-data ./valid.txt is also measured on",
     ),
     "no such data": (
         ("v-heads", "bert-0", "bert-1"),
         {"test": "nothing.txt"},
-        "nothing.txt is not there",
+        "nothing.txt does not exist",
     ),
     "no such data to learn from": (
         ("v-heads", "bert-0", "bert-1"),
         {"train": "nothing.txt"},
-        "nothing.txt is not there",
+        "nothing.txt does not exist",
     ),
     "wrong data": (("t-methods", "vit-0", "vit-1"), {}, "valid.txt holds no images"),
     "no such folder": (

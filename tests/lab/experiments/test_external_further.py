@@ -82,7 +82,7 @@ def test_classifiers_begin_from_the_models_given(home, tmp_path):
     said = verb("bert-0", "bert-1", "--dry-run", out=out).stdout
     assert "topics-bert, bert-0 (" in said and "8 cells\t\t8 to do" in said and not out.exists()
     said = verb("bert-0", "bert-1", out=out).stdout
-    assert "python-topics" in said and "8 cells computed, 0 were there" in said
+    assert "python-topics" in said and "8 cells computed, 0 reused" in said
     found = json.loads((out / "results.json").read_text())
     assert (
         found["external"]["architecture"] == "BertForPreTraining"
@@ -115,13 +115,13 @@ def test_classifiers_begin_from_the_models_given(home, tmp_path):
     ]
     before = (out / "results.json").read_bytes()
     assert (
-        "0 cells computed, 8 were there" in verb(*copies, "--resume", out=out).stdout
+        "0 cells computed, 8 reused" in verb(*copies, "--resume", out=out).stdout
         and (out / "results.json").read_bytes() == before
     )
     for cell in (lines[0], lines[0].needs[0]):
         shutil.rmtree(out / "cells" / cell.key)
     assert (
-        "2 cells computed, 6 were there" in verb(*copies, "--resume", out=out).stdout
+        "2 cells computed, 6 reused" in verb(*copies, "--resume", out=out).stdout
         and (out / "results.json").read_bytes() == before
     )
     assert (

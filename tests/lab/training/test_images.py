@@ -355,7 +355,7 @@ WRONG = {
         tree_with(
             lambda folder: (folder / "val/val_annotations.txt").write_text("val_0.JPEG\tn5\t0\n")
         ),
-        "line 1: 'n5' is no class of the training split",
+        "line 1: 'n5' is not a class of the training split",
     ),
 }
 
@@ -390,7 +390,7 @@ def test_a_column_of_labels_will_do(root):
 def test_what_is_missing_is_named_with_its_place(data, root, tmp_path):
     with pytest.raises(
         DataError,
-        match=rf"data/{data}\.npz is missing, .*, or the folder {PUBLISHED_AS[data][0]} beside it",
+        match=rf"data/{data}\.npz is missing, .*, or the folder {PUBLISHED_AS[data][0]} next to it",
     ):
         train(TRAINING[RECIPES[data]], 0, tmp_path / "out", data=root)
     with pytest.raises(

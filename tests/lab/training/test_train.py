@@ -567,9 +567,9 @@ module.train(recipe, 3, out, progress)
 
 
 def test_only_the_same_training_is_resumed(interrupted):
-    with pytest.raises(MismatchError, match="begun with another seed: give the same options"):
+    with pytest.raises(MismatchError, match="started with another seed: give the same options"):
         train(GAPPED, 4, interrupted, resume=True)
-    with pytest.raises(MismatchError, match="begun with another recipe"):
+    with pytest.raises(MismatchError, match="started with another recipe"):
         train(with_changes(GAPPED, schedule={"lr": 1.0}), 3, interrupted, resume=True)
     assert partial_file(interrupted).exists()
     partial_file(interrupted).write_bytes(b"no state")

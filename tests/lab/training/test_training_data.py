@@ -185,7 +185,7 @@ def test_shakespeare_is_divided_and_measured(root, tmp_path, words):
         schedule={"steps": 4, "batch_size": 2, "evaluate_every": 2},
     )
     with pytest.raises(
-        DataError, match="gpt2_tokenizer is missing, and its tokenizer is read from it"
+        DataError, match="gpt2_tokenizer is missing, but its tokenizer is read from it"
     ):
         train(recipe, 0, tmp_path / "out", data=root)
     train_tokenizer(words, 300).save_pretrained(root / "gpt2_tokenizer")
@@ -293,7 +293,7 @@ def test_classifiers_learn_and_are_measured(reviews, pretrained, tmp_path):
         match=r"gpt2 is a GPT2LMHeadModel, for causal-lm: a classifier on \w+ starts from",
     ):
         train(recipe, 0, tmp_path / "none", data=reviews, begin=tmp_path / "gpt2")
-    with pytest.raises(MismatchError, match="classifiers begin from a pretrained model"):
+    with pytest.raises(MismatchError, match="classifiers start from a pretrained model"):
         train(recipe, 0, tmp_path / "none", data=reviews)
 
 

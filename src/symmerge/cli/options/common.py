@@ -23,14 +23,14 @@ ModelA = Annotated[
 ModelB = Annotated[
     Path,
     typer.Argument(
-        help="Another, of the same architecture and size.", metavar="B", show_default=False
+        help="Another one, of the same architecture and size.", metavar="B", show_default=False
     ),
 ]
 # Optional for the parser only: our own check refuses too few models in one line.
 Models = Annotated[
     list[Path] | None,
     typer.Argument(
-        help="Checkpoint folders of one architecture, two or more.",
+        help="Two or more checkpoint folders of one architecture.",
         metavar="A B ...",
         show_default=False,
     ),
@@ -59,7 +59,7 @@ Resume = Annotated[
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="Check everything, print what it will take in time and memory, and stop."
+        "--dry-run", help="Check everything, print the time and memory it will take, and stop."
     ),
 ]
 Residual = Annotated[
@@ -79,16 +79,16 @@ class Output:
     dtype: Annotated[
         str | None,
         typer.Option(
-            help=f"The precision of what is written: {either(STORED_DTYPES)}.",
+            help=f"Precision of the written weights: {either(STORED_DTYPES)}.",
             metavar="NAME",
-            show_default="as the first model",
+            show_default="that of the first model",
         ),
     ] = None
     mergekit: Annotated[
         Path | None,
         typer.Option(
-            help="Also write a config with which mergekit merges the aligned checkpoints;"
-            " merge leaves these in OUT-aligned.",
+            help="Also write a config for mergekit to merge the aligned checkpoints; merge puts"
+            " these in OUT-aligned.",
             metavar="FILE",
             show_default=False,
         ),
@@ -96,12 +96,12 @@ class Output:
     no_verdict: Annotated[
         bool,
         typer.Option(
-            "--no-verdict", help="Do not measure the merge beside its parents: saves some time."
+            "--no-verdict", help="Do not compare the merge with its parents: saves some time."
         ),
     ] = False
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also print every detail of the work.")
-    ] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print every detail.")] = (
+        False
+    )
     json: Json = False
 
 
@@ -115,13 +115,13 @@ class Written:
         bool,
         typer.Option(
             "--no-verify",
-            help="Skip the check that the function did not change; the card will say so.",
+            help="Skip the check that the function did not change; the model card will say so.",
         ),
     ] = False
     max_shard_size: Annotated[
         float,
         typer.Option(
-            "--max-shard-size", help="The largest weights file, in GB.", min=0.000001, max=1e6
+            "--max-shard-size", help="Largest weights file, in GB.", min=0.000001, max=1e6
         ),
     ] = 5.0
 
@@ -133,5 +133,5 @@ def check_models(models: Sequence[Path] | None, remedy: str) -> tuple[Path, ...]
         raise MismatchError(f"{' and '.join(map(str, folders)) or 'no model'}: {remedy}")
     for number, folder in enumerate(folders):
         if folder.resolve() in {other.resolve() for other in folders[:number]}:
-            raise MismatchError(f"{folder} is given twice: name every model once")
+            raise MismatchError(f"{folder} is given twice: name every model only once")
     return folders

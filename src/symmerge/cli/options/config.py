@@ -27,7 +27,7 @@ def _configure(context: Any, file: Path | None) -> Path | None:
         if is_mergekit(file):
             if context.info_name == "merge":  # the verb reads it
                 return file
-            raise MismatchError(f"{file} is a config of mergekit: symmerge merge --config reads it")
+            raise MismatchError(f"{file} is a mergekit config: use symmerge merge --config")
         named = _by_name(context.command.params)
         options = read_options(file)
         if unknown := sorted(options.keys() - named.keys()):
@@ -61,12 +61,12 @@ def read_options(file: Path) -> dict[str, object]:
     """The options of a file, dashes in their names as underscores; what is not one is refused."""
     content = _read_yaml(file)
     if not isinstance(content, dict):
-        raise MismatchError(f"{file} holds no options: write one per line, 'seed: 1'")
+        raise MismatchError(f"{file} has no options: write one per line, such as 'seed: 1'")
     for name, value in content.items():
         values = value if isinstance(value, list) else [value]
         if not all(one is None or isinstance(one, str | int | float) for one in values):
             raise MismatchError(
-                f"{file}: {name} is neither a value nor a list of values: write 'seed: 1'"
+                f"{file}: {name} is neither a value nor a list of values: write it as 'seed: 1'"
             )
     return {_plain(name): value for name, value in content.items()}
 
@@ -79,7 +79,8 @@ def _read_yaml(file: Path) -> object:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or error
         raise MismatchError(
-            f"{file} cannot be read as YAML ({reason}): write one option per line, 'seed: 1'"
+            f"{file} cannot be read as YAML ({reason}): write one option per line, such as"
+            " 'seed: 1'"
         ) from error
 
 
@@ -93,9 +94,11 @@ def _check_events(file: Path, text: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent):
-            raise MismatchError(f"{file} has an alias (*name): write the value itself there")
+            raise MismatchError(f"{file} has an alias (*name): write the value itself")
         if depth > 2:
-            raise MismatchError(f"{file} has lists in lists: write one option per line, 'seed: 1'")
+            raise MismatchError(
+                f"{file} has nested lists: write one option per line, such as 'seed: 1'"
+            )
 
 
 def _check_value(file: Path, name: str, parameter: Any, value: object) -> None:
@@ -106,14 +109,14 @@ def _check_value(file: Path, name: str, parameter: Any, value: object) -> None:
         raise MismatchError(f"{file}: '{name}' must be {kind}")
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, int) and abs(one) >= LARGEST_NUMBER:
-            raise MismatchError(f"{file}: '{name}' has a number that is too large")
+            raise MismatchError(f"{file}: '{name}' has a number that is too large: correct it")
 
 
 Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="A YAML file with any of the arguments and options; merge also takes mergekit's.",
+        help="A YAML file with any arguments and options; merge also takes a mergekit config.",
         callback=_configure,
         is_eager=True,
         show_default=False,

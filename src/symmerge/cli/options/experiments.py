@@ -37,12 +37,12 @@ class Computing:
     panel: ClassVar[str] = "Computing"
     engine: Annotated[
         str,
-        typer.Option(help="local (processes of this machine) or ray (a Ray cluster)."),
+        typer.Option(help="local (processes on this machine) or ray (a Ray cluster)."),
     ] = "local"
     workers: Annotated[
         int | None,
         typer.Option(
-            help=f"How many cells at once; on a GPU at most {GPU_HEAVY} of them train or learn.",
+            help=f"Cells to compute at once; on a GPU at most {GPU_HEAVY} of them train or learn.",
             min=1,
             show_default=f"one per core, at most {GPU_WORKERS} with a GPU, 2 with ray",
         ),
@@ -65,7 +65,7 @@ class Computing:
             return self.address or os.environ.get("RAY_ADDRESS")
         if self.address:
             raise MismatchError(
-                f"--address {self.address} is of a Ray cluster: add --engine ray, or leave it out"
+                f"--address {self.address} names a Ray cluster: add --engine ray, or leave it out"
             )
         return None
 
@@ -82,7 +82,7 @@ class Computing:
 class External:
     """Existing models to use instead of trained ones, and their data."""
 
-    panel: ClassVar[str] = "Models that are there already"
+    panel: ClassVar[str] = "Existing models"
     main: ClassVar[tuple[str, ...]] = ("models",)
     more: Annotated[
         list[str] | None,
@@ -91,7 +91,7 @@ class External:
     models: Annotated[
         list[str] | None,
         typer.Option(
-            help="Models that are there already, instead of trained ones (v-tasks: to fine-tune):"
+            help="Use existing models instead of training them (v-tasks fine-tunes them):"
             " checkpoint folders, names on the hub (owner/name), or multiberts.",
             metavar="A B ...",
             show_default=False,
@@ -100,13 +100,13 @@ class External:
     test_data: Annotated[
         str | None,
         typer.Option(
-            help="With --models: what to measure on, as --data of barrier.", show_default=False
+            help="With --models: what to measure on, like --data of barrier.", show_default=False
         ),
     ] = None
     train_data: Annotated[
         str | None,
         typer.Option(
-            help="With --models: what methods look at or learn from; not --test-data.",
+            help="With --models: what methods look at or learn from; must differ from --test-data.",
             show_default=False,
         ),
     ] = None
@@ -116,7 +116,7 @@ class External:
         if self.models and experiment.accepts is None:
             takers = [known for known, other in catalog.EXPERIMENTS.items() if other.accepts]
             raise MismatchError(
-                f"{name} has to train its models itself: leave out --models,"
+                f"{name} must train its own models: leave out --models,"
                 f" or choose {either(takers) if takers else 'another experiment'}"
             )
         own = {
@@ -157,7 +157,7 @@ class Asked:
     name: Annotated[
         str,
         typer.Argument(
-            help="Which one; an unknown name lists those there are.",
+            help="The experiment; an unknown name lists all of them.",
             metavar="NAME",
             show_default=False,
         ),
@@ -167,7 +167,7 @@ class Asked:
         typer.Option(
             "--out",
             "-o",
-            help="Where everything goes: finished cells, results.json, the page.",
+            help="Output folder: finished cells, results.json, the page.",
             show_default=False,
             metavar="DIR",
         ),
@@ -175,29 +175,30 @@ class Asked:
     size: Annotated[
         str,
         typer.Option(
-            help="smoke (does everything work), small (minutes on two cores, longer with large"
-            " --models) or published (as in the paper, on a GPU); of models by name, theirs: 70m."
+            help="smoke (does everything work?), small (minutes on two cores, longer with large"
+            " --models) or published (as in the paper, on a GPU); for models by name, their size,"
+            " such as 70m."
         ),
     ] = "small"
     data_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="A folder with the data sets that published sizes need; a missing one is named.",
+            help="Folder with the data sets for published sizes; an error names missing ones.",
             show_default=False,
         ),
     ] = None
     column: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only columns of the table with this word in their name; may be repeated."
-            " The others can follow with --resume.",
+            help="Only table columns with this word in their name; may be repeated. Compute the"
+            " others later with --resume.",
             show_default=False,
         ),
     ] = None
     seeds: Annotated[
         int | None,
-        typer.Option(help="How many models from different seeds.", min=2, show_default="by size"),
+        typer.Option(help="Number of models from different seeds.", min=2, show_default="by size"),
     ] = None
     resume: Annotated[
         bool,
@@ -207,14 +208,14 @@ class Asked:
         bool,
         typer.Option(
             "--dry-run",
-            help="Only list the cells, what is done, and what the rest will take; writes nothing.",
+            help="List the cells, what is done and how long the rest will take; write nothing.",
         ),
     ] = False
     show: Annotated[
         bool,
         typer.Option(
             "--show",
-            help="Compute nothing: tables and page of what is finished, also during a run.",
+            help="Compute nothing: show tables and page of finished cells, even during a run.",
         ),
     ] = False
 

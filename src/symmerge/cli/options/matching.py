@@ -44,39 +44,39 @@ RECIPES = " ".join(
 )
 SOURCES = (
     "a file (text, .xz, TSV, CSV, JSONL, .npz), a folder of images, hf:NAME, python-docs:train,"
-    " digits:train, or self (no data: text that the models sample, synthetic images)"
+    " digits:train, or self (no data: text sampled from the models, synthetic images)"
 )
-INPUTS = "Data: what is learned from, measured on and looked at"
+INPUTS = "Data to learn from, measure on and look at"
 """The panel of options that go with --data."""
 Data = Annotated[
     str | None,
     typer.Option(
         help="What to learn from and to measure on: a text file, a table, a folder of images or"
         " hf:NAME (--help-all lists more).",
-        show_default="none is needed",
+        show_default="none needed",
     ),
 ]
 Samples = Annotated[
     int | None,
-    typer.Option(help="How many samples of --data to use.", show_default="by task"),
+    typer.Option(help="Number of samples of --data to use.", show_default="by task"),
 ]
 Calibration = Annotated[
     str | None,
     typer.Option(
-        help=f"What activations and REPAIR look at, as --data: {SOURCES}.",
+        help=f"What activations and REPAIR look at, in the form of --data: {SOURCES}.",
         show_default="--data",
     ),
 ]
 CalibrationSamples = Annotated[
     int | None,
     typer.Option(
-        help="How many samples of --calibration to use.",
+        help="Number of samples of --calibration to use.",
         show_default="by task",
     ),
 ]
 Steps = Annotated[
     int | None,
-    typer.Option(help="How many steps to learn.", min=1, show_default="by effort or recipe"),
+    typer.Option(help="Number of learning steps.", min=1, show_default="by effort or recipe"),
 ]
 
 
@@ -102,7 +102,7 @@ class Aligning:
     method: Annotated[
         str | None,
         typer.Option(
-            help=f"Instead of --effort: {either(METHODS)}; of merge also none, a plain average."
+            help=f"Instead of --effort: {either(METHODS)}; for merge also none, a plain average."
             " Activations look at --calibration, or else at --data.",
             metavar="NAME",
             show_default=False,
@@ -114,7 +114,7 @@ class Aligning:
     statistics: Annotated[
         Path | None,
         typer.Option(
-            help="What symmerge statistics wrote for this pair: no pass over --calibration.",
+            help="Output of symmerge statistics for this pair: saves the pass over --calibration.",
             metavar="FILE",
             show_default=False,
         ),
@@ -122,7 +122,7 @@ class Aligning:
     recipe: Annotated[
         str | None,
         typer.Option(
-            help=f"{RECIPES} A dash continues the name before.",
+            help=f"{RECIPES} A leading dash continues the previous name.",
             metavar="NAME",
             show_default="ours, by method",
         ),
@@ -146,17 +146,17 @@ class Aligning:
     ] = None
     tries: Annotated[
         int | None,
-        typer.Option(help="How many weightings to try at most.", min=1, show_default="by size"),
+        typer.Option(help="Maximum number of weightings to try.", min=1, show_default="by size"),
     ] = None
     sweeps: Annotated[
         int | None,
-        typer.Option(help="How many sweeps at most.", min=1, show_default="by recipe"),
+        typer.Option(help="Maximum number of sweeps.", min=1, show_default="by recipe"),
     ] = None
     token_counts: Annotated[
         Path | None,
         typer.Option(
-            help="How often each token occurred in training, as .npy:"
-            " those that never did are ignored.",
+            help="How often each token occurred in training, as .npy; tokens with a count of zero"
+            " are ignored.",
             show_default=False,
         ),
     ] = None
@@ -175,7 +175,7 @@ class Learning:
     epochs: Annotated[
         float | None,
         typer.Option(
-            help="How many times to go through the data, instead of --steps.", show_default=False
+            help="Number of passes through the data, instead of --steps.", show_default=False
         ),
     ] = None
     lr: Annotated[
@@ -185,13 +185,13 @@ class Learning:
     batch_size: Annotated[
         int | None,
         typer.Option(
-            help="Samples of a batch: fewer need less memory.", min=1, show_default="by task"
+            help="Samples per batch: fewer need less memory.", min=1, show_default="by task"
         ),
     ] = None
     accumulate: Annotated[
         int | None,
         typer.Option(
-            help="Batches of a step: more make gradients less noisy and need no more memory.",
+            help="Batches per step: more make gradients less noisy and need no more memory.",
             min=1,
             show_default="1",
         ),
@@ -203,7 +203,7 @@ class Learning:
     concentration: Annotated[
         float | None,
         typer.Option(
-            help="Of three models or more: where among them to learn;"
+            help="For three or more models: where between them to learn;"
             " 0.1 near the corners (as published), 10 near the midpoint.",
             show_default="10",
         ),
@@ -211,16 +211,17 @@ class Learning:
     target: Annotated[
         str | None,
         typer.Option(
-            help="What the midpoint should predict: parents (their mean), bayes or author (of the"
-            " parent that explains the text so far, or the whole row), labels; auto is bayes where"
-            " parents have skills of their own, else parents.",
+            help="What the midpoint should predict: parents (their mean), bayes or author (their"
+            " mean weighted by how well each explains the text so far, or the whole row) or labels;"
+            " auto is bayes if the parents have different skills, else parents.",
             show_default="by recipe",
         ),
     ] = None
     spaces: Annotated[
         str | None,
         typer.Option(
-            help=f"What may move, with commas: {either(SPACE_KINDS)}, or single spaces of inspect.",
+            help=f"What may move, separated by commas: {either(SPACE_KINDS)}, or individual spaces"
+            " listed by inspect.",
             show_default="all",
         ),
     ] = None
@@ -234,7 +235,7 @@ class Learning:
     patience: Annotated[
         int | None,
         typer.Option(
-            help="Stop after so many checks (20 a run) without a better one.",
+            help="Stop after this many checks (20 per run) without improvement.",
             min=1,
             show_default="10",
         ),
@@ -243,7 +244,7 @@ class Learning:
         bool,
         typer.Option(
             "--permutations-only",
-            help="Learn permutations alone, as published: --recipe learned-permutations.",
+            help="Learn only permutations, as published: --recipe learned-permutations.",
         ),
     ] = False
 
@@ -256,15 +257,15 @@ class Many:
     reference: Annotated[
         str,
         typer.Option(
-            help="Of three models or more: whose coordinates all take, by its place from 0,"
-            " or medoid (closest to all others; every pair is matched)."
+            help="For three or more models: the one whose coordinates all take, counted from 0, or"
+            " medoid (the one closest to all others; every pair is matched)."
         ),
     ] = "0"
     rounds: Annotated[
         int | None,
         typer.Option(
-            help="Of three models or more: how often, at most, each is matched to the mean of the"
-            " others.",
+            help="For three or more models: maximum number of rounds that match each to the mean"
+            " of the others.",
             min=0,
             show_default="10",
         ),
@@ -272,15 +273,15 @@ class Many:
     units: Annotated[
         str,
         typer.Option(
-            help="Of models of different width: the units a narrow one lacks are dead (zero),"
-            " or copies of others (split)."
+            help="For models of different widths: the units a narrow one lacks are dead (zero) or"
+            " copies of others (split)."
         ),
     ] = "zero"
     shared_tokens: Annotated[
         bool,
         typer.Option(
             "--shared-tokens",
-            help="Of two models with different vocabularies: match the tokens both have;"
+            help="For two models with different vocabularies: match the tokens both have;"
             " the result has A's tokenizer and keeps A's other rows.",
         ),
     ] = False

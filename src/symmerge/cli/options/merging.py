@@ -24,7 +24,7 @@ class Merging:
         float | None,
         typer.Option(
             "-t",
-            help="Of two models: where on the line from A (0) to B (1).",
+            help="For two models: where on the line from A (0) to B (1).",
             metavar="T",
             min=0.0,
             max=1.0,
@@ -34,7 +34,7 @@ class Merging:
     weights: Annotated[
         str | None,
         typer.Option(
-            help="How much each model counts, with commas: 0.5,0.3,0.2.",
+            help="How much each model counts, separated by commas: 0.5,0.3,0.2.",
             metavar="W,W,...",
             show_default="equal",
         ),
@@ -43,21 +43,21 @@ class Merging:
         str,
         typer.Option(
             help=f"How aligned models become one: {either(COMBINE)}"
-            " (of those that help on --data).",
+            " (of the models that help on --data).",
             metavar="NAME",
         ),
     ] = "mean"
     density: Annotated[
         float,
         typer.Option(
-            help="Of ties and dare: the share of each difference that is kept.", min=0.0, max=1.0
+            help="For ties and dare: the share of each difference that is kept.", min=0.0, max=1.0
         ),
     ] = 0.5
     at: Annotated[
         list[str] | None,
         typer.Option(
-            help="Another t for a part: ff=0.3, vo.2=0.1, layer.0=0.4, residual=0.5."
-            " May be repeated. Or learned: each part's t by gradient, from -t on.",
+            help="Another t for one part: ff=0.3, vo.2=0.1, layer.0=0.4, residual=0.5."
+            " May be repeated. Or learned: learn the t of each part, starting from -t.",
             show_default=False,
         ),
     ] = None
@@ -65,13 +65,13 @@ class Merging:
         str,
         typer.Option(
             help="Average heads by factors (a straight line), svd (circuits cut to rank) or"
-            " circuits (twice the head size; no stock checkpoint)."
+            " circuits (twice the head size; not a stock checkpoint)."
         ),
     ] = "factors"
     repair: Annotated[
         str | None,
         typer.Option(
-            help="REPAIR after merging: rescale outputs of maps or of norms to the parents'"
+            help="REPAIR after merging: rescale the outputs of maps or of norms to the parents'"
             " variance, measured on --calibration.",
             show_default="no",
         ),
@@ -79,8 +79,8 @@ class Merging:
     heal: Annotated[
         int | None,
         typer.Option(
-            help="After merging, so many steps of distillation from the parents into all weights,"
-            " on --data or on text that they sample.",
+            help="After merging, distil the parents into all weights for this many steps, on --data"
+            " or on text sampled from them.",
             metavar="STEPS",
             min=1,
             show_default="no",
@@ -93,7 +93,8 @@ class Merging:
     skill: Annotated[
         list[str] | None,
         typer.Option(
-            help="Data that the verdict measures apart, as --data. May be repeated.",
+            help="Data that the verdict shows in its own column, in the form of --data. May be"
+            " repeated.",
             metavar="DATA",
             show_default="text of each parent",
         ),
@@ -101,7 +102,7 @@ class Merging:
     anyway: Annotated[
         bool,
         typer.Option(
-            "--anyway", help="Write the merge even if the verdict is that it is of no use."
+            "--anyway", help="Write the merge even if the verdict says that it is of no use."
         ),
     ] = False
 
@@ -118,7 +119,7 @@ def _weights(text: str | None) -> list[float] | None:
         return [float(word) for word in text.split(",")]
     except ValueError:
         raise MismatchError(
-            f"--weights {text}: write one number per model, with commas: 0.5,0.3,0.2"
+            f"--weights {text}: write one number per model, separated by commas: 0.5,0.3,0.2"
         ) from None
 
 
@@ -133,5 +134,5 @@ def _times(items: list[str]) -> dict[str, float] | str:
         except ValueError:
             raise MismatchError(f"--at {item}: write NAME=T, for example ff=0.3") from None
         if not 0 <= times[name] <= 1:
-            raise MismatchError(f"--at {item}: t must lie between 0 and 1")
+            raise MismatchError(f"--at {item}: t must be between 0 and 1")
     return times

@@ -112,7 +112,7 @@ def _from_arrays(data: str) -> LabelledImages:
     if images.ndim not in (3, 4) or labels.ndim != 1 or len(images) != len(labels):
         raise DataError(
             f"{data}: images {list(images.shape)} and labels {list(labels.shape)}"
-            " do not belong together: give one label per image, [n, h, w, c]"
+            " do not match: give one label per image, [n, h, w, c]"
         )
     normalized = images.dtype.kind == "f"
     if not normalized and images.dtype != np.uint8:
@@ -150,7 +150,7 @@ def _load_arrays(data: str) -> tuple[np.ndarray, ...]:
         content = read_npz(data, ARRAYS)
     except FileNotFoundError as error:
         raise DataError(
-            f"{data} is not there: give digits, hf:NAME, or a file or folder that exists"
+            f"{data} does not exist: give digits, hf:NAME, or a file or folder that exists"
         ) from error
     if isinstance(content, tuple):
         return content

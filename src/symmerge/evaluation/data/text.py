@@ -92,7 +92,7 @@ def _read_file(data: str) -> str:
         return _content(data).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise DataError(
-            f"{data} is not there: give self, digits, python-docs, python-code, python-topics,"
+            f"{data} does not exist: give self, digits, python-docs, python-code, python-topics,"
             " hf:NAME, or a file or folder that exists"
         ) from error
     except UnicodeDecodeError as error:
@@ -102,7 +102,7 @@ def _read_file(data: str) -> str:
     except (OSError, EOFError, lzma.LZMAError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(
-            f"{data} cannot be read ({reason}): is it complete, and a text file? Give a part of it"
+            f"{data} cannot be read ({reason}): is it complete and a text file? Give a part of it"
             " where it is too large"
         ) from error
 
@@ -200,7 +200,7 @@ def _select(data: str, names: Sequence[str], rows: Any, labelled: bool) -> TextR
     for number, cells in enumerate(table, 1):
         if not all(isinstance(cell, str | int | float) for cell in cells):
             raise DataError(
-                f"{data}, row {number} lacks one of {', '.join(columns)}, or holds a list there:"
+                f"{data}, row {number} lacks one of {', '.join(columns)}, or has a list there:"
                 " complete or remove that row"
             )
     strings = tuple(tuple(str(cell) for cell in cells[-len(texts) :]) for cells in table)

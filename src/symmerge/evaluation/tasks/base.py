@@ -21,7 +21,7 @@ Columns = Mapping[str, np.ndarray]  # column -> one float64 per sample
 IGNORED = -100  # transformers' label for tokens without a loss
 UNLABELLED = (
     "synthetic images (data self) have no labels, so there is no loss to measure or to learn:"
-    " give data with labels, or --target parents to learn"
+    " give labelled data, or --target parents to learn"
 )
 
 

@@ -80,7 +80,7 @@ def make_task(
     `device` is where models sample text. `part` "learn" leaves out the samples that "judge" takes.
     """
     if name not in TASKS:
-        raise MismatchError(f"task {name}: there are {', '.join(TASKS)}")
+        raise MismatchError(f"task {name}: choose one of {', '.join(TASKS)}")
     if samples is not None and samples < 1:
         raise MismatchError(f"samples {samples}: ask for at least one")
     for model in models:
@@ -92,8 +92,8 @@ def make_task(
             )
     if data == "self" and name not in SELF_SOURCES:
         raise MismatchError(
-            f"data self: there are no inputs without data for the task {name},"
-            f" only for {', '.join(SELF_SOURCES)}; give it data with labels"
+            f"data self: no inputs can be generated for the task {name},"
+            f" only for {', '.join(SELF_SOURCES)}; give labelled data"
         )
     sampling = Sampling(
         samples=samples,

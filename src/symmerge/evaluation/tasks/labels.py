@@ -32,7 +32,7 @@ def regression_targets(labels: Sequence[object], data: str) -> list[float]:
     numbers = _numbers(labels)
     if numbers is None or not all(map(math.isfinite, numbers)):
         raise DataError(
-            f"{data} has labels that are no numbers, and the model predicts a number: give numbers"
+            f"{data} has labels that are not numbers, but the model predicts a number: give numbers"
         )
     return numbers
 

@@ -42,7 +42,7 @@ class Sampling:
             aside = f", {judged} of them set aside for the verdict" if judged else ""
             fewer = "ask for fewer samples or " if there else ""
             raise DataError(
-                f"{what}: {available} there{aside}, {needed} needed: {fewer}give more data"
+                f"{what}: {available} available{aside}, {needed} needed: {fewer}give more data"
             )
         order = torch.randperm(available, generator=torch.Generator().manual_seed(self.seed))
         if self.part == "judge":

@@ -65,8 +65,8 @@ class NamedModels:
         """The first models; more than there are is refused."""
         if count and count > len(self.models):
             raise MismatchError(
-                f"--seeds {count}: there are {len(self.models)} such models, {self.models[0]} to"
-                f" {self.models[-1]}"
+                f"--seeds {count}: there are only {len(self.models)} such models,"
+                f" {self.models[0]} to {self.models[-1]}"
             )
         return list(self.models[: count or self.usual])
 
@@ -215,11 +215,13 @@ def _data(
             " add --test-data DATA (a file, a folder or a name, as --data of barrier)"
         )
     if test == "self":
-        raise DataError("--test-data self: every pair would be measured on other text; give data")
+        raise DataError(
+            "--test-data self: every pair would be measured on different text; give data"
+        )
     on, by = DataSource.at(test), DataSource.at(train) if train else None
     if by and by.content == on.content:
         raise DataError(
-            f"--train-data {train} is what is measured on:"
+            f"--train-data {train} is also measured on:"
             " a merge fitted to it would look better than it is; give other data"
         )
     return on, by
@@ -230,7 +232,7 @@ def _check_distinct(models: Sequence[ExternalModel]) -> None:
     for model in models:
         if other := names.get(model.content):
             raise MismatchError(
-                f"{other} and {model.name} are the same checkpoint: name every model once"
+                f"{other} and {model.name} are the same checkpoint: name every model only once"
             )
         names[model.content] = model.name
 

@@ -79,7 +79,7 @@ def check_same_data(folder: Path, data: Mapping[str, str]) -> None:
     known = _identity_in(folder).get("data", {})
     if changed := [name for name, digest in data.items() if known.get(name, digest) != digest]:
         raise MismatchError(
-            f"{folder} was begun with other data ({' and '.join(changed)} changed since):"
+            f"{folder} was started with other data ({' and '.join(changed)} changed since):"
             " restore it, or choose another --out"
         )
 
@@ -140,7 +140,9 @@ def check_folder(folder: Path, name: str, size: Size, *, resume: bool) -> None:
     if _is_new(folder):
         return
     if not (folder / IDENTITY).is_file():
-        raise CheckpointError(f"{folder} exists and holds no experiment: choose another --out")
+        raise CheckpointError(
+            f"{folder} exists, but does not hold an experiment: choose another --out"
+        )
     there = _identity_in(folder)
     if (there.get("name"), there.get("size")) != (name, size.name):
         raise MismatchError(
@@ -150,7 +152,7 @@ def check_folder(folder: Path, name: str, size: Size, *, resume: bool) -> None:
     if {**there, "data": None} != {**_identity(name, size), "data": None}:
         raise MismatchError(
             f"{folder} holds {name} of other models or other data:"
-            " choose another --out, or give those it began with"
+            " choose another --out, or give those it was started with"
         )
     if not resume and any((folder / "cells").glob("[!.]*")):
         raise MismatchError(

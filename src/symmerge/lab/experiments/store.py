@@ -96,7 +96,7 @@ class Store:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise MismatchError(
-                    f"another run is at work in {self.root}: wait for it, or choose another folder"
+                    f"another run is using {self.root}: wait for it, or choose another folder"
                 ) from error
             except OSError:  # the file system has no locks: continue without
                 pass
@@ -126,7 +126,7 @@ def compute(cell: Cell, store: Store, say: Callable[[str], None]) -> Usage | Non
             raise
     if not store.done(cell):
         raise CheckpointError(
-            f"{store.folder(cell)} could not be written: did someone else change {store.cells}?"
+            f"{store.folder(cell)} could not be written:  did someone else change {store.cells}?"
         )
     return usage
 

@@ -57,9 +57,9 @@ class DataFolder:
         for name in names:
             if (self.root / name).exists():
                 return self.root / name
-        instead = "".join(f", or the folder {name} beside it" for name in names[1:])
+        instead = "".join(f", or the folder {name} next to it" for name in names[1:])
         raise DataError(
-            f"{self.root / names[0]} is missing, and {what} is read from it:"
+            f"{self.root / names[0]} is missing, but {what} is read from it:"
             f" put it there{instead}, or give another folder with --data-dir"
         )
 

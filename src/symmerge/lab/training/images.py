@@ -77,7 +77,7 @@ def _check_classes(data: str, where: str, labels: set[int], *, complete: bool) -
         listed = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
         raise DataError(
             f"{where}: no images of {len(absent)} of the {count} classes of {data} ({listed}):"
-            " is it complete, and this data set?"
+            " is it complete, and the right data set?"
         )
 
 
@@ -85,13 +85,13 @@ def _read_npz(file: Path, split: str) -> Arrays:
     try:
         content = read_npz(file, [(f"x_{split}", f"y_{split}")])
     except FileNotFoundError as error:
-        raise DataError(f"{file} is not there: put it there, or give another --data-dir") from error
+        raise DataError(f"{file} is missing: put it there, or give another --data-dir") from error
     if isinstance(content, tuple):
         return content[0], content[1]
     if f"d_{split}" in content:
         raise DataError(
             f"{file} is compressed, not plain arrays: convert it with `python load_data.py IN OUT`"
-            " (the script beside the data)"
+            " (the script next to the data)"
         )
     raise DataError(
         f"{file} has no x_{split} and y_{split}:"

@@ -57,7 +57,7 @@ def load_state(file: Path, origin: Mapping[str, object]) -> dict[str, Any] | Non
     differs = sorted(name for name in origin if before.get(name) != origin[name])
     if differs:
         raise MismatchError(
-            f"{file} was begun with another {', '.join(differs)}:"
+            f"{file} was started with another {', '.join(differs)}:"
             " give the same options, or leave out --resume"
         )
     return state

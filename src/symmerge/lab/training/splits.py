@@ -166,7 +166,7 @@ def _labelled_splits(recipe: TrainingRecipe, data: Path | None, begin: Path | No
 
     if begin is None:
         raise MismatchError(
-            f"{recipe.data}: classifiers begin from a pretrained model;"
+            f"{recipe.data}: classifiers start from a pretrained model;"
             " give its folder with --begin, for example one trained by bert-docs or books-bert"
         )
     tokenizer: Any = from_local(AutoTokenizer, begin)

@@ -51,7 +51,7 @@ def _val_rows(root: Path, numbers: list[str]) -> list[tuple[Path, int]]:
         file, number = [*content.split("\t"), ""][:2]
         if number not in labels:
             raise DataError(
-                f"{table}, line {line}: {number or content!r} is no class of the training split:"
+                f"{table}, line {line}: {number or content!r} is not a class of the training split:"
                 f" {UNPACK}"
             )
         rows.append((_existing(root / "val" / "images" / file), labels[number]))

@@ -76,7 +76,7 @@ def check_data(options: DataOptions, model: Model) -> None:
         )
     if options.target in BY_TEXT and kind not in SELF_LABELLED:
         raise MismatchError(
-            f"target {options.target}: only a text tells which parent knows it, and"
+            f"target {options.target}: only text shows which parent knows it, and"
             f" {model.where} is for {model.spec.task}; use parents"
         )
     if options.data is None and options.target == "labels" and kind not in SELF_LABELLED:
@@ -133,7 +133,7 @@ def _self_generated(
     options: DataOptions, models: Sequence[Model], progress: Progress, device: str
 ) -> Task:
     kind = task_of(models[0])
-    progress(Phase(f"making inputs to learn from: {SELF_SOURCES[kind]}"))
+    progress(Phase(f"generating inputs to learn from: {SELF_SOURCES[kind]}"))
     samples = options.generated or max_inputs(kind, "self")
     how = {"max_samples": samples, "length": options.generated_length, "seed": options.seed}
     how |= {"device": device, "progress": progress}

@@ -37,7 +37,9 @@ class DataOptions:
         if not 0 < self.held_out < 1:
             raise MismatchError(f"held_out {self.held_out}: give a number above 0 and below 1")
         if self.target not in get_args(Target):
-            raise MismatchError(f"target {self.target}: there are {', '.join(get_args(Target))}")
+            raise MismatchError(
+                f"target {self.target}: choose one of {', '.join(get_args(Target))}"
+            )
         if self.data and self.target == "labels":
             self.data.check_labels()
 

@@ -41,7 +41,7 @@ class Sampler:
         )
         if wrong:
             raise MismatchError(
-                f"sampler {self.name}: shares of B lie between 0 and 1,"
+                f"sampler {self.name}: shares of B must be between 0 and 1,"
                 f" the numbers of a beta between 0.001 and 1000; {HELP}"
             )
 
@@ -52,7 +52,7 @@ class Sampler:
         except ValueError:
             numbers = []
         if len(numbers) != FORMS.get(form):
-            raise MismatchError(f"no sampler called '{self.name}': there are {HELP}")
+            raise MismatchError(f"no sampler called '{self.name}': choose one of {HELP}")
         return form, numbers
 
     def draw(self, generator: torch.Generator) -> float:

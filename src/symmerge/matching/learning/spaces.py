@@ -25,8 +25,8 @@ def choose_spaces(table: Spec, names: Sequence[str] | None) -> list[str]:
         if not spaces:
             parts = sorted(part for part in SPACE_KINDS if _meant(table, part))
             raise MismatchError(
-                f"nothing of this model is called '{name}': there are {', '.join(parts)},"
-                f" and the spaces {listing(table.hidden)}"
+                f"this model has no part called '{name}': choose one of {', '.join(parts)},"
+                f" or of the spaces {listing(table.hidden)}"
             )
     chosen = set().union(*by_name.values())
     return [space for space in table.hidden if space in chosen]

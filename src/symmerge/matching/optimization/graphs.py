@@ -67,7 +67,7 @@ class StepGraphs:
             return
         if waits:
             warnings.warn(
-                f"steps wait for the GPU ({waits[0]}): they are not captured, and slower",
+                f"steps wait for the GPU ({waits[0]}): they are not captured, so they are slower",
                 SymmergeWarning,
                 stacklevel=2,
             )

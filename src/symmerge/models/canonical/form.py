@@ -26,7 +26,8 @@ def canonicalize(model: Model, steps: tuple[str, ...] | None = None) -> Model:
     unknown = set(steps or ()) - known.keys()
     if unknown:
         raise SymmetryError(
-            f"no canonical step called {', '.join(sorted(unknown))}: there are {', '.join(known)}"
+            f"no canonical step called {', '.join(sorted(unknown))}: choose one of"
+            f" {', '.join(known)}"
         )
     for name, step in known.items():
         if name in (STEPS if steps is None else steps):
