@@ -1,8 +1,6 @@
 """Weights read ahead, and modules that are filled from them."""
 
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -10,7 +8,7 @@ import torch
 
 from symmerge import load
 from symmerge.checkpoints import ahead
-from symmerge.checkpoints.weights import ComputedOnce, DerivedWeights, MemoryWeights
+from symmerge.checkpoints.weights import DerivedWeights, MemoryWeights
 from symmerge.lab.small_models import small_model
 from symmerge.models.canonical.form import canonicalize
 from symmerge.models.circuits import computed_once
@@ -106,55 +104,3 @@ def test_a_space_that_failed_is_computed_again():
     with pytest.raises(ValueError, match="torn"):
         pieces("x")
     assert pieces("x") == {} and not answers
-
-
-def counted(computed):
-    def compute(name):
-        computed.append(name)
-        return TENSORS[name]
-
-    return DerivedWeights(
-        MemoryWeights(TENSORS), {name: (lambda name=name: compute(name)) for name in TENSORS}
-    )
-
-
-def test_tensors_that_fit_are_computed_once():
-    computed, each = [], TENSORS["a"].nbytes
-    once = ComputedOnce(counted(computed), room=3 * each)
-    for _ in range(2):
-        for name in TENSORS:
-            assert torch.equal(once[name], TENSORS[name])
-    assert sorted(computed) == sorted("abc" + 2 * "def")  # control: the others are not kept
-
-
-def test_threads_that_ask_at_once_share_a_tensor():
-    computed, asked = [], threading.Barrier(2)
-
-    def compute():
-        computed.append("a")
-        asked.wait(5)  # until the other has asked, too
-        time.sleep(0.05)
-        return TENSORS["a"]
-
-    once = ComputedOnce(DerivedWeights(MemoryWeights(TENSORS), {"a": compute}), room=0)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(once.__getitem__, "a")
-        asked.wait(5)
-        assert torch.equal(once["a"], TENSORS["a"])
-        assert torch.equal(first.result(), TENSORS["a"])
-    assert computed == ["a"]
-
-
-def test_what_cannot_be_computed_is_tried_again():
-    results = iter([RuntimeError("full"), TENSORS["a"]])
-
-    def compute():
-        result = next(results)
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    once = ComputedOnce(DerivedWeights(MemoryWeights(TENSORS), {"a": compute}), room=100)
-    with pytest.raises(RuntimeError, match="full"):
-        once["a"]
-    assert torch.equal(once["a"], TENSORS["a"])

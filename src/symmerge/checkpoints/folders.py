@@ -138,6 +138,11 @@ def _files(folder: Path) -> list[str]:
     return sorted(entries)
 
 
+def nearest_folder(path: Path) -> Path:
+    """The nearest folder above a path that exists."""
+    return next(folder for folder in path.absolute().parents if folder.is_dir())
+
+
 def _check_space(folder: Path, needs_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needs_bytes + (1 << 20):

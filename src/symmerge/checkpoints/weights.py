@@ -10,7 +10,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import isfinite
 from threading import Lock
@@ -215,47 +214,6 @@ class CachedWeights(Weights):
 
     def _bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._cache.values())
-
-
-@final
-class ComputedOnce(Weights):
-    """Another collection whose first tensors, up to `room` bytes, stay in memory once computed.
-
-    For readers that pass over all of it several times: they would find nothing in a cache that
-    drops what was used longest ago. Threads that ask for one tensor at once share it.
-    """
-
-    def __init__(self, base: Weights, room: int) -> None:
-        self._base, self._lock = base, Lock()
-        self._stays = frozenset(fitting(base, room))
-        self._tensors: dict[str, Future[Tensor]] = {}
-
-    def names(self) -> list[str]:
-        return self._base.names()
-
-    def shape(self, name: str) -> Shape:
-        return self._base.shape(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self._base.dtype(name)
-
-    def __getitem__(self, name: str) -> Tensor:
-        with self._lock:
-            tensor, is_first = self._tensors.get(name), name not in self._tensors
-            if tensor is None:
-                tensor = self._tensors[name] = Future()
-        if is_first:
-            self._compute(name, tensor)
-        return tensor.result()
-
-    def _compute(self, name: str, tensor: Future[Tensor]) -> None:
-        try:
-            tensor.set_result(self._base[name])
-        except BaseException as error:  # Ctrl-C, too: others wait
-            tensor.set_exception(error)
-        if name not in self._stays or tensor.exception():
-            with self._lock:
-                del self._tensors[name]
 
 
 def fitting(weights: Weights, room: int, dtype: torch.dtype | None = None) -> Iterator[str]:

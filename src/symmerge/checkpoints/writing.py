@@ -52,7 +52,7 @@ def write_weights(
             with open(folder / shard.file, "wb", buffering=0) as file:
                 file.write(shard.header)
                 for name in shard.names:
-                    _write_tensor(file, next(tensors))
+                    write_all(file, buffer(next(tensors)))
                     if progress:
                         progress(name)
     if len(shards) > 1:
@@ -140,7 +140,7 @@ def _in_stored_precision(weights: Weights, name: str) -> Tensor:
     return tensor
 
 
-def _write_tensor(file: RawIOBase, tensor: Tensor) -> None:
-    unwritten = buffer(tensor)
-    while len(unwritten):  # one call writes at most 2 GB
-        unwritten = unwritten[file.write(unwritten[: 1 << 30]) :]
+def write_all(file: RawIOBase, content: memoryview) -> None:
+    """Write bytes to an unbuffered file: one call writes at most 2 GB."""
+    while len(content):
+        content = content[file.write(content[: 1 << 30]) :]

@@ -16,7 +16,7 @@ from symmerge.aligning.jobs import (
     was_interrupted,
 )
 from symmerge.aligning.options import NONE
-from symmerge.checkpoints.folders import refuse
+from symmerge.checkpoints.folders import nearest_folder, refuse
 from symmerge.checkpoints.memory import return_freed_memory
 from symmerge.cli import console
 from symmerge.cli.options.common import (
@@ -98,7 +98,7 @@ def merge(
     for line in relations(job.models) if not job.folder else ():
         console.warn(line)
     with dropping_if_quick(resume_file):
-        result = job.align(console.note, resume_file)
+        result = job.align(console.note, resume_file, scratch=nearest_folder(out))
         combined = job.combine(result, console.note)
         merged = healed = job.heal(result, combined, console.note)
         merged = to_dtype(merged, output.dtype or job.dtype)

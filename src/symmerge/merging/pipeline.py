@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
-
-import torch
 
 from symmerge.aligning.aligned import Aligned
 from symmerge.aligning.folders import AlignedFolder, load_aligned
@@ -16,8 +15,7 @@ from symmerge.aligning.jobs import Unfinished, align_models, was_interrupted
 from symmerge.aligning.many import AlignedMany, check_many
 from symmerge.aligning.options import NONE, AlignOptions, Method, options_named, recipe_for
 from symmerge.aligning.vocabularies import read_alike
-from symmerge.checkpoints.memory import free_memory
-from symmerge.checkpoints.weights import ComputedOnce
+from symmerge.checkpoints.scratch import computed_once
 from symmerge.errors import MismatchError
 from symmerge.evaluation.tasks import Task
 from symmerge.matching.recipes import Recipe
@@ -34,8 +32,6 @@ from symmerge.models.progress import Notice, Progress, ProgressLike, reporter
 
 INPUTS = ("data", "samples", "calibration", "calibration_samples")
 """Options that an alignment and a merge share."""
-
-ROOM = 0.25  # of the free memory, for tensors of moved models
 
 Folder = str | PathLike[str]
 Result = Aligned | AlignedMany | AlignedFolder
@@ -142,16 +138,22 @@ class MergeJob:
         return self.plan.mergekit.dtype if self.plan.mergekit else None
 
     def align(
-        self, progress: Progress | None = None, resume_file: ResumeFile | None = None
+        self,
+        progress: Progress | None = None,
+        resume_file: ResumeFile | None = None,
+        scratch: Path | None = None,
     ) -> Result | None:
-        """The models in one basin; None if they are combined as they are."""
+        """The models in one basin; None if they are combined as they are.
+
+        What does not fit in memory is kept in the folder `scratch`, else computed several times.
+        """
         if self.folder or self.recipe is None:
             return self.folder
         how = {**self.many, "progress": progress, "resume_file": resume_file}
         result = align_models(self.models, self.recipe, **how)
         if was_interrupted(result) and progress:
             progress(Notice("interrupted: merging with the best alignment so far"))
-        return _computed_once(result)
+        return _computed_once(result, scratch)
 
     def combine(self, result: Result | None, progress: Progress | None = None) -> Model:
         """The merge of what `align` gave."""
@@ -196,21 +198,20 @@ class MergeJob:
         return [share / sum(kept) for share in kept]
 
 
-def _computed_once(result: Aligned | AlignedMany) -> Aligned | AlignedMany:
-    """The same models, whose moved tensors stay in memory as far as there is room.
+def _computed_once(result: Aligned | AlignedMany, scratch: Path | None) -> Aligned | AlignedMany:
+    """The same models, whose moved tensors are kept.
 
     Each costs a product with the stream's rotation, and is read five times: its transport is
     checked, both runs of the check need it, every row of embeddings once more, then the merge.
     """
-    room = int(ROOM * free_memory(torch.device("cpu")))
+    share = 1.0 if isinstance(result, Aligned) else 1 / len(result.models)
+
+    def kept(model: Model) -> Model:
+        return replace(model, weights=computed_once(model.weights, scratch, share))
+
     if isinstance(result, Aligned):
-        return replace(result, aligned=_kept(result.aligned, room))
-    members = tuple(_kept(model, room // len(result.models)) for model in result.models)
-    return replace(result, models=members)
-
-
-def _kept(model: Model, room: int) -> Model:
-    return replace(model, weights=ComputedOnce(model.weights, room))
+        return replace(result, aligned=kept(result.aligned))
+    return replace(result, models=tuple(map(kept, result.models)))
 
 
 def prepare_merge(
