@@ -109,7 +109,7 @@ def test_what_cannot_be_done_is_refused():
         sm.make_task("image", "digits", [sm.load(small_model("dinov3"))])
     with pytest.raises(UnsupportedModel, match="47 classes in a stream of 48"):
         load(num_labels=47)
-    with pytest.raises(MismatchError, match=r"cannot be widened.*shows coordinates of its stream"):
+    with pytest.raises(MismatchError, match=r"cannot be widened.*coordinates of the stream of"):
         sm.widen(load(), load(hidden_size=96, num_attention_heads=8))
 
 

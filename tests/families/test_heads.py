@@ -323,5 +323,5 @@ def test_no_task_measures_them(name):
 
 def test_a_visible_stream_is_not_widened():
     wide = load("llama-features", hidden_size=96, num_attention_heads=8, num_key_value_heads=4)
-    with pytest.raises(MismatchError, match=r"cannot be widened.*shows coordinates of its stream"):
+    with pytest.raises(MismatchError, match=r"cannot be widened.*coordinates of the stream of"):
         sm.widen(load("llama-features"), wide)

@@ -176,7 +176,7 @@ def flip_a_bit(raw: bytearray) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "vit"])
 @pytest.mark.parametrize("break_file", [swap_halves, clear_end])
 def test_a_shard_that_was_written_wrongly_is_never_kept(name, break_file, monkeypatch, tmp_path):
-    import symmerge.models.model as module
+    import symmerge.models.saving as module
 
     source = sm.load(small_model(name, seed=2))
     model = random_member(source, seed=3)[1]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import symmerge as sm
-import symmerge.models.model as module
+import symmerge.models.saving as module
 from symmerge.errors import SymmergeError
 from symmerge.lab.small_models import small_model
 from symmerge.models.canonical.form import canonicalize

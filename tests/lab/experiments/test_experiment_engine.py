@@ -202,7 +202,7 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path, log):
 
 def test_one_run_at_a_time(tmp_path):
     store = Store(tmp_path / "out")
-    with store.locked(), pytest.raises(MismatchError, match="another run is at work"):
+    with store.locked(), pytest.raises(MismatchError, match="another run is using"):
         run([], store, Here())
     assert run([], store, Here()).computed == 0
 
