@@ -12,37 +12,28 @@ import torch
 from torch import Tensor
 
 from symmerge.checkpoints.memory import workers
-from symmerge.checkpoints.weights import Shape, Weights
+from symmerge.checkpoints.weights import Weights, WeightsOver
 from symmerge.symmetry.groups.linalg import threads_like_this
 
 
 @final
-class AheadWeights(Weights):
+class AheadWeights(WeightsOver):
     """Another collection, whose tensors are computed in this `order`, a few before they are read.
 
     A tensor that is read out of turn is computed when it is read.
     """
 
     def __init__(self, base: Weights, order: Sequence[str], pool: ThreadPoolExecutor) -> None:
-        self._base, self._order, self._pool = base, list(order), pool
+        self.base, self._order, self._pool = base, list(order), pool
         self._waiting: dict[str, Future[Tensor]] = {}
         self._next, self._lock, self._count = 0, Lock(), workers()
-
-    def names(self) -> list[str]:
-        return self._base.names()
-
-    def shape(self, name: str) -> Shape:
-        return self._base.shape(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self._base.dtype(name)
 
     def __getitem__(self, name: str) -> Tensor:
         with self._lock:
             self._submit()
             tensor = self._waiting.pop(name, None)
             self._submit()
-        return self._base[name] if tensor is None else tensor.result()
+        return self.base[name] if tensor is None else tensor.result()
 
     def _submit(self) -> None:
         while self._next < len(self._order) and len(self._waiting) < self._count:
@@ -52,7 +43,7 @@ class AheadWeights(Weights):
 
     def _read(self, name: str) -> Tensor:
         with torch.no_grad():  # every thread has its own mode
-            return self._base[name]
+            return self.base[name]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from symmerge.checkpoints.memory import free_memory
-from symmerge.checkpoints.weights import Shape, Weights, buffer, fitting, working
+from symmerge.checkpoints.weights import Weights, WeightsOver, buffer, fitting, working
 from symmerge.checkpoints.writing import write_all
 
 ROOM = 0.2  # of the free memory
@@ -47,7 +47,7 @@ class Scratch:
 
 
 @final
-class ComputedOnce(Weights):
+class ComputedOnce(WeightsOver):
     """Another collection whose tensors are computed once.
 
     The first, up to `room` bytes, stay in memory; the others in a scratch file. Without one they
@@ -56,18 +56,9 @@ class ComputedOnce(Weights):
     """
 
     def __init__(self, base: Weights, room: int, scratch: Scratch | None = None) -> None:
-        self._base, self._scratch, self._lock = base, scratch, Lock()
+        self.base, self._scratch, self._lock = base, scratch, Lock()
         self._stays = frozenset(fitting(base, room))
         self._tensors: dict[str, Future[Tensor]] = {}
-
-    def names(self) -> list[str]:
-        return self._base.names()
-
-    def shape(self, name: str) -> Shape:
-        return self._base.shape(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self._base.dtype(name)
 
     def __getitem__(self, name: str) -> Tensor:
         with self._lock:
@@ -81,7 +72,7 @@ class ComputedOnce(Weights):
     def _compute(self, name: str, result: Future[Tensor]) -> None:
         stays = name in self._stays
         try:
-            tensor = self._base[name]
+            tensor = self.base[name]
             stored = self._scratch.stored(tensor) if self._scratch and not stays else None
             stays = stays or stored is not None
             result.set_result(tensor if stored is None else stored)

@@ -64,6 +64,21 @@ class Weights(ABC):
         )
 
 
+class WeightsOver(Weights):
+    """Another collection that is read in another way: the same names, shapes and precisions."""
+
+    base: Weights
+
+    def names(self) -> list[str]:
+        return self.base.names()
+
+    def shape(self, name: str) -> Shape:
+        return self.base.shape(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.base.dtype(name)
+
+
 def stored_bytes(weights: Weights, name: str) -> int:
     """The size of a tensor in bytes, as stored."""
     return torch.Size(weights.shape(name)).numel() * weights.dtype(name).itemsize
@@ -164,41 +179,23 @@ class ConvertedWeights(Weights):
 
 @final
 @dataclass(frozen=True, repr=False)
-class PlacedWeights(Weights):
+class PlacedWeights(WeightsOver):
     """Another collection whose tensors are copied to a device as they are read."""
 
     base: Weights
     device: torch.device
-
-    def names(self) -> list[str]:
-        return self.base.names()
-
-    def shape(self, name: str) -> Shape:
-        return self.base.shape(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self.base.dtype(name)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.base[name].to(self.device)
 
 
 @final
-class CachedWeights(Weights):
+class CachedWeights(WeightsOver):
     """Another collection with an LRU cache: tensors stay in memory, up to `limit` bytes."""
 
     def __init__(self, base: Weights, limit: int = CACHE_BYTES) -> None:
         self.base, self._limit, self._lock = base, limit, Lock()
         self._cache: OrderedDict[str, Tensor] = OrderedDict()
-
-    def names(self) -> list[str]:
-        return self.base.names()
-
-    def shape(self, name: str) -> Shape:
-        return self.base.shape(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self.base.dtype(name)
 
     def __getitem__(self, name: str) -> Tensor:
         with self._lock:  # checkpoints are written by two threads
