@@ -143,6 +143,12 @@ def test_peft_loads_what_is_written(name, tmp_path):
     assert config["lora_bias"] == (name == "gpt2")  # only LayerNorm has shifts
 
 
+def test_the_base_of_an_adapter_is_not_untied(tmp_path):
+    lora("llama", tmp_path / "lora", torch.float32)
+    with pytest.raises(MismatchError, match="--untie: .* is an adapter"):
+        sm.transport(base_of("llama"), tmp_path / "lora", orbit("llama").other, untie=True)
+
+
 def test_the_verb_writes_an_adapter_for_peft(tmp_path):
     module = lora("llama", tmp_path / "lora", torch.float32)
     small_model("llama").save_pretrained(tmp_path / "base")

@@ -65,6 +65,10 @@ def transport(
     how, tell = TransportOptions(**options), reporter(progress)
     opened = open_model(base), open_model(other)
     adapter = _adapter(tuned, opened[0])
+    if adapter and how.untie:
+        raise MismatchError(
+            f"--untie: {adapter.path} is an adapter, and its base stays as it is; leave it out"
+        )
     change = adapted(opened[0], adapter) if adapter else open_model(tuned)
     check_same_kind(opened, "carried")
     first, change, second = tied_alike(opened[0], change, opened[1])
