@@ -145,7 +145,7 @@ def test_peft_loads_what_is_written(name, tmp_path):
 
 def test_the_base_of_an_adapter_is_not_untied(tmp_path):
     lora("llama", tmp_path / "lora", torch.float32)
-    with pytest.raises(MismatchError, match="--untie: .* is an adapter"):
+    with pytest.raises(MismatchError, match=r"--untie: .* is an adapter"):
         sm.transport(base_of("llama"), tmp_path / "lora", orbit("llama").other, untie=True)
 
 
