@@ -14,8 +14,11 @@ from typing import final
 import torch
 
 from symmerge.checkpoints.memory import workers
+from symmerge.checkpoints.weights import CACHE_BYTES
 from symmerge.matching.learned import LearnedMatching
 from symmerge.matching.recipes import Recipe, Solver
+from symmerge.matching.search import Matching
+from symmerge.matching.sweeps import GRAMS, MEMORY
 from symmerge.models.model import Model, device_of
 from symmerge.models.tables import layer_count
 
@@ -60,12 +63,25 @@ def products_per_second(device: torch.device) -> float:
 
 def memory_needed(solver: Solver, model: Model) -> int:
     """Bytes that aligning two such models takes, the weights of both included."""
+    if isinstance(solver, Matching) and device_of(solver.device).type == "cpu":
+        return PROCESS + 2 * min(4 * model.parameters, CACHE_BYTES) + _at_once(model)
     if not isinstance(solver, LearnedMatching):
         return PROCESS + 2 * 4 * model.parameters
     words, width = model.spec.sizes.get("vocabulary", 0), model.spec.sizes[model.spec.stream]
     per_token = LOGITS * words + ACTIVATIONS * layer_count(model) * width
     tokens = (solver.batch_size or ROWS) * _length(solver, model)
     return PROCESS + 4 * COPIES * model.parameters + tokens * per_token
+
+
+def _at_once(model: Model) -> int:
+    """Bytes that matching holds beside cached weights.
+
+    First the largest matrix of both models, as it is and with weighted rows; later the Gram
+    matrices of two spaces of units.
+    """
+    largest = max(torch.Size(shape).numel() for shape in model.spec.shapes.values())
+    widest = max((model.spec.sizes[name] for name in model.spec.hidden), default=1)
+    return max(4 * 4 * largest, min(MEMORY, 2 * 4 * GRAMS * widest**2))
 
 
 def forecast(solver: Solver, model: Model) -> Forecast:
