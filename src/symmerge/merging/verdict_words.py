@@ -215,13 +215,16 @@ def _beside_parents(skill: SkillRecord) -> str:
 
 
 def with_better_place(verdict: MergeVerdict) -> MergeVerdict:
-    """The verdict, with a place between the models where the loss is clearly lower, if any."""
+    """The verdict, with a place between the models where the loss is clearly lower, if any.
+
+    It has to be lower than both models' own: else that place is only closer to one of them.
+    """
     line, merge = verdict.aligned_line or (), verdict.of(MERGE)[0].loss
     best = min(line[1:-1], key=lambda point: point.metrics["loss"], default=None)
     if best is None or verdict.of(UNHEALED) or verdict.verdict == "unknown":
         return verdict
     loss = best.metrics["loss"]
-    if merge - loss < CLEARLY:
+    if merge - loss < CLEARLY or loss >= min(row.loss for row in verdict.of(PARENT)):
         return verdict
     said = f"At t = {best.t} the loss is lower, {loss:.3g} instead of {merge:.3g}: add -t {best.t}."
     return replace(verdict, sentences=(*verdict.sentences, said))
